@@ -1,0 +1,78 @@
+"""Every error that a person can meet, as one tree.
+
+    ExactlyOnceError
+    ├── UserError               what the user can mend; shown without a traceback
+    │   ├── GraphError          the pipeline is wrong; raised while it is built
+    │   ├── ConfigError         a setting is missing, wrong or contradicts another
+    │   ├── TopicError          a topic is missing, or is not what the pipeline needs
+    │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
+    │   └── BrokerUnavailable   no broker answers (retriable)
+    ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
+    ├── Halt                    going on would lose or double records: says which, and the choices
+    └── InvariantViolation      a defect of exactlyonce itself; never the user's fault
+
+Every message says what happened, whose fault it is, and what to do. All of them survive pickling and carry no secret.
+"""
+
+from __future__ import annotations
+
+
+class ExactlyOnceError(Exception):
+    """The root of the tree."""
+
+    exit_code = 1
+    """What the `exactlyonce` command ends with."""
+
+
+class UserError(ExactlyOnceError):
+    """Something the user can mend."""
+
+    exit_code = 2
+
+
+class GraphError(UserError):
+    """The pipeline cannot be built as it is written."""
+
+
+class ConfigError(UserError):
+    """A setting is missing, wrong, or contradicts another one."""
+
+
+class TopicError(UserError):
+    """A topic is missing or is not what the pipeline needs."""
+
+
+class RecordError(UserError):
+    """A record cannot be processed. Its message names topic, partition and offset."""
+
+    exit_code = 3
+
+
+class BrokerUnavailable(UserError):
+    """No broker answers at the given address."""
+
+    exit_code = 4
+
+
+class Fenced(ExactlyOnceError):
+    """A newer instance of this pipeline took over. This one has ended and has lost nothing."""
+
+    exit_code = 5
+
+
+class Halt(ExactlyOnceError):
+    """Going on would break the guarantee. The message names the checkpoint, the offsets and the choices."""
+
+    exit_code = 6
+
+
+class InvariantViolation(ExactlyOnceError):
+    """A rule of the protocol was about to be broken: a defect of exactlyonce. Nothing was written."""
+
+    exit_code = 70
+
+
+def require(condition: object, rule: str) -> None:
+    """Raise `InvariantViolation` naming *rule* unless *condition* holds; unlike `assert`, also under ``python -O``."""
+    if not condition:
+        raise InvariantViolation(f"{rule}. This is a defect of exactlyonce: please report it with the log.")

@@ -1,0 +1,1 @@
+"""Exactly-once pipelines between Kafka and other stores, in Python."""
