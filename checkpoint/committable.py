@@ -1,0 +1,83 @@
+"""Committables and the names of transactions.
+
+A transactional id names exactly one attempt of one sink subtask of one pipeline, is parsed whole, and is not used
+again before the checkpoint that used it is finalized. A committable names exactly one transaction: its producer id and
+epoch were read before its first record was produced.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_ID = r"[A-Za-z0-9_-]+"
+_PATTERN = re.compile(rf"eo:({_ID}):({_ID}):(\d+):(\d+)\.([A-Za-z0-9_-]+):([A-Za-z0-9_-]+)\Z")
+
+
+class TransactionalId(msgspec.Struct, frozen=True):
+    """`eo:<pipeline>:<sink>:<subtask>:<incarnation>.<attempt>:<slot>`."""
+
+    pipeline: str
+    sink: str
+    subtask: int
+    incarnation: int
+    attempt: str
+    slot: str
+
+    def __str__(self) -> str:
+        return f"eo:{self.pipeline}:{self.sink}:{self.subtask}:{self.incarnation}.{self.attempt}:{self.slot}"
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionalId | None:
+        """The id that *text* spells whole, or None: then it is none of ours and must not be touched.
+
+        >>> TransactionalId.parse("eo:totals:out:0:3.1:2").incarnation
+        3
+        >>> TransactionalId.parse("eo:totals:coordinator") is None
+        True
+        """
+        match = _PATTERN.match(text)
+        if match is None:
+            return None
+        pipeline, sink, subtask, incarnation, attempt, slot = match.groups()
+        return cls(pipeline, sink, int(subtask), int(incarnation), attempt, slot)
+
+
+def coordinator_id(pipeline: str) -> str:
+    """The transactional id whose initialisation fences every older coordinator of *pipeline*."""
+    return f"eo:{pipeline}:coordinator"
+
+
+def transaction_prefix(pipeline: str) -> str:
+    """What all transactional ids of *pipeline* begin with; for listing, then parse each whole."""
+    return f"eo:{pipeline}:"
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a transaction wrote to one partition, in the broker's own words."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    count: int
+
+
+class Committable(msgspec.Struct, frozen=True):
+    """Enough to commit, from any process, what a sink pre-committed for a checkpoint."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    transaction_version: int
+    cluster_id: str
+    sink: str
+    subtask: int
+    checkpoint: int
+    """The checkpoint at whose barrier it was flushed; the manifest that carries it may be a later one."""
+    written: tuple[Written, ...]
+
+    @property
+    def records(self) -> int:
+        """How many records the transaction holds."""
+        return sum(each.count for each in self.written)
