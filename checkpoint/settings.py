@@ -1,0 +1,80 @@
+"""The settings of checkpoints, named as Flink names them, and what they demand of the broker.
+
+A transaction stays open from its first record until its checkpoint is decided, at worst through every tolerated failure
+and one restart. Its timeout must be longer than that, and no longer than the broker allows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from exactlyonce.pipeline.errors import ConfigError
+
+TIME_LEFT_MARGIN_MS = 5_000
+"""A committable with less time left than this is not decided on: the commit might come too late."""
+
+
+class CheckpointSettings(msgspec.Struct, frozen=True):
+    """How often checkpoints are taken, and what is tolerated. All times in milliseconds."""
+
+    interval_ms: int = 1_000
+    timeout_ms: int = 60_000
+    """A checkpoint that takes longer is aborted."""
+    min_pause_ms: int = 0
+    """Between the end of one checkpoint and the trigger of the next."""
+    max_concurrent: int = 1
+    tolerable_failed: int = 0
+    """Checkpoints in a row that may fail before the job restarts from the last completed one."""
+    num_retained: int = 3
+    restart_budget_ms: int = 60_000
+    """How long a restart may take before open transactions are in danger."""
+    transaction_timeout_ms: int = 0
+    """0: as long as the broker allows."""
+
+    def __post_init__(self) -> None:
+        if self.interval_ms < 10:
+            raise ConfigError(f"interval is {self.interval_ms} ms: checkpoints need at least 10 ms. Set a longer interval.")
+        for name in ("timeout_ms", "max_concurrent", "num_retained"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+        for name in ("min_pause_ms", "tolerable_failed", "restart_budget_ms", "transaction_timeout_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative.")
+
+    @property
+    def slots(self) -> int:
+        """Transactional ids of one sink subtask: those in flight, those carried over, and the one to come."""
+        return self.max_concurrent + self.tolerable_failed + 3
+
+    @property
+    def transaction_timeout_needed_ms(self) -> int:
+        """The longest that a transaction may have to stay open."""
+        return (self.tolerable_failed + 1) * (self.interval_ms + self.timeout_ms) + self.restart_budget_ms
+
+    def transaction_timeout_for(self, broker_cap_ms: int) -> int:
+        """The transaction timeout to use with a broker whose `transaction.max.timeout.ms` is *broker_cap_ms*.
+
+        Raises ConfigError, with the settings to change, where the two cannot be brought together.
+        """
+        chosen, needed = self.transaction_timeout_ms or broker_cap_ms, self.transaction_timeout_needed_ms
+        ways = (
+            f"Either lower interval ({self.interval_ms} ms), timeout ({self.timeout_ms} ms), tolerable_failed "
+            f"({self.tolerable_failed}) or restart_budget ({self.restart_budget_ms} ms), or raise "
+        )
+        if chosen > broker_cap_ms:
+            raise ConfigError(
+                f"transaction_timeout is {chosen} ms, but the broker allows {broker_cap_ms} ms at most "
+                f"(transaction.max.timeout.ms). Lower transaction_timeout, or raise the broker's setting."
+            )
+        if chosen < needed and self.transaction_timeout_ms:
+            raise ConfigError(
+                f"transaction_timeout is {chosen} ms, but interval, timeout and restarts can keep a transaction open "
+                f"for {needed} ms. {ways}transaction_timeout to {needed} ms or more."
+            )
+        if chosen < needed:
+            raise ConfigError(
+                f"The broker ends transactions after {broker_cap_ms} ms (transaction.max.timeout.ms), but interval, "
+                f"timeout and restarts can keep one open for {needed} ms. {ways}the broker's transaction.max.timeout.ms "
+                f"to {needed} ms or more."
+            )
+        return chosen
