@@ -1,0 +1,130 @@
+"""Ending transactions: the only place where the protocol commits or aborts.
+
+Invariants: commit is asked only for a committable that a durable manifest or repair names; after an unknown answer the
+same commit is asked again and abort never; what is aborted belongs to an older life or attempt and is named by no
+durable record. The live commit, recovery and Spark run these same lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+
+from exactlyonce.checkpoint.committable import Committable, TransactionalId, transaction_prefix
+from exactlyonce.checkpoint.requests import (
+    DescribeTransactions,
+    Ending,
+    EndTransactions,
+    ListTransactions,
+    Look,
+    Pause,
+    Procedure,
+)
+from exactlyonce.checkpoint.transaction import EndAnswer, Fate
+from exactlyonce.pipeline.errors import BrokerUnavailable
+
+BUSY_PAUSE_MS = 5
+SWEEP_PAUSE_MS = 50
+SWEEPS_MAX = 200
+
+
+@dataclass
+class Commits:
+    """What became of a set of committables that a durable record names."""
+
+    fates: dict[str, str] = field(default_factory=dict)
+    """By transactional id: "committed" (the broker said so) or "proven" (its records are visible)."""
+    unknown: list[Committable] = field(default_factory=list)
+    lost: list[Committable] = field(default_factory=list)
+    """Aborted by the broker, though decided."""
+    gone: list[Committable] = field(default_factory=list)
+    """Neither visible nor aborted in sight: its records' offsets have been removed."""
+
+
+def _end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndAnswer]]:
+    """End all; ask again while the broker is busy with one."""
+    answers: dict[str, EndAnswer] = {}
+    remaining = tuple(endings)
+    while remaining:
+        for ending, answer in zip(remaining, (yield EndTransactions(remaining, commit)), strict=True):
+            answers[ending.transactional_id] = answer
+        remaining = tuple(each for each in remaining if answers[each.transactional_id] is EndAnswer.BUSY)
+        if remaining:
+            yield Pause(BUSY_PAUSE_MS)
+    return answers
+
+
+def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
+    """Commit what a durable record names, and sort the answers; decides nothing about the refused and unknown."""
+    wanted = [each for each in committables if each.records]
+    answers = yield from _end((Ending(c.transactional_id, c.producer_id, c.epoch) for c in wanted), commit=True)
+    commits = Commits()
+    for committable in wanted:
+        answer = answers[committable.transactional_id]
+        if answer is EndAnswer.COMPLETED:
+            commits.fates[committable.transactional_id] = "committed"
+        elif answer is EndAnswer.REFUSED:
+            commits.lost.append(committable)
+        else:
+            commits.unknown.append(committable)
+    return commits
+
+
+def look(commits: Commits) -> Procedure[Commits]:
+    """Settle the unknown by their records. Undecided transactions must have been swept, for they pin the readers."""
+    for committable in commits.unknown:
+        fate = yield Look(committable)
+        if fate is Fate.COMMITTED:
+            commits.fates[committable.transactional_id] = "proven"
+        elif fate is Fate.ABORTED:
+            commits.lost.append(committable)
+        else:
+            commits.gone.append(committable)
+    commits.unknown = []
+    return commits
+
+
+def is_older(transactional_id: TransactionalId, incarnation: int, attempt: int) -> bool:
+    """Whether the id belongs to an attempt before (*incarnation*, *attempt*)."""
+    if transactional_id.incarnation != incarnation:
+        return transactional_id.incarnation < incarnation
+    return int(transactional_id.attempt.split("-")[0]) < attempt
+
+
+def sweep(
+    pipeline: str, incarnation: int, attempt: int, *, protected: Container[str] = (), fenced_below: int = 0
+) -> Procedure[int]:
+    """Abort and fence every transactional id of older attempts, in whatever state; returns how many.
+
+    An id in state `Empty` belongs to a producer that may still open a transaction: aborting it raises the epoch, which
+    fences that producer. Ids of incarnations below *fenced_below* went through this before: the epoch that their
+    producers hold is stale, so that they are passed over once complete (else a name would never expire).
+    Ids in *protected* are named by a durable record and are not touched.
+    """
+    fenced: set[str] = set()
+    for _ in range(SWEEPS_MAX):
+        listed = yield ListTransactions(transaction_prefix(pipeline))
+        targets = []
+        for each in listed:
+            name = TransactionalId.parse(each.transactional_id)
+            if name is None or name.pipeline != pipeline or not is_older(name, incarnation, attempt):
+                continue
+            settled = each.state in ("CompleteCommit", "CompleteAbort", "Dead")
+            if each.transactional_id in protected or (settled and name.incarnation < fenced_below):
+                continue
+            if each.transactional_id not in fenced or not settled:
+                targets.append(each.transactional_id)
+        if not targets:
+            return len(fenced)
+        states = yield DescribeTransactions(tuple(targets))
+        endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
+        answers = yield from _end(endings, commit=False)
+        fenced.update(each for each, answer in answers.items() if answer is EndAnswer.COMPLETED)
+        fenced.update(each for each, state in states.items() if state is None)
+        if all(each in fenced for each in targets):
+            return len(fenced)
+        yield Pause(SWEEP_PAUSE_MS)
+    raise BrokerUnavailable(
+        f"The transactions of older instances of pipeline {pipeline!r} could not be ended: the broker goes on "
+        f"refusing. Nothing was lost. Check the broker's health and its log, then run the pipeline again."
+    )

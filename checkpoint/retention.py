@@ -1,0 +1,52 @@
+"""Which manifests and blocks are still needed.
+
+Invariant: a block is dropped only after the manifest that no longer needs it is durable, and never while a retained
+manifest, a pending checkpoint's base or a savepoint refers to it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from exactlyonce.checkpoint.manifest import BlockRef
+
+
+class Ledger:
+    """Blocks by the manifests that refer to them, and those that were written but belong to none yet."""
+
+    def __init__(self, num_retained: int) -> None:
+        self.num_retained = num_retained
+        self._needs: dict[int, frozenset[BlockRef]] = {}
+        self._kept: set[int] = set()
+        self._unclaimed: dict[BlockRef, int] = {}
+
+    @property
+    def retained(self) -> list[int]:
+        """The checkpoints whose manifests are in the topic, oldest first."""
+        return sorted(self._needs)
+
+    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """*blocks* were written for *checkpoint*, whether or not it ever completes."""
+        for block in blocks:
+            self._unclaimed.setdefault(block, checkpoint)
+
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
+        """The manifest of *checkpoint* is durable and refers to *blocks*; *keep* for a savepoint."""
+        self._needs[checkpoint] = frozenset(blocks)
+        if keep:
+            self._kept.add(checkpoint)
+
+    def expire(self, pinned: Iterable[int] = ()) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+        """Forget, and return for tombstoning, the manifests beyond `num_retained` and the blocks nobody needs.
+
+        *pinned* are checkpoints that something pending builds upon.
+        """
+        latest = max(self._needs, default=0)
+        recent = {*self.retained[-self.num_retained :], *self._kept, *pinned}
+        dropped = [each for each in self.retained if each not in recent]
+        candidates = {block for each in dropped for block in self._needs.pop(each)}
+        candidates.update(block for block, n in self._unclaimed.items() if n <= latest)
+        for block in candidates:
+            self._unclaimed.pop(block, None)
+        needed = frozenset().union(*self._needs.values()) if self._needs else frozenset()
+        return tuple(dropped), tuple(sorted(candidates - needed, key=lambda b: (b.partition, b.offset)))
