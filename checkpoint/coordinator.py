@@ -4,8 +4,8 @@ Events in, effects out: no I/O, no clock (every event comes with the time), no t
 checkpoint are the two tables below; whatever is not in them raises InvariantViolation.
 
 Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; while a
-checkpoint is being decided nothing is aborted and nothing restarted; the precommits of an aborted checkpoint are carried
-to the next manifest while the job goes on, and dropped (to be aborted) when it restarts.
+checkpoint is being decided nothing is aborted and nothing restarted; the precommits and order logs of an aborted
+checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted) when it restarts.
 """
 
 from __future__ import annotations
@@ -224,6 +224,8 @@ class Plan:
     acks: dict[Subtask, Ack] = field(default_factory=dict)
     precommits: list[Precommit] = field(default_factory=list)
     """All that its manifest will carry: its own and those of aborted checkpoints before it."""
+    order_logs: list[OrderLog] = field(default_factory=list)
+    """Likewise."""
     ages_ms: dict[str, int] = field(default_factory=dict)
     """How long each precommit's transaction has been open, by transactional id."""
 
@@ -252,6 +254,7 @@ class Coordinator:
         self._next_trigger_ms = 0
         self._producers: dict[Subtask, int] = {}
         self._precommits: list[tuple[Precommit, int]] = []
+        self._order_logs: list[tuple[int, OrderLog]] = []
         self._acked: dict[Subtask, int] = {}
         self._stopping = False
         self._finished = False
@@ -348,7 +351,7 @@ class Coordinator:
         """Forget what is undecided: its transactions are aborted before the next attempt begins."""
         for plan in self.in_flight:
             plan.move(CheckpointState.ABORTED)
-        self.in_flight, self._precommits, self._pending_failure = [], [], None
+        self.in_flight, self._precommits, self._order_logs, self._pending_failure = [], [], [], None
         self._producers, self._acked = {}, {}
         self._failed_in_row, self._finished = 0, False
 
@@ -407,6 +410,8 @@ class Coordinator:
         for precommit in ack.precommits:
             self._precommits.append((precommit, now_ms - precommit.open_ms))
             self._producers[precommit.sink, precommit.subtask] -= 1
+        if ack.order_log is not None:
+            self._order_logs.append((ack.checkpoint, ack.order_log))
         plan = next((p for p in self.in_flight if p.checkpoint == ack.checkpoint), None)
         if plan is None:
             return []
@@ -424,6 +429,7 @@ class Coordinator:
         plan.previous = self.manifest.checkpoint
         carried = [(p, opened) for p, opened in self._precommits if p.checkpoint <= plan.checkpoint]
         plan.precommits = [p for p, _ in carried]
+        plan.order_logs = [log for n, log in self._order_logs if n <= plan.checkpoint]
         plan.ages_ms = {p.transactional_id: now_ms - opened for p, opened in carried}
         plan.move(CheckpointState.DECIDING)
         return [Decide(plan)]
@@ -458,6 +464,7 @@ class Coordinator:
         require(manifest.checkpoint > self.manifest.checkpoint, "completed checkpoint ids only grow")
         self.manifest = manifest
         self._precommits = [(p, opened) for p, opened in self._precommits if p.checkpoint > plan.checkpoint]
+        self._order_logs = [(n, log) for n, log in self._order_logs if n > plan.checkpoint]
         self._failed_in_row = 0
         self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self.settings.min_pause_ms)
         self.restart.completed(now_ms)
