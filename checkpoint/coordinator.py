@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolv
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, SourceOffset
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, require
+from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
 
 Subtask = tuple[str, int]
 """(task or sink id, index)."""
@@ -440,7 +440,7 @@ class Coordinator:
         assert plan is not None
         if isinstance(verdict, Unresolved):
             return self._end(
-                ExactlyOnceError(
+                Undetermined(
                     f"Whether checkpoint {checkpoint} completed could not be learnt from the broker. "
                     f"Nothing is lost: run the pipeline again, it reads what is true."
                 )

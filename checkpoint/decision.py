@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.requests import (
 )
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transaction import Outcome, ProducerState, TransactionState
-from exactlyonce.pipeline.errors import Halt, require
+from exactlyonce.pipeline.errors import Halt, Undetermined, require
 
 REPAIRS_MAX = 5
 
@@ -183,7 +183,7 @@ def finalize(
     mark = Finalized(manifest.checkpoint, incarnation, at_ms, tuple(sorted(fates.items())))
     outcome = yield Append((mark,), manifests_dropped, blocks_dropped)
     if outcome is not Outcome.DONE:
-        raise Halt(
+        raise Undetermined(
             f"Checkpoint {manifest.checkpoint} is complete and committed, but the mark that says so could not be "
             f"written ({outcome.value}). Nothing is lost: run the pipeline again, it reads what is true."
         )
@@ -240,7 +240,7 @@ def _repair(manifest: Manifest, lost: Committable, number: int, life: Life, acce
         repair = Repair(manifest.checkpoint, k, life.incarnation, lost.transactional_id, copied)
         outcome = yield Append((repair,))
         if outcome is not Outcome.DONE:
-            raise Halt(
+            raise Undetermined(
                 f"The repair of checkpoint {manifest.checkpoint} could not be recorded ({outcome.value}). "
                 f"Nothing is lost: run the pipeline again, it reads what is true."
             )

@@ -106,6 +106,8 @@ class Incarnation(msgspec.Struct, frozen=True):
     process: int
     started_at_ms: int
     heartbeat_ms: int
+    fenced_below: int = 0
+    """The transactional ids of incarnations below this were all fenced, in whatever state they were."""
 
 
 class Repair(msgspec.Struct, frozen=True):

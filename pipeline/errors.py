@@ -8,6 +8,7 @@
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   └── BrokerUnavailable   no broker answers (retriable)
     ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
+    ├── Undetermined            what became of a decision cannot be learnt here; the next life reads what is true
     ├── Halt                    going on would lose or double records: says which, and the choices
     └── InvariantViolation      a defect of exactlyonce itself; never the user's fault
 
@@ -58,6 +59,12 @@ class Fenced(ExactlyOnceError):
     """A newer instance of this pipeline took over. This one has ended and has lost nothing."""
 
     exit_code = 5
+
+
+class Undetermined(ExactlyOnceError):
+    """The outcome of a write to the decision log is unknown. This life ends; the next one reads what is true."""
+
+    exit_code = 7
 
 
 class Halt(ExactlyOnceError):
