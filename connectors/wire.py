@@ -1,0 +1,272 @@
+"""Requests of the Kafka protocol to the brokers, and their answers.
+
+The one module that uses kafka-python's connection layer; who builds on it speaks in protocol messages only.
+Invariants: every call ends, with an answer or an error, within the time given; a client that failed to bring an answer
+is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; between two calls
+there is at most one client, with one thread and one connection per broker in use.
+A `Wire` is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from kafka.errors import (
+    AuthorizationError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    RetriableError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+    for_code,
+)
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
+
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
+
+T = TypeVar("T")
+
+PAUSE_FIRST_MS, PAUSE_LONGEST_MS, LEAST_MS = 5, 1_000, 1
+CONNECT_TIMEOUT_MS = 5_000
+UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = 3, 100
+
+
+class Again(Exception):
+    """The same request may succeed a little later; the text says what stood in the way."""
+
+
+class NoAnswer(Again):
+    """The brokers could not be reached, or did not answer; they may have acted on the request."""
+
+
+def refuse(error_code: int, doing: str) -> None:
+    """Raise what the broker's *error_code* calls for, unless it is 0."""
+    if error_code == 0:
+        return
+    error = for_code(error_code)
+    if error_code in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
+        raise TopicError(
+            f"{doing} failed: there is no such topic or partition in the cluster. It was deleted, never made, or the "
+            f"name is wrong. Create it, or correct the name."
+        )
+    if issubclass(error, AuthorizationError):
+        raise ConfigError(
+            f"{doing} failed: {error.__name__}. The principal we use lacks the right: grant it by an ACL."
+        )
+    if issubclass(error, RetriableError):
+        raise Again(f"{doing}: {error.__name__}")
+    raise BrokerUnavailable(
+        f"{doing} failed: the broker answers {error.__name__} ({error_code}). See the broker's log."
+    )
+
+
+class Request(NamedTuple):
+    """A protocol message, and the broker that it is for; None: any."""
+
+    message: Any
+    node_id: int | None = None
+
+
+class Leader(NamedTuple):
+    """The broker that leads a partition, and the id of the topic it belongs to."""
+
+    node_id: int
+    topic_id: UUID
+
+
+class Wire:
+    """A way to ask the brokers of one cluster.
+
+    *clock* gives seconds that only grow, *sleep* waits for seconds; a test may replace both.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        timeout_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.config, self.timeout_ms = config, timeout_ms
+        self._clock, self._sleep = clock, sleep
+        self._net: Any = None
+        self._manager: Any = None
+        self._turn = 0
+        self._deadline: float | None = None
+
+    def patiently(self, attempt: Callable[[], T], doing: str) -> T:
+        """The result of *attempt*, made again while it raises `Again`, with growing pauses, until the time is over.
+
+        Raises `BrokerUnavailable`, saying what was being done and what stood in the way last.
+        """
+        self._deadline = self._clock() + self.timeout_ms / 1000
+        pause_ms = PAUSE_FIRST_MS
+        try:
+            while True:
+                try:
+                    return attempt()
+                except Again as obstacle:
+                    left_ms = self._left_ms()
+                    if left_ms <= LEAST_MS:
+                        raise self.unavailable(doing, obstacle) from None
+                self._sleep(min(pause_ms, left_ms) / 1000)
+                pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+        finally:
+            self._deadline = None
+
+    def unavailable(self, doing: str, obstacle: Again) -> BrokerUnavailable:
+        """The error to raise when giving up."""
+        happened = (
+            f"{doing} did not succeed within {self.timeout_ms / 1000:g} s at {self.config.bootstrap_servers}: "
+            f"{self.config.redact(str(obstacle))}."
+        )
+        if not isinstance(obstacle, NoAnswer):
+            return BrokerUnavailable(f"{happened} The brokers answer, so this may pass: try again, or see their logs.")
+        return BrokerUnavailable(
+            f"{happened} Check that the brokers run, that bootstrap.servers names them, and that security.protocol "
+            f"({self.config.protocol}) is what that port speaks; then try again."
+        )
+
+    def ask(self, message: Any, node_id: int | None = None) -> Any:
+        """The answer to one message, or `NoAnswer`."""
+        return self.ask_all([Request(message, node_id)])[0]
+
+    def ask_all(self, requests: Sequence[Request]) -> list[Any]:
+        """The answers to all, sent at once; `NoAnswer` if any is missing."""
+        manager = self._manager or self._connect()
+
+        async def answers() -> list[Any]:
+            futures = [self._send(manager, *request) for request in requests]
+            return [await manager.wait_for(future, self._left_ms()) for future in futures]
+
+        answered: list[Any] = self._run(answers)
+        return answered
+
+    def metadata(self, topics: Iterable[str] = ()) -> Any:
+        """The cluster's brokers, and these *topics* with their leaders; creates none."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        return self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
+
+    def topics(self, names: Iterable[str]) -> dict[str, Any]:
+        """The metadata of each topic. Raises `TopicError` if one does not exist."""
+        answers = {topic.name: topic for topic in self.metadata(names).topics}
+        for name, topic in answers.items():
+            refuse(topic.error_code, f"Asking for topic {name}")
+        return answers
+
+    def leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Leader]:
+        """The broker that leads each (topic, partition). Raises `TopicError` if one does not exist."""
+        wanted = list(partitions)
+        topics = self.topics(sorted({topic for topic, _ in wanted})) if wanted else {}
+        leaders = {}
+        for name, topic in topics.items():
+            for each in topic.partitions:
+                leaders[name, each.partition_index] = (each.error_code, Leader(each.leader_id, topic.topic_id))
+        for name, partition in wanted:
+            error_code, _ = leaders.get((name, partition), (UNKNOWN_TOPIC, None))
+            refuse(error_code, f"Finding the leader of {name}-{partition}")
+        return {each: leaders[each][1] for each in wanted}
+
+    def close(self) -> None:
+        """Let go of the connections. The next request makes new ones."""
+        net, manager = self._net, self._manager
+        self._net = self._manager = None
+        if net is not None:
+            if manager is not None:
+                with suppress(Exception):  # a loop that crashed runs nothing more; its sockets go with it
+                    net.run(manager.close)
+            net.close()
+
+    def _left_ms(self) -> float:
+        """How long the current call may still take."""
+        return self.timeout_ms if self._deadline is None else max(LEAST_MS, (self._deadline - self._clock()) * 1000)
+
+    def _send(self, manager: Any, message: Any, node_id: int | None) -> Any:
+        connection = manager.get_connection(self._any(manager) if node_id is None else node_id, **_PLAIN)
+        return connection.send_request(message, request_timeout_ms=self._left_ms())
+
+    def _any(self, manager: Any) -> Any:
+        brokers = manager.cluster.brokers()
+        return brokers[self._turn % len(brokers)].node_id
+
+    def _connect(self) -> Any:
+        """A client that knows the brokers. Servers are tried in turn, one at each call."""
+        arguments = {**_LIMITS, "request_timeout_ms": self.timeout_ms, **self.config.kafka_python()}
+        self._net = net = NetworkSelector(client_id=arguments.get("client_id", "exactlyonce"))
+        self._turn += 1
+
+        async def bootstrap() -> Any:
+            manager = self._manager = KafkaConnectionManager(net, **arguments)
+            servers = manager.cluster.bootstrap_brokers()
+            server = servers[self._turn % len(servers)].node_id
+            timeout_ms = min(CONNECT_TIMEOUT_MS, self._left_ms())
+            connection = manager.get_connection(server, timeout_ms=timeout_ms, **_PLAIN)
+            await manager.wait_for(connection.init_future, timeout_ms)
+            question = connection.send_request(MetadataRequest(topics=[]), request_timeout_ms=timeout_ms)
+            manager.cluster.update_metadata(await manager.wait_for(question, timeout_ms))
+            if not manager.cluster.brokers():
+                raise NoAnswer("the server knows of no broker yet")
+            manager.close(server)
+            return manager
+
+        net.start()
+        return self._run(bootstrap)
+
+    def _run(self, steps: Callable[[], Any]) -> Any:
+        """Run *steps* on the client's thread; whatever goes wrong costs the client its life."""
+        try:
+            return self._net.run(steps)
+        except (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, AuthorizationError) as error:
+            self.close()
+            raise ConfigError(
+                f"{self.config.bootstrap_servers} refused to let us in: {self.config.redact(str(error))}. "
+                f"Check sasl.mechanism, sasl.username and sasl.password."
+            ) from None
+        except IncompatibleBrokerVersion as error:
+            self.close()
+            raise ConfigError(
+                f"{self.config.bootstrap_servers} does not answer as a broker of Kafka 4.0 or newer does ({error}). "
+                f"Name a broker's port in bootstrap.servers, not a controller's."
+            ) from None
+        except (KafkaError, OSError) as error:
+            self.close()
+            raise NoAnswer(str(error) or type(error).__name__) from None
+        except BaseException:
+            self.close()
+            raise
+
+
+_LIMITS = {
+    # Many requests may wait on one connection: the manager would otherwise refuse the sixth.
+    "max_in_flight_requests_per_connection": 10_000,
+    "receive_message_max_bytes": 2**31 - 1,
+    "client_id": "exactlyonce",
+}
+_PLAIN = {
+    # No background refresh of metadata: what is stale goes with the client.
+    "refresh_metadata_on_err": False,
+}
+
+
+class _NoCredentials(logging.Filter):
+    """Drops the log line of a message that carries credentials: kafka-python would write them out when debugging."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not any(isinstance(each, SaslAuthenticateRequest | SaslBytesRequest) for each in arguments)
+
+
+# What goes wrong is in the errors raised here; without a handler of its own, kafka-python would also print it.
+logging.getLogger("kafka").addHandler(logging.NullHandler())
+for _name in ("kafka.net.connection", "kafka.protocol.parser"):
+    logging.getLogger(_name).addFilter(_NoCredentials())
