@@ -1,0 +1,36 @@
+"""For tests of pipelines and of exactlyonce itself: a broker in memory, a clock that is moved by hand, faults on order.
+
+The stand-ins here pass the same contract tests as what they stand for.
+"""
+
+from exactlyonce.testing.broker import (
+    Error,
+    Fetched,
+    Initialized,
+    Isolation,
+    NoAnswer,
+    Produced,
+    Record,
+    TransactionalBroker,
+)
+from exactlyonce.testing.broker_model import BrokerModel, BrokerSettings
+from exactlyonce.testing.clock import SimulatedClock, Timer
+from exactlyonce.testing.unreliable_broker import Fault, Injection, UnreliableBroker
+
+__all__ = [
+    "BrokerModel",
+    "BrokerSettings",
+    "Error",
+    "Fault",
+    "Fetched",
+    "Initialized",
+    "Injection",
+    "Isolation",
+    "NoAnswer",
+    "Produced",
+    "Record",
+    "SimulatedClock",
+    "Timer",
+    "TransactionalBroker",
+    "UnreliableBroker",
+]
