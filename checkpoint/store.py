@@ -1,0 +1,365 @@
+"""The decision log: partition 0 of the checkpoint topic.
+
+Only the transactional producer of the newest coordinator writes here. Its initialisation, once per life, fences every
+older coordinator before the log is read, so what is read is final, and whatever is appended later is appended by this
+life. An append is one transaction: all of it, or nothing, or, when that cannot be known, the end of this life; the next
+one reads what is true. No transaction is ever ended by closing a client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer
+
+from exactlyonce.checkpoint import store_client
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.committable import coordinator_id
+from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.manifest import BlockRef, Incarnation
+from exactlyonce.checkpoint.store_scan import read_range
+from exactlyonce.checkpoint.store_topic import TopicInfo, find_topic
+from exactlyonce.checkpoint.transaction import Outcome
+from exactlyonce.checkpoint.wire import Decision, DecisionKey, encode
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
+
+DECISIONS = 0
+"""The partition of the decision log."""
+INIT_TIMEOUT_S = 60.0
+APPEND_TIMEOUT_S = 120.0
+"""How long an append outlasts a broker that is away. Below the transaction's timeout: else the broker aborts it."""
+TRANSACTION_TIMEOUT_MS = 180_000
+STABLE_TIMEOUT_S = 10.0
+HEARTBEAT_PAUSE_MS = 5_000
+"""An append carries a heartbeat if the last one is older."""
+LIVES_KEPT = 10
+TOMBSTONES_REMEMBERED = 100_000
+"""Newest first. Only a defect could name a tombstoned block again, and it would name a recent one."""
+DIGEST_HEADER = "sha256"
+
+
+class DecisionLog:
+    """The decision log of *pipeline*, as one life of its coordinator writes it. For one thread at a time."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        pipeline: str,
+        topic: TopicInfo,
+        clock: Clock,
+        append_timeout_s: float = APPEND_TIMEOUT_S,
+    ) -> None:
+        self.pipeline = pipeline
+        self.topic = topic
+        self._config = config
+        self._clock = clock
+        self._append_timeout_s = append_timeout_s
+        self._producer: Producer | None = None
+        self._admin = store_client.admin(config)
+        self._history = History(pipeline)
+        self._life: Incarnation | None = None
+        self._tombstoned: dict[str, None] = {}
+        self._ended: ExactlyOnceError | None = None
+
+    @property
+    def history(self) -> History:
+        """What is durable in the log, including what this life has appended."""
+        return self._history
+
+    # --- opening
+
+    def open(self) -> History:
+        """Fence every older coordinator of the pipeline, then read what they have decided."""
+        require(self._producer is None, "A decision log is opened once: a second initialisation would fence itself")
+        self._producer = store_client.producer(
+            self._config,
+            transactional_id=coordinator_id(self.pipeline),
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            message_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        )
+        with store_client.explained(self._config, f"fencing older coordinators of {self.pipeline}"):
+            self._producer.list_topics(self.topic.name, store_client.REQUEST_TIMEOUT_S)
+            _retried(self._producer.init_transactions, time.monotonic() + INIT_TIMEOUT_S)
+        self._history = _read(self._config, self.pipeline, self.topic, self._stable_end())
+        if self._history.latest is not None:
+            self.topic = _frozen(self.topic, self._history.latest.block_partitions)
+        return self._history
+
+    def _stable_end(self) -> int:
+        """The end of the log, once nothing in it is undecided."""
+        deadline = time.monotonic() + STABLE_TIMEOUT_S
+        while True:
+            end = self._end(IsolationLevel.READ_UNCOMMITTED)
+            stable = self._end(IsolationLevel.READ_COMMITTED)
+            if stable >= end:
+                return end
+            if time.monotonic() > deadline:
+                raise Halt(
+                    f"{self.topic.name}[{DECISIONS}] has an open transaction at offset {stable} that is not of "
+                    f"{self.pipeline}'s coordinator: what it hides cannot be read. Find its owner with "
+                    f"`kafka-transactions --bootstrap-server {self._config.get('bootstrap.servers')} find-hanging "
+                    f"--topic {self.topic.name}`, end it, and run again."
+                )
+            self._admin.poll(0.01)
+
+    def _end(self, isolation: IsolationLevel) -> int:
+        with store_client.explained(self._config, f"asking for the end of {self.topic.name}"):
+            name = self.topic.name
+            return store_client.offsets(self._admin, name, [DECISIONS], store_client.latest(), isolation)[DECISIONS]
+
+    def begin_life(self, host: str, process: int) -> Incarnation:
+        """Write this life's first record, which gives it its incarnation; forget all but the last lives."""
+        require(self._producer is not None and self._life is None, "A life begins once, after the log is opened")
+        now_ms = self._clock.now_ms()
+        number = self._history.incarnation_latest + 1
+        fenced_below = max((life.fenced_below for life in self._history.incarnations.values()), default=0)
+        life = Incarnation(number, host, process, now_ms, now_ms, fenced_below)
+        forgotten = [each for each in self._history.incarnations if each <= number - LIVES_KEPT]
+        outcome = self._commit([life], [DecisionKey(Incarnation, each) for each in forgotten], [])
+        if outcome is not Outcome.DONE:
+            raise BrokerUnavailable(
+                f"The broker did not confirm the start of {self.pipeline} within {self._append_timeout_s:.0f} s. "
+                f"Nothing was read or written yet: run it again."
+            )
+        self._life = life
+        return life
+
+    # --- appending
+
+    def append(
+        self, *records: Decision, manifests_dropped: Iterable[int] = (), blocks_dropped: Iterable[BlockRef] = ()
+    ) -> Outcome:
+        """Write *records* and tombstone what is dropped, in one transaction.
+
+        A dropped manifest goes with its finalized mark and repairs. `NOT_WRITTEN` is certain: the commit was never
+        asked for. After `UNKNOWN` the log refuses all further use: this life must end. Raises `Fenced` when a newer
+        coordinator has taken over; what became of the append is then the newer one's to read.
+        """
+        require(self._life is not None, "Nothing is appended before the life has begun")
+        dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
+        return self._commit([*records, *self._due_heartbeat()], dropped, list(blocks_dropped))
+
+    def heartbeat(self, fenced_below: int | None = None) -> Outcome:
+        """Show that this life goes on; *fenced_below* records that all ids of older incarnations were fenced."""
+        require(self._life is not None, "A life must have begun")
+        assert self._life is not None
+        beat = _beat(self._life, self._clock.now_ms(), fenced_below)
+        return self._commit([beat], [], [])
+
+    def _due_heartbeat(self) -> list[Incarnation]:
+        assert self._life is not None
+        now_ms = self._clock.now_ms()
+        if abs(now_ms - self._life.heartbeat_ms) < HEARTBEAT_PAUSE_MS:
+            return []
+        return [_beat(self._life, now_ms, None)]
+
+    def _commit(self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Outcome:
+        if self._ended is not None:
+            raise self._ended
+        staged = self._history.copy()
+        for record in records:
+            self._require_own(record)
+            staged.admit(record)
+        staged.forget(dropped)
+        needed = staged.references() if blocks else set()
+        require(not any(ref.key in needed for ref in blocks), "A block that a manifest names must not be tombstoned")
+        outcome = self._transact(records, dropped, blocks)
+        if outcome is Outcome.DONE:
+            self._history = staged
+            self._remember_tombstones(blocks)
+            self._life = next((each for each in records if isinstance(each, Incarnation)), self._life)
+        return outcome
+
+    def _remember_tombstones(self, blocks: list[BlockRef]) -> None:
+        self._tombstoned.update((ref.key, None) for ref in blocks)
+        for key in list(itertools.islice(self._tombstoned, max(0, len(self._tombstoned) - TOMBSTONES_REMEMBERED))):
+            del self._tombstoned[key]
+
+    def _require_own(self, record: Decision) -> None:
+        if self._life is not None:
+            require(record.incarnation == self._life.incarnation, "A life writes only decisions of its own")
+
+    def _transact(self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Outcome:
+        deadline = time.monotonic() + self._append_timeout_s
+        require(self._producer is not None, "The log must be open")
+        assert self._producer is not None
+        lost: list[KafkaError] = []
+        try:
+            self._producer.begin_transaction()
+            self._produce(records, dropped, blocks, lost)
+            while len(self._producer) and not lost and time.monotonic() < deadline:
+                self._producer.poll(0.1)
+        except (KafkaException, BufferError) as error:
+            return self._give_up(error)
+        if lost or len(self._producer):
+            return self._give_up(None)
+        return self._end_transaction(deadline)
+
+    def _produce(
+        self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef], lost: list[KafkaError]
+    ) -> None:
+        assert self._producer is not None
+        name = self.topic.name
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                lost.append(error)
+
+        for record in records:
+            value, key = encode(record), str(DecisionKey.of(record))
+            digest = hashlib.sha256(value).digest()
+            self._producer.produce(
+                name, value, key, DECISIONS, on_delivery=delivered, headers=[(DIGEST_HEADER, digest)]
+            )
+        for each in dropped:
+            self._producer.produce(name, None, str(each), DECISIONS, on_delivery=delivered)
+        for ref in blocks:
+            require(ref.partition != DECISIONS, "Blocks do not lie among the decisions")
+            self._producer.produce(name, None, ref.key, ref.partition, on_delivery=delivered)
+
+    def _give_up(self, error: Exception | None) -> Outcome:
+        """Abort what was begun. The commit was not asked for: nothing of it can ever be seen."""
+        assert self._producer is not None
+        if isinstance(error, KafkaException) and error.args[0].fatal():
+            self._end_life(error.args[0])
+        try:
+            _retried(self._producer.abort_transaction, time.monotonic() + store_client.REQUEST_TIMEOUT_S)
+        except KafkaException as failure:
+            if failure.args[0].fatal():
+                self._end_life(failure.args[0])
+            self._ended = BrokerUnavailable(
+                f"The broker is away: a transaction of {self.pipeline}'s coordinator could neither be written nor "
+                f"aborted. Nothing was decided. Run it again once the broker answers."
+            )
+        return Outcome.NOT_WRITTEN
+
+    def _end_transaction(self, deadline: float) -> Outcome:
+        """Ask for the commit. From here on only its success proves anything."""
+        assert self._producer is not None
+        try:
+            _retried(self._producer.commit_transaction, deadline)
+        except KafkaException as error:
+            self._ended = BrokerUnavailable(
+                f"The broker did not say whether it wrote a decision of {self.pipeline}: "
+                f"{error.args[0].str()}. This life ends; the next one reads what is true."
+            )
+            if error.args[0].fatal():
+                self._end_life(error.args[0])
+            return Outcome.UNKNOWN
+        return Outcome.DONE
+
+    def _end_life(self, error: KafkaError) -> None:
+        """Raise `Fenced`, naming who did it where that can be found, or what else was fatal."""
+        reason = store_client.explanation(self._config, f"writing decisions of {self.pipeline}", error)
+        self._ended = Fenced(self._who_fenced()) if isinstance(reason, Fenced) else BrokerUnavailable(str(reason))
+        raise self._ended
+
+    def _who_fenced(self) -> str:
+        own = self._life.incarnation if self._life else self._history.incarnation_latest
+        try:
+            newest = _read(self._config, self.pipeline, self.topic, self._stable_end()).newest_life
+        except ExactlyOnceError:
+            newest = None
+        if newest is None or newest.incarnation <= own:
+            return (
+                f"Incarnation {own} of {self.pipeline} was fenced: a newer instance is starting, or the broker ended a "
+                f"transaction that took too long. This one ends; nothing is lost."
+            )
+        return (
+            f"Incarnation {newest.incarnation} of {self.pipeline} (process {newest.process} on {newest.host}) has "
+            f"taken over from incarnation {own}. This one ends; nothing is lost."
+        )
+
+    # --- beside the log
+
+    def dead(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
+        """Those of *refs* that a manifest must not name, because they may be gone.
+
+        A block goes in three ways: this life tombstones it (older lives are fenced, and tombstoned only what a manifest
+        that this life has read no longer names); somebody deletes the first records of a partition; somebody deletes
+        the topic. A key is never written twice, so no other record can replace it.
+        """
+        found = find_topic(self._config, self.pipeline)
+        with store_client.explained(self._config, f"asking for the first offsets of {self.topic.name}"):
+            partitions = range(found.partitions)
+            firsts = store_client.offsets(self._admin, self.topic.name, partitions, store_client.earliest())
+        if found.topic_id != self.topic.topic_id:
+            return list(refs)
+        return [ref for ref in refs if ref.key in self._tombstoned or ref.offset < firsts[ref.partition]]
+
+    def end_offsets(self) -> tuple[int, ...]:
+        """The end of every partition of the topic: `Manifest.block_end_offsets`."""
+        with store_client.explained(self._config, f"asking for the ends of {self.topic.name}"):
+            partitions = range(self.topic.partitions)
+            ends = store_client.offsets(self._admin, self.topic.name, partitions, store_client.latest())
+        return tuple(ends[partition] for partition in partitions)
+
+    def close(self) -> None:
+        """Let go of the clients, and end no transaction.
+
+        After `DONE` and `NOT_WRITTEN` none is open. After `UNKNOWN` one may be: aborting it would contradict a decision
+        that the next life may read, so it is left to that life's initialisation. The client library's own `close`
+        aborts, hence the producer is only dropped.
+        """
+        self._producer = None
+        self._ended = self._ended or BrokerUnavailable(f"The decision log of {self.pipeline} is closed.")
+
+
+def read_history(config: Mapping[str, Any], pipeline: str) -> History:
+    """What is decided in *pipeline* by now, for whoever only looks: fences nobody and takes no part."""
+    topic = find_topic(config, pipeline)
+    with store_client.explained(config, f"asking for the end of {topic.name}"):
+        client = store_client.admin(config)
+        stable = store_client.offsets(
+            client, topic.name, [DECISIONS], store_client.latest(), IsolationLevel.READ_COMMITTED
+        )
+    return _read(config, pipeline, topic, stable[DECISIONS])
+
+
+def _read(config: Mapping[str, Any], pipeline: str, topic: TopicInfo, end: int) -> History:
+    """All committed decisions below offset *end*."""
+    history = History(pipeline)
+    with store_client.explained(config, f"reading {topic.name}"):
+        starts = store_client.offsets(store_client.admin(config), topic.name, [DECISIONS], store_client.earliest())
+        for message in read_range(config, topic.name, DECISIONS, starts[DECISIONS], end, "read_committed"):
+            headers = dict(message.headers() or [])
+            digest = headers.get(DIGEST_HEADER)
+            history.read(message.key(), message.value(), digest if isinstance(digest, bytes) else None)
+    history.finish_reading()
+    if starts[DECISIONS] > 0 and history.latest is None:
+        raise Halt(
+            f"{topic.name}[{DECISIONS}] begins at offset {starts[DECISIONS]} and holds no manifest: its first records "
+            f"were deleted, and with them what {pipeline} has emitted. Restore the topic, or "
+            f"`exactlyonce reset {pipeline}`."
+        )
+    return history
+
+
+def _frozen(topic: TopicInfo, partitions: int) -> TopicInfo:
+    """*topic* with the partition count that its manifests were written with: blocks stay where they are looked for."""
+    if topic.partitions < partitions:
+        raise Halt(
+            f"Topic {topic.name} has {topic.partitions} partitions, but its manifests speak of {partitions}: it is not "
+            f"the topic that they were written to. Restore it."
+        )
+    return TopicInfo(topic.name, topic.topic_id, partitions, topic.replicas)
+
+
+def _beat(life: Incarnation, now_ms: int, fenced_below: int | None) -> Incarnation:
+    below = life.fenced_below if fenced_below is None else fenced_below
+    return Incarnation(life.incarnation, life.host, life.process, life.started_at_ms, now_ms, below)
+
+
+def _retried(call: Callable[[float], None], deadline: float) -> None:
+    """Make *call*, which takes a timeout and can be resumed, until it succeeds, fails for good or time is up."""
+    while True:
+        try:
+            call(max(0.1, min(5.0, deadline - time.monotonic())))
+            return
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise

@@ -1,0 +1,174 @@
+"""How the checkpoint store uses confluent-kafka.
+
+Of the settings it is given, only those that say how to reach the broker and who asks are used: what a user tunes for
+sources and sinks never changes how checkpoints are kept. Whatever the client library raises leaves as an error of
+exactlyonce that says what to do. Every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, TopicError
+
+REQUEST_TIMEOUT_S = 8.0
+MESSAGE_SIZE_MAX = 2 * 1024 * 1024
+"""Of a record batch: a block of the largest size, its key and what Kafka adds."""
+
+_CONNECTION = (
+    "bootstrap.servers",
+    "broker.",
+    "client.",
+    "connections.",
+    "debug",
+    "enable.sasl.",
+    "enable.ssl.",
+    "https.",
+    "log",
+    "metadata.",
+    "oauth_cb",
+    "reconnect.",
+    "sasl.",
+    "security.",
+    "socket.",
+    "ssl.",
+    "topic.metadata.",
+)
+_UNREACHABLE = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._AUTHENTICATION,
+    KafkaError._RESOLVE,
+    KafkaError._SSL,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+}
+_NOT_ALLOWED = {
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+
+
+def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
+    """The connection part of *config* and our *own* settings, whose underscores stand for dots."""
+    chosen: dict[str, Any] = {"logger": logging.getLogger("exactlyonce.kafka")}
+    chosen |= {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
+    return chosen | {name.replace("_", "."): value for name, value in own.items()}
+
+
+def admin(config: Mapping[str, Any]) -> AdminClient:
+    """A client for topics and offsets."""
+    return AdminClient(settings(config))
+
+
+def producer(config: Mapping[str, Any], **own: object) -> Producer:
+    """A producer that acknowledges a record only when it is as durable as the topic's settings make it."""
+    return Producer(
+        settings(
+            config,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=0,
+            message_max_bytes=MESSAGE_SIZE_MAX,
+            **own,
+        )
+    )
+
+
+def consumer(config: Mapping[str, Any], topic: str, isolation: str) -> Consumer:
+    """A consumer for assigned partitions and explicit offsets; a removed offset is an error, never a reset.
+
+    It joins no group: the name is there because the library asks for one.
+    """
+    return Consumer(
+        settings(
+            config,
+            group_id=topic,
+            isolation_level=isolation,
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+            check_crcs=True,
+            fetch_wait_max_ms=10,
+            fetch_message_max_bytes=2 * MESSAGE_SIZE_MAX,
+            queued_max_messages_kbytes=32 * 1024,
+        )
+    )
+
+
+def offsets(
+    client: AdminClient,
+    topic: str,
+    partitions: Iterable[int],
+    spec: OffsetSpec,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[int, int]:
+    """The offset that *spec* names, by partition. Latest is the end for uncommitted, the last stable for committed."""
+    wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+    answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+    return {where.partition: answer.result().offset for where, answer in answers.items()}
+
+
+def earliest() -> OffsetSpec:
+    """The first offset that was not removed."""
+    return OffsetSpec.earliest()
+
+
+def latest() -> OffsetSpec:
+    """The offset of the next record."""
+    return OffsetSpec.latest()
+
+
+def is_passing(error: KafkaError) -> bool:
+    """Whether *error* may go away by itself: a broker is away or changes its role."""
+    return error.code() in _UNREACHABLE - {KafkaError._AUTHENTICATION} or error.retriable()
+
+
+@contextmanager
+def explained(config: Mapping[str, Any], doing: str) -> Iterator[None]:
+    """Turn what the client library raises within into our errors; *doing* says what was being done."""
+    try:
+        yield
+    except KafkaException as error:
+        raise explanation(config, doing, error.args[0]) from error
+
+
+def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> Exception:
+    """The error of exactlyonce that says what *error* means while *doing* something."""
+    servers = config.get("bootstrap.servers", "?")
+    code, said = error.code(), f"{error.str()} ({error.name()})"
+    if code in _FENCED:
+        return Fenced(f"A newer instance took over while {doing}. This one ends; nothing is lost.")
+    if code in _UNREACHABLE:
+        return BrokerUnavailable(
+            f"No answer from the broker at {servers} while {doing}: {said}. Check that it runs, that the address and "
+            f"port are right, and that its security settings match."
+        )
+    if code in _NOT_ALLOWED:
+        return ConfigError(f"The broker at {servers} did not allow {doing}: {said}. Grant the missing permission.")
+    if code in _MISSING:
+        return TopicError(f"The checkpoint topic was missing while {doing}: {said}. Was it deleted?")
+    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return ConfigError(
+            f"The broker at {servers} refused a transaction timeout while {doing}: {said}. "
+            f"Raise the broker's transaction.max.timeout.ms to 180000 or more."
+        )
+    return BrokerUnavailable(f"The broker at {servers} refused {doing}: {said}.")
