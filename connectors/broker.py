@@ -110,7 +110,7 @@ class EmbeddedBroker:
         settings: Mapping[str, str] | None = None,
         lifetime: Lifetime = "detached",
     ) -> None:
-        """*port* 0 takes a free one at `start`. *settings* are those of Kafka; they win over the small broker's own."""
+        """*port* 0 takes a free one at the first start. *settings* are Kafka's; they win over the broker's own."""
         self.data_dir = (data_dir or default_data_dir()).absolute()
         self.settings = dict(settings or {})
         self._port = port
@@ -141,6 +141,7 @@ class EmbeddedBroker:
             self._configure(command, port)
             progress(f"Starting Kafka {KAFKA_VERSION} on {HOST}:{port}.")
             self._launch([*command, "kafka.Kafka", str(self._properties)], port, lock_fd)
+        self._port = port
         progress(f"Kafka {KAFKA_VERSION} answers on {HOST}:{port}; its data is in {self.data_dir}.")
 
     def stop(self) -> None:

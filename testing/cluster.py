@@ -1,0 +1,157 @@
+"""A Kafka cluster as tests see it: make a topic, write to it, read what every read_committed reader can see.
+
+Shares no code with the engine, so that what it says of the engine's output is a second opinion.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from exactlyonce.connectors.broker import EmbeddedBroker
+
+LIMIT_S = 60.0
+BY_KEY = -1
+
+Value = bytes | str | None
+
+
+class Committed(NamedTuple):
+    """A record that a read_committed reader sees."""
+
+    key: bytes | None
+    value: bytes | None
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class KafkaCluster:
+    """The cluster at *bootstrap_servers*.
+
+    ```python
+    def test_totals(kafka, topic_name):
+        orders = kafka.create_topic(f"{topic_name}-orders", partitions=2, cleanup_policy="compact")
+        kafka.produce(orders, [("ann", b"1"), ("bob", b"2")])
+        assert {record.value for record in kafka.read_committed(orders)} == {b"1", b"2"}
+    ```
+    """
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+
+    def admin(self) -> AdminClient:
+        """A client for what has no method here."""
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers})
+
+    def create_topic(self, name: str, partitions: int = 1, **config: object) -> str:
+        """Create a topic and return its name; `cleanup_policy="compact"` stands for the setting cleanup.policy."""
+        settings = {setting.replace("_", "."): str(value) for setting, value in config.items()}
+        admin = self.admin()
+        admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(LIMIT_S)
+        _await(lambda: len(admin.list_topics(name, timeout=LIMIT_S).topics[name].partitions) == partitions, name)
+        return name
+
+    def produce(
+        self, topic: str, records: Iterable[Value | tuple[Value, Value]], partition: int = BY_KEY
+    ) -> None:
+        """Write values, or (key, value) pairs, in order; returns when all of them are durable."""
+        failures: list[KafkaError] = []
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5})
+        for record in records:
+            key, value = record if isinstance(record, tuple) else (None, record)
+            while not _accepted(producer, topic, key, value, partition, failures):
+                producer.poll(1)
+        if producer.flush(LIMIT_S) or failures:
+            raise AssertionError(f"{topic}: not everything could be written: {failures[:3] or 'no answer'}")
+
+    def read_committed(self, topic: str, timeout_s: float = LIMIT_S) -> list[Committed]:
+        """All records visible to a read_committed reader up to the end as of this call, by partition and offset."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "group.id": "exactlyonce-independent-reader",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 10,
+            }
+        )
+        try:
+            return _read(consumer, topic, timeout_s)
+        finally:
+            consumer.close()
+
+
+class OwnCluster(KafkaCluster):
+    """A cluster of one embedded broker that the test may stop, kill and start again."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        super().__init__(broker.bootstrap_servers)
+        self.broker = broker
+
+
+def _accepted(
+    producer: Producer, topic: str, key: Value, value: Value, partition: int, failures: list[KafkaError]
+) -> bool:
+    """Whether the producer's queue had room for the record."""
+
+    def report(error: KafkaError | None, message: Message) -> None:
+        if error:
+            failures.append(error)
+
+    try:
+        producer.produce(topic, value, key, partition, on_delivery=report)
+    except BufferError:
+        return False
+    return True
+
+
+def _read(consumer: Consumer, topic: str, timeout_s: float) -> list[Committed]:
+    deadline = time.monotonic() + timeout_s
+    partitions = sorted(consumer.list_topics(topic, timeout=timeout_s).topics[topic].partitions)
+    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout_s)[1] for p in partitions}
+    consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
+    unread, records = set(partitions), []
+    while unread:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic}: partitions {sorted(unread)} were not read to their end in {timeout_s} s.")
+        for message in consumer.consume(1000, 0.1):
+            partition, offset = _position(message)
+            if message.error() or offset + 1 >= ends[partition]:
+                unread.discard(partition)
+            if not message.error() and offset < ends[partition]:
+                records.append(Committed(message.key(), message.value(), partition, offset, message.timestamp()[1]))
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def _position(message: Message) -> tuple[int, int]:
+    """Partition and offset of a record or of the end of a partition; every other event is an error."""
+    error, partition, offset = message.error(), message.partition(), message.offset()
+    if error and error.code() != KafkaError._PARTITION_EOF:
+        raise KafkaException(error)
+    assert partition is not None
+    assert offset is not None
+    return partition, offset
+
+
+def _await(condition: Callable[[], bool], what: str) -> None:
+    """Ask again until the brokers' metadata, which lags behind an answered request, shows it."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not appear in {LIMIT_S} s.")

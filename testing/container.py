@@ -1,0 +1,51 @@
+"""A Kafka broker in a container, by testcontainers.
+
+The image is the one that docker/kafka makes: it runs the broker on port 9092 and takes the broker's `--override`
+options as its command. The address that it advertises is the one published on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from docker.errors import DockerException, ImageNotFound
+from testcontainers.core.config import testcontainers_config
+from testcontainers.core.container import DockerContainer
+
+from exactlyonce.connectors.broker import HOST, answers, free_port
+from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+
+@contextlib.contextmanager
+def kafka_container(image: str) -> Iterator[KafkaCluster]:
+    """Run *image* and give the cluster once it answers; the container is removed at the end.
+
+    Raises `BrokerUnavailable` when there is no Docker engine, no such image, or the broker does not come up.
+    """
+    address = f"{HOST}:{free_port()}"
+    # Its reaper is an image to be pulled from a registry; the container is removed here, and nothing is pulled.
+    testcontainers_config.ryuk_disabled = True
+    with contextlib.ExitStack() as stack:
+        try:
+            container = stack.enter_context(_container(image, address))
+        except ImageNotFound:
+            raise BrokerUnavailable(f"There is no image {image}. Make it: docker/kafka/build") from None
+        except DockerException as problem:
+            raise BrokerUnavailable(f"The Docker engine cannot run {image}: {problem}") from problem
+        deadline = time.monotonic() + LIMIT_S
+        while not answers(address, timeout_s=1):
+            if container.status != "running" or time.monotonic() > deadline:
+                log = b"".join(container.get_logs()).decode(errors="replace")
+                raise BrokerUnavailable(f"The broker in the container of {image} did not come up:\n{log[-2000:]}")
+        yield KafkaCluster(address)
+
+
+def _container(image: str, address: str) -> DockerContainer:
+    container = DockerContainer(image)
+    container.with_command(["--override", f"advertised.listeners=PLAINTEXT://{address}"])
+    host, port = address.split(":")
+    container.ports["9092/tcp"] = (host, int(port))  # type: ignore[assignment]  # as the engine's client takes it
+    return container

@@ -1,0 +1,113 @@
+"""The pytest plugin of exactlyonce, loaded with the package: a real Kafka for tests.
+
+| fixture | scope | gives |
+| --- | --- | --- |
+| `kafka` | session | a `KafkaCluster`: a given cluster, else an embedded broker or a container |
+| `topic_name` | function | a prefix no other test has, safe in the name of a topic or pipeline |
+| `own_broker` | function | a function that starts a broker of the test's own, which it may kill |
+| `container_kafka` | session | a `KafkaCluster` that runs in a container |
+
+A given cluster is the one that EXACTLYONCE_BOOTSTRAP_SERVERS names. Everything started here ends with the tests, an
+embedded broker also when they are killed. The plugin is part of every pytest run of every user, so nothing but pytest
+is imported until a fixture is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
+
+IMAGE_DEFAULT = "exactlyonce-kafka:4.3.1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("exactlyonce")
+    group.addoption(
+        "--kafka",
+        choices=["embedded", "container"],
+        default="embedded",
+        help="what the fixture kafka starts when EXACTLYONCE_BOOTSTRAP_SERVERS is not set",
+    )
+    group.addoption("--kafka-image", default=IMAGE_DEFAULT, help="the image of the container (docker/kafka makes it)")
+
+
+@pytest.fixture(scope="session")
+def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """A Kafka cluster, the same for all tests: use names that begin with `topic_name`."""
+    from exactlyonce.testing.cluster import KafkaCluster
+
+    given = os.environ.get("EXACTLYONCE_BOOTSTRAP_SERVERS")
+    if given:
+        yield KafkaCluster(given)
+    elif request.config.getoption("--kafka") == "container":
+        yield request.getfixturevalue("container_kafka")
+    else:
+        yield from _embedded(tmp_path_factory, {}, _progress(request.config))
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """A unique prefix of letters, digits and dashes that tells which test it belongs to."""
+    test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:60]
+    return f"{test}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., OwnCluster]]:
+    """`own_broker({"log.retention.ms": "1000"})` starts a broker with these settings for this test alone."""
+    running = []
+
+    def start(settings: Mapping[str, str] | None = None) -> OwnCluster:
+        life = _embedded(tmp_path_factory, settings or {}, lambda line: None)
+        running.append(life)
+        return next(life)
+
+    yield start
+    for life in running:
+        next(life, None)
+
+
+@pytest.fixture(scope="session")
+def kafka_image(request: pytest.FixtureRequest) -> str:
+    """The name of the image that `container_kafka` runs."""
+    return str(request.config.getoption("--kafka-image"))
+
+
+@pytest.fixture(scope="session")
+def container_kafka(kafka_image: str) -> Iterator[KafkaCluster]:
+    """A Kafka cluster in a container, by testcontainers."""
+    from exactlyonce.testing.container import kafka_container
+
+    with kafka_container(kafka_image) as cluster:
+        yield cluster
+
+
+def _embedded(
+    tmp_path_factory: pytest.TempPathFactory, settings: Mapping[str, str], progress: Callable[[str], None]
+) -> Iterator[OwnCluster]:
+    from exactlyonce.connectors.broker import EmbeddedBroker
+    from exactlyonce.testing.cluster import OwnCluster
+
+    folder = tmp_path_factory.mktemp("kafka")
+    broker = EmbeddedBroker(folder, port=0, settings=settings, lifetime="process")
+    broker.start(progress)
+    try:
+        yield OwnCluster(broker)
+    finally:
+        broker.kill()
+        shutil.rmtree(folder)
+
+
+def _progress(config: pytest.Config) -> Callable[[str], None]:
+    """Where a wait of half a minute for a download is explained, past pytest's capture."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return reporter.write_line if reporter else lambda line: None
