@@ -22,7 +22,7 @@ from exactlyonce.checkpoint.committable import coordinator_id
 from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation
 from exactlyonce.checkpoint.store_scan import read_range
-from exactlyonce.checkpoint.store_topic import TopicInfo, find_topic
+from exactlyonce.checkpoint.store_topic import TopicInfo, describe, find_topic
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.checkpoint.wire import Decision, DecisionKey, encode
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
@@ -283,12 +283,12 @@ class DecisionLog:
         that this life has read no longer names); somebody deletes the first records of a partition; somebody deletes
         the topic. A key is never written twice, so no other record can replace it.
         """
-        found = find_topic(self._config, self.pipeline)
-        with store_client.explained(self._config, f"asking for the first offsets of {self.topic.name}"):
-            partitions = range(found.partitions)
+        with store_client.explained(self._config, f"looking for the blocks in {self.topic.name}"):
+            found = describe(self._admin, self.topic.name)
+            if found is None or found.topic_id != self.topic.topic_id:
+                return list(refs)
+            partitions = range(self.topic.partitions)
             firsts = store_client.offsets(self._admin, self.topic.name, partitions, store_client.earliest())
-        if found.topic_id != self.topic.topic_id:
-            return list(refs)
         return [ref for ref in refs if ref.key in self._tombstoned or ref.offset < firsts[ref.partition]]
 
     def end_offsets(self) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, require
 
 DELIVERY_TIMEOUT_MS = 60_000
 """A block that is not durable by then fails its checkpoint."""
-_GAP_MAX = 16
-"""Records between two wanted blocks that cost less to read over than a seek."""
+_GAP_BYTES_MAX = 4 * 1024 * 1024
+"""Between two wanted blocks, about what can be read in the 5 ms or so that a seek takes."""
 
 
 class DamagedBlock(DamagedRecord):
@@ -147,22 +147,22 @@ class BlockReader:
 
     def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
         deadline = time.monotonic() + self._idle_timeout_s
-        sought: dict[int, int] = {}
+        sought: set[BlockRef] = set()
         while wanted:
             message = consumer.poll(0.1)
             if message is not None and message.partition() in wanted:
                 partition = message.partition() or 0
                 queue = wanted[partition]
                 _require_there(queue[0], message)
-                reached = next_offset(self._config, message) or 0
-                if reached:
+                reached = next_offset(self._config, message)
+                if reached is not None:
                     deadline = time.monotonic() + self._idle_timeout_s
-                yield from _taken(queue, message, reached)
+                    yield from _taken(queue, message, reached)
                 if not queue:
                     del wanted[partition]
                     consumer.incremental_unassign([TopicPartition(self.topic.name, partition)])
-                elif reached and queue[0].offset - reached > _GAP_MAX and sought.get(partition) != queue[0].offset:
-                    sought[partition] = queue[0].offset
+                elif _is_far(queue[0], message) and queue[0] not in sought:
+                    sought.add(queue[0])
                     consumer.seek(TopicPartition(self.topic.name, partition, queue[0].offset))
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(
@@ -182,6 +182,13 @@ def _require_there(ref: BlockRef, message: Message) -> None:
     error = message.error()
     if error is not None and error.code() in REMOVED:
         raise DamagedBlock(f"{_named(ref)} is gone: the partition does not hold that offset.", ref)
+
+
+def _is_far(ref: BlockRef, message: Message) -> bool:
+    """Whether a seek to *ref* is faster than reading on from *message*, if what lies between is of about its size."""
+    if message.error() is not None:
+        return False
+    return (ref.offset - (message.offset() or 0) - 1) * len(message.value() or b"") > _GAP_BYTES_MAX
 
 
 def _taken(queue: deque[BlockRef], message: Message, reached: int) -> Iterator[tuple[BlockRef, Block]]:

@@ -17,6 +17,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, TopicError
 
+_LOGGER = logging.getLogger("exactlyonce.kafka")
+_LOGGER.addHandler(logging.NullHandler())  # what the library says is for whoever asks; errors are raised
+
 REQUEST_TIMEOUT_S = 8.0
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
 """Of a record batch: a block of the largest size, its key and what Kafka adds."""
@@ -68,14 +71,25 @@ _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PR
 
 def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
     """The connection part of *config* and our *own* settings, whose underscores stand for dots."""
-    chosen: dict[str, Any] = {"logger": logging.getLogger("exactlyonce.kafka")}
+    chosen: dict[str, Any] = {"logger": _LOGGER}
     chosen |= {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
     return chosen | {name.replace("_", "."): value for name, value in own.items()}
 
 
 def admin(config: Mapping[str, Any]) -> AdminClient:
-    """A client for topics and offsets."""
-    return AdminClient(settings(config))
+    """A client for topics and offsets, to which a broker has answered; else `BrokerUnavailable` says what is wrong."""
+    reasons: list[str] = []
+    client = AdminClient({**settings(config), "error_cb": lambda error: reasons.append(error.str())})
+    try:
+        client.describe_cluster(request_timeout=REQUEST_TIMEOUT_S).result()
+    except KafkaException as error:
+        client.poll(0)
+        said = reasons[0] if reasons else error.args[0].str()
+        raise BrokerUnavailable(
+            f"No broker answers at {config.get('bootstrap.servers')}: {said}. Check that it runs, that the address and "
+            f"port are right, and that the security settings match the listener's."
+        ) from error
+    return client
 
 
 def producer(config: Mapping[str, Any], **own: object) -> Producer:

@@ -87,7 +87,7 @@ def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = 5)
     name = topic_name(pipeline)
     with store_client.explained(config, f"preparing topic {name}"):
         client = store_client.admin(config)
-        found = _describe(client, name)
+        found = describe(client, name)
         if found is None:
             _create(client, name, partitions)
             found = _await(client, name)
@@ -99,7 +99,7 @@ def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
     """The existing checkpoint topic of *pipeline*; `TopicError` if there is none."""
     name = topic_name(pipeline)
     with store_client.explained(config, f"looking for topic {name}"):
-        found = _describe(store_client.admin(config), name)
+        found = describe(store_client.admin(config), name)
     if found is None:
         raise TopicError(
             f"Pipeline {pipeline} has no checkpoints at {config.get('bootstrap.servers')}: there is no topic {name}. "
@@ -115,13 +115,14 @@ def delete_topic(config: Mapping[str, Any], pipeline: str) -> None:
         client = store_client.admin(config)
         client.delete_topics([name], request_timeout=store_client.REQUEST_TIMEOUT_S)[name].result()
         deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
-        while _describe(client, name) is not None:
+        while describe(client, name) is not None:
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(f"Topic {name} is still there {_VISIBLE_TIMEOUT_S:.0f} s after its deletion.")
             client.poll(0.05)
 
 
-def _describe(client: AdminClient, name: str) -> TopicInfo | None:
+def describe(client: AdminClient, name: str) -> TopicInfo | None:
+    """The topic *name* as it is now; None if there is none."""
     described = client.describe_topics(TopicCollection([name]), request_timeout=store_client.REQUEST_TIMEOUT_S)
     try:
         topic: TopicDescription = described[name].result()
@@ -148,7 +149,7 @@ def _await(client: AdminClient, name: str) -> TopicInfo:
     deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
     while True:
         try:
-            found = _describe(client, name)
+            found = describe(client, name)
             if found is not None:
                 store_client.offsets(client, name, range(found.partitions), store_client.latest())
                 return found
