@@ -1,1 +1,44 @@
 """Exactly-once pipelines between Kafka and other stores, in Python."""
+
+from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
+from exactlyonce.pipeline.context import Context, Operator
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    ExactlyOnceError,
+    Fenced,
+    GraphError,
+    Halt,
+    InvariantViolation,
+    RecordError,
+    TopicError,
+    UserError,
+)
+from exactlyonce.pipeline.output import Emit, Output
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.stream import KeyedStream, Pipeline, Stream
+
+__all__ = [
+    "BrokerUnavailable",
+    "BytesCodec",
+    "Codec",
+    "ConfigError",
+    "Context",
+    "Emit",
+    "ExactlyOnceError",
+    "Fenced",
+    "GraphError",
+    "Halt",
+    "InvariantViolation",
+    "JsonCodec",
+    "KeyedStream",
+    "Operator",
+    "Output",
+    "Pipeline",
+    "Record",
+    "RecordError",
+    "StrCodec",
+    "Stream",
+    "TopicError",
+    "UserError",
+]

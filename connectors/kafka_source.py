@@ -1,0 +1,164 @@
+"""A Kafka topic as a source: what to read, from where, and how to decode it. It opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.names import topic_problem
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.source import Source
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+Start = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+"""Where a pipeline without a checkpoint begins; a partition that a mapping leaves out begins at its earliest offset."""
+
+KEY_TYPES = (bytes, str, int, float, bool)
+"""A record's key crosses processes untyped, so it is one of the types that any encoding keeps."""
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class KafkaSource(Source[T]):
+    """Reads a topic: ``KafkaSource("orders", value=Order)`` gives `Order`, with ``metadata=True`` `Record[Order]`.
+
+    - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
+      value is an error unless the type admits None: ``value=Order | None``.
+    - *key*: the type of `Record.key`: bytes (the default), str, int, float or bool; only seen with *metadata*.
+    - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
+    - *on_error*: what to do with a record that does not decode: "fail" stops the pipeline and names the record and the
+      field; "skip" counts it, logs it and goes on.
+    """
+
+    topic_name: str
+    value_codec: Codec[Any]
+    key_codec: Codec[Any]
+    value_type: Any
+    metadata: bool
+    start: Start
+    on_error: Literal["fail", "skip"]
+
+    @overload
+    def __init__(
+        self: KafkaSource[V],
+        topic: str,
+        *,
+        value: TypeForm[V] | Codec[V],
+        start: Start = ...,
+        metadata: Literal[False] = ...,
+        on_error: Literal["fail", "skip"] = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: KafkaSource[Record[V]],
+        topic: str,
+        *,
+        value: TypeForm[V] | Codec[V],
+        key: type[Any] = ...,
+        start: Start = ...,
+        metadata: Literal[True],
+        on_error: Literal["fail", "skip"] = ...,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Any,
+        key: type[Any] | None = None,
+        start: Start = "earliest",
+        metadata: bool = False,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> None:
+        if problem := _key_problem(key, metadata):
+            raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {problem}")
+        try:
+            value_codec, key_codec = codec_for(value), codec_for(key or bytes)
+        except schema.UnsupportedType as error:
+            raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {error}") from None
+        fields = {
+            "topic_name": topic,
+            "value_codec": value_codec,
+            "key_codec": key_codec,
+            "value_type": value_codec.type if isinstance(value, Codec) else value,
+            "metadata": metadata,
+            "start": start,
+            "on_error": on_error,
+        }
+        for field, content in fields.items():
+            object.__setattr__(self, field, content)
+
+    @property
+    def topic(self) -> str:
+        """The topic that is read."""
+        return self.topic_name
+
+    @property
+    def type(self) -> Any:
+        """The value's type, or `Record` of it with metadata."""
+        return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
+
+    @property
+    def decode_value(self) -> Callable[[bytes | None], Any]:
+        """Decodes a value as Kafka gives it, null included; maps over a batch."""
+        decode: Callable[[Any], Any] = self.value_codec.decode
+        if not hints.admits_none(self.value_type):
+            return decode
+        return lambda data: None if data is None else decode(data)
+
+    @property
+    def decode_key(self) -> Callable[[bytes | None], Any]:
+        """Decodes a key as Kafka gives it; a null key is None."""
+        decode: Callable[[Any], Any] = self.key_codec.decode
+        return lambda data: None if data is None else decode(data)
+
+    def value_problem(self, data: bytes | None, error: Exception) -> str:
+        """Why a value was refused, for the message that also names topic, partition and offset."""
+        if data is None:
+            name = schema.type_name(self.value_type)
+            return f"the value is null (a tombstone): declare value={name} | None if the topic has them"
+        return f"the value is no {schema.type_name(self.value_type)} in {self.value_codec.name}: {error}"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the topic, the start or on_error."""
+        if problem := topic_problem(self.topic):
+            yield problem
+        if self.on_error not in ("fail", "skip"):
+            yield f'on_error={self.on_error!r} must be "fail" or "skip"'
+        if problem := _start_problem(self.start):
+            yield problem
+
+    def describe(self) -> dict[str, Any]:
+        """Topic and codec; where it starts is not part of what it is."""
+        return {"source": "kafka", "topic": self.topic, "value": self.value_codec.describe(), "metadata": self.metadata}
+
+
+def _key_problem(key: Any, metadata: bool) -> str | None:
+    if key is None:
+        return None
+    if not metadata:
+        return "key= is only seen with metadata=True, as record.key"
+    names = ", ".join(type_.__name__ for type_ in KEY_TYPES)
+    return None if key in KEY_TYPES else f"key={schema.type_name(key)} must be one of {names}"
+
+
+def _start_problem(start: Any) -> str | None:
+    if isinstance(start, datetime):
+        return None if start.tzinfo else f"start={start!r} has no time zone: give tzinfo, as timezone.utc"
+    if isinstance(start, Mapping):
+        offsets = [*start.keys(), *start.values()]
+        fits = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in offsets)
+        return None if fits else f"start={start!r} must map partitions to offsets, both integers from 0 on"
+    named = start in ("earliest", "latest")
+    return None if named else f'start={start!r} must be "earliest", "latest", a datetime or offsets'

@@ -1,0 +1,148 @@
+"""Collects nodes and mistakes while a pipeline is written: a mistake is noted with its line, and writing goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.names import name_problem
+from exactlyonce.pipeline.output import Output
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.validation import Problem, check
+
+
+class Builder:
+    """The graph of one pipeline while it is written."""
+
+    def __init__(self, pipeline_id: str, max_parallelism: int) -> None:
+        self.pipeline_id = pipeline_id
+        self.max_parallelism = max_parallelism
+        self.location = location(caller())
+        self._nodes: dict[str, Node] = {}
+        self._anchors: dict[str, str] = {}
+        """By node, the nearest node above it whose id the user gave."""
+        self._problems: list[Problem] = []
+
+    def build(self) -> LogicalGraph:
+        """The graph, if nothing is wrong with it."""
+        graph = LogicalGraph(self.pipeline_id, self.max_parallelism, tuple(self._nodes.values()))
+        problems = [*self._problems, *check(graph, self.location)]
+        if problems:
+            lines = "\n".join(f"  {problem.location}: {problem.text}" for problem in problems)
+            raise GraphError(f"pipeline {self.pipeline_id!r} cannot be built:\n{lines}")
+        return graph
+
+    def problem(self, text: str) -> None:
+        """Note a mistake at the user's line."""
+        self._problems.append(Problem(location(caller()), text))
+
+    def read(self, fn: Any, takes: tuple[str, ...], generator: str | None = None) -> Function:
+        """Read a user's function; *generator* says what to do instead where a generator cannot stand."""
+        function = functions.read(fn, takes, caller().f_locals)
+        for problem in function.problems:
+            self.problem(problem)
+        if function.generator and generator:
+            self.problem(f"{function.name} is a generator, which cannot stand here: {generator}")
+        return function
+
+    def type_of(self, origin: Input) -> Any:
+        """The type of records at an output."""
+        node = self._nodes[origin.node]
+        return node.type if origin.output is None else node.outputs.get(origin.output, UNKNOWN)
+
+    def add(
+        self, kind: Kind, id: str | None, inputs: tuple[Input, ...], function: Function | None = None, **rest: Any
+    ) -> Input:
+        """Add a node; without an id it gets one from its kind and the nearest id above that the user gave."""
+        anchor = self._anchors[inputs[0].node] if inputs else ""
+        if id is None:
+            node_id = self._derived(f"{kind.value}-after-{anchor}")
+        else:
+            node_id = anchor = self._claimed(id)
+        fn, factory = (function.call, function.factory) if function else (None, False)
+        self._anchors[node_id] = anchor
+        self._nodes[node_id] = Node(node_id, kind, inputs, fn, factory, location=location(caller()), **rest)
+        return Input(node_id)
+
+    def add_source(self, id: str, source: Any) -> Input:
+        """Add a source."""
+        if isinstance(source, Source):
+            return self.add(Kind.SOURCE, id, (), type=hints.known(source.type), source=source)
+        self.problem(f"expected a source, as KafkaSource(...), got {source!r}")
+        return self.add(Kind.SOURCE, id, ())
+
+    def add_sink(self, id: str, origin: Input, sink: Any) -> None:
+        """Add a sink."""
+        if not isinstance(sink, Sink):
+            self.problem(f"expected a sink, as KafkaSink(...), got {sink!r}")
+        self.add(Kind.SINK, id, (origin,), sink=sink if isinstance(sink, Sink) else None)
+
+    def add_process(
+        self, id: str, origin: Input, function: Function, type_: Any, outputs: Sequence[Output[Any]]
+    ) -> Input:
+        """Add a node with side outputs."""
+        for output in outputs:
+            if problem := name_problem(output.name):
+                self.problem(f"the name of an output, {problem}")
+        sides = {output.name: hints.known(output.type) for output in outputs}
+        if len(sides) < len(outputs):
+            self.problem("two outputs have the same name")
+        return self.add(Kind.PROCESS, id, (origin,), function, type=type_, outputs=sides)
+
+    def side(self, origin: Input, output: Output[Any]) -> Input:
+        """The side output of a process node."""
+        node = self._nodes[origin.node]
+        if node.kind is not Kind.PROCESS or origin.output is not None:
+            self.problem(f"side() stands on the stream that process() gave, and this is one of {node.kind.value}")
+        elif output.name not in node.outputs:
+            self.problem(f"{output.name!r} is no output of {node.id!r}: declare it in process(..., outputs=[...])")
+        return Input(origin.node, output.name)
+
+    def own(self, other: Any, where: str) -> Input | None:
+        """Where another stream comes from, if it is one of this pipeline."""
+        builder: Any = getattr(other, "_builder", None)
+        origin: Input | None = getattr(other, "_origin", None)
+        if builder is self and origin and self._nodes[origin.node].kind is not Kind.KEY_BY:
+            return origin
+        if builder is self:
+            self.problem(f"{where} of a keyed stream: put it before .key_by(...)")
+        elif isinstance(builder, Builder):
+            self.problem(f"{where} of a stream of another pipeline, {builder.pipeline_id!r}: streams do not cross")
+        else:
+            self.problem(f"{where} of {other!r}, which is no stream")
+        return None
+
+    def state_type(self, function: Function, given: Any, returned: Any) -> Any:
+        """The type of a key's state, without None: as given, or as the function takes or returns it."""
+        if given is not None:
+            return hints.without_none(hints.known(given))
+        taken = function.parameters[0] if function.parameters else UNKNOWN
+        if taken is not UNKNOWN and not hints.admits_none(taken):
+            name = schema.type_name(taken)
+            self.problem(f"{function.name} takes state {name}, but a new key has None: make it {name} | None")
+        stated = {hints.without_none(type_) for type_ in (taken, returned)} - {UNKNOWN}
+        if len(stated) > 1:
+            names = " and ".join(sorted(map(schema.type_name, stated)))
+            self.problem(f"{function.name} takes and returns state of two types, {names}: annotate one, or give state=")
+        return stated.pop() if stated else UNKNOWN
+
+    def _derived(self, stem: str) -> str:
+        number = 1
+        while (node_id := stem if number == 1 else f"{stem}-{number}") in self._nodes:
+            number += 1
+        return node_id
+
+    def _claimed(self, id: str) -> str:
+        if problem := name_problem(id):
+            self.problem(f"id {problem}")
+        if (first := self._nodes.get(id)) is None:
+            return id
+        self.problem(f"id {id!r} is taken at {first.location}: give it another")
+        return self._derived(id)

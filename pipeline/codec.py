@@ -1,0 +1,72 @@
+"""Codecs turn values into bytes and back; what one writes, the same one reads.
+
+`encode` and `decode` may be mapped over a batch: where msgspec does the work they are its own methods, with no Python
+frame per record. Both raise on what they cannot do, with a message that names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from exactlyonce.pipeline import hints, schema
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Codec(Generic[T]):
+    """A way to write values of one type. One of your own: ``Codec("csv", Row, encode=to_csv, decode=from_csv)``."""
+
+    name: str
+    type: Any
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+
+    def describe(self) -> dict[str, Any]:
+        """Name and schema, as JSON values: kept in manifests."""
+        return {"codec": self.name, "schema": schema.describe(self.type)}
+
+
+class JsonCodec(Codec[T]):
+    """JSON, checked against the type: a field that is missing or of another type is an error that names it.
+
+    >>> JsonCodec(dict[str, int]).encode({"a": 1})
+    b'{"a":1}'
+    """
+
+    _encoder = msgspec.json.Encoder()
+
+    def __init__(self, type_: TypeForm[T]) -> None:
+        schema.describe(type_)
+        super().__init__("json", type_, self._encoder.encode, msgspec.json.Decoder(type_).decode)
+
+
+class BytesCodec(Codec[bytes]):
+    """Bytes as they are."""
+
+    def __init__(self) -> None:
+        super().__init__("bytes", bytes, b"".__add__, b"".__add__)  # the same object again; refuses all but bytes
+
+
+class StrCodec(Codec[str]):
+    """Text in UTF-8."""
+
+    def __init__(self) -> None:
+        super().__init__("str", str, str.encode, bytes.decode)
+
+
+def codec_for(type_: TypeForm[T] | Codec[T]) -> Codec[Any]:
+    """The codec for a type: bytes as they are, text in UTF-8, all else JSON. A codec is its own."""
+    if isinstance(type_, Codec):
+        return type_
+    plain = hints.without_none(type_)
+    if plain is bytes:
+        return BytesCodec()
+    return StrCodec() if plain is str else JsonCodec(type_)

@@ -1,0 +1,68 @@
+"""Failpoints: named places in the protocol where a test can make the process die, stop or fail.
+
+Armed by the environment only: `EXACTLYONCE_FAILPOINTS="name=action@nth,..."` with action `kill` (SIGKILL to itself),
+`stop` (SIGSTOP) or `raise`; *nth* counts hits from 1. `EXACTLYONCE_FAILPOINTS_FIRED` names a folder in which a file per
+failpoint records that it fired: it then fires never again, also in later processes. Unarmed, a hit costs one look-up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+NAMES = {
+    "worker-barrier": "a source subtask has noted Sn and injected the barrier",
+    "worker-aligned": "a subtask has all barriers; the synchronous part of its snapshot comes next",
+    "worker-frozen": "the synchronous part is done; no block is written yet",
+    "worker-blocks": "the state's blocks are durable; the index is not",
+    "worker-flushed": "a sink has flushed its transaction; the acknowledgement is not sent",
+    "worker-acknowledged": "the acknowledgement is sent",
+    "worker-restored": "a worker has restored its state and reads nothing yet",
+    "coordinator-triggered": "the barrier is on its way to the workers",
+    "coordinator-checked": "all have acknowledged and the broker has confirmed; the manifest is not written",
+    "coordinator-decided": "the manifest is durable; nothing is committed yet",
+    "coordinator-committed": "the transactions are committed; the finalized mark is not written",
+    "coordinator-finalized": "the finalized mark is durable; group offsets and clean-up come next",
+    "coordinator-opened": "the decision log is open and older coordinators are fenced",
+    "coordinator-swept": "older transactions are fenced; no worker is started yet",
+    "repair-copied": "a lost transaction is copied; the repair is not recorded",
+    "repair-recorded": "the repair is recorded; its transaction is not committed",
+}
+
+
+class FailpointRaised(Exception):
+    """What the action `raise` raises."""
+
+
+def _parse(text: str) -> dict[str, tuple[str, int]]:
+    armed = {}
+    for part in filter(None, text.split(",")):
+        name, _, rest = part.partition("=")
+        action, _, nth = rest.partition("@")
+        if name not in NAMES or action not in ("kill", "stop", "raise"):
+            raise ValueError(f"EXACTLYONCE_FAILPOINTS: {part!r} is none of {', '.join(NAMES)} with kill, stop or raise")
+        armed[name] = (action, int(nth or 1))
+    return armed
+
+
+_armed = _parse(os.environ.get("EXACTLYONCE_FAILPOINTS", ""))
+_hits: dict[str, int] = {}
+
+
+def hit(name: str) -> None:
+    """Pass the failpoint *name*; does nothing unless the environment armed it."""
+    if name not in _armed:
+        return
+    action, nth = _armed[name]
+    _hits[name] = _hits.get(name, 0) + 1
+    if _hits[name] != nth:
+        return
+    fired = Path(os.environ["EXACTLYONCE_FAILPOINTS_FIRED"]) / name
+    try:
+        fired.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    if action == "raise":
+        raise FailpointRaised(name)
+    os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)

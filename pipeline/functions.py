@@ -1,0 +1,144 @@
+"""What a user passed as a function, read without calling it: its shape, its types, and what is wrong with it.
+
+Four things pass: a function, a callable object, a class (or `functools.partial` of one, or a function without
+parameters) that makes a callable on the worker, and a class whose constructor is the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard, get_args, get_origin
+
+from exactlyonce.pipeline import hints
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.output import Emit
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's function as far as it can be known. *factory*: call it on the worker to get the function."""
+
+    call: Any
+    name: str
+    factory: bool = False
+    generator: bool = False
+    parameters: tuple[Any, ...] = ()
+    returns: Any = UNKNOWN
+    problems: tuple[str, ...] = ()
+
+    @property
+    def item(self) -> Any:
+        """What iterating over the result gives."""
+        return hints.element(self.returns)
+
+    @property
+    def emitted(self) -> Any:
+        """U where the second parameter is `Emit[U]`."""
+        emit = self.parameters[1] if len(self.parameters) > 1 else UNKNOWN
+        return hints.known(get_args(emit)[0]) if get_origin(emit) is Emit else UNKNOWN
+
+
+def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
+    """Read what the user passed where a function taking these arguments is expected; *names* are the locals there."""
+    if not callable(fn):
+        return Function(fn, repr(fn), problems=(f"expected a function of ({', '.join(takes)}), got {fn!r}",))
+    made = fn.func if isinstance(fn, functools.partial) else fn
+    if isinstance(made, type):
+        return _read_class(fn, made, takes, names)
+    if _is_open_resource(made):
+        name = type(made).__name__
+        mend = f"pass the class, {name}, or functools.partial({name}, ...): it is made on the worker"
+        return Function(fn, name, problems=(f"{name} has open(), so an instance cannot be passed: {mend}",))
+    if _takes_nothing(fn):
+        returned = hints.declared(made, names).get("return", UNKNOWN)
+        if not _defines_call(returned):
+            return Function(fn, _name(made), factory=True)
+        return _read_class(fn, returned, takes, names)
+    target = made if inspect.isroutine(made) else type(made).__call__
+    return _shaped(fn, target, inspect.signature, takes, names, name=_name(made))
+
+
+def _read_class(fn: Any, cls: type, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
+    if _defines_call(cls):
+        method = cls.__call__
+
+        def signature(_: Any) -> inspect.Signature:
+            whole = inspect.signature(method)
+            return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+        return _shaped(fn, method, signature, takes, names, name=cls.__name__, factory=True)
+    if hasattr(cls, "open"):
+        problem = f"class {cls.__name__} has open() but no __call__({', '.join(('self', *takes))})"
+        return Function(fn, cls.__name__, factory=True, problems=(problem,))
+    problems = _misfit(fn, inspect.signature, takes)
+    return Function(fn, cls.__name__, returns=cls, problems=problems)
+
+
+def _shaped(
+    fn: Any,
+    target: Callable[..., Any],
+    signature: Callable[[Any], inspect.Signature],
+    takes: tuple[str, ...],
+    names: Mapping[str, Any],
+    name: str,
+    factory: bool = False,
+) -> Function:
+    types = hints.declared(target, names)
+    problems = _misfit(fn, signature, takes)
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        problems += (f"{name} is async; no operator awaits: write it as a plain function",)
+    return Function(
+        call=fn,
+        name=name,
+        factory=factory,
+        generator=inspect.isgeneratorfunction(target),
+        parameters=tuple(types.get(parameter, UNKNOWN) for parameter in _positional(fn, signature)),
+        returns=types.get("return", UNKNOWN),
+        problems=problems,
+    )
+
+
+def _misfit(fn: Any, signature: Callable[[Any], inspect.Signature], takes: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        shape = signature(fn)
+    except ValueError:  # some builtins do not tell
+        return ()
+    try:
+        shape.bind(*takes)
+    except TypeError:
+        return (f"{_name(fn)}{shape} must take ({', '.join(takes)})",)
+    return ()
+
+
+def _positional(fn: Any, signature: Callable[[Any], inspect.Signature]) -> list[str]:
+    try:
+        parameters = signature(fn).parameters.values()
+    except ValueError:
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _takes_nothing(fn: Any) -> bool:
+    try:
+        return not inspect.signature(fn).parameters
+    except ValueError:
+        return False
+
+
+def _is_open_resource(made: Any) -> bool:
+    return not inspect.isroutine(made) and callable(getattr(made, "open", None))
+
+
+def _defines_call(cls: Any) -> TypeGuard[type[Callable[..., Any]]]:
+    """Whether instances can be called; `callable(cls)` only says that the class can."""
+    return isinstance(cls, type) and any("__call__" in base.__dict__ for base in cls.__mro__)
+
+
+def _name(fn: Any) -> str:
+    if isinstance(fn, functools.partial):
+        fn = fn.func
+    name: str = getattr(fn, "__name__", type(fn).__name__)
+    return "the lambda" if name == "<lambda>" else name

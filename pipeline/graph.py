@@ -1,0 +1,203 @@
+"""The logical graph: what the user wrote, as data. Nodes are in the order of writing, a topological one.
+
+It is built by `Pipeline.build()`, which has checked it, and is never changed. Every engine walks the same graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.source import Source
+
+
+class Kind(str, Enum):
+    """What a node does with a record; its function's shape is in brackets."""
+
+    SOURCE = "source"
+    MAP = "map"
+    """(record) -> output"""
+    FILTER = "filter"
+    """(record) -> whether it goes on"""
+    FLAT_MAP = "flat_map"
+    """(record) -> iterable of outputs"""
+    KEY_BY = "key_by"
+    """(record) -> key; the record goes on unchanged"""
+    STATEFUL_MAP = "stateful_map"
+    """(state | None, record) -> (new state | None, output)"""
+    STATEFUL_FLAT_MAP = "stateful_flat_map"
+    """(state | None, record) -> (new state | None, iterable of outputs)"""
+    REDUCE = "reduce"
+    """(reduced, record) -> reduced; the first record of a key is its first state; every new state is an output"""
+    PROCESS = "process"
+    """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
+    PEEK = "peek"
+    """(record) -> ignored; the record goes on unchanged"""
+    UNION = "union"
+    SINK = "sink"
+
+
+STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE})
+
+
+@dataclass(frozen=True)
+class Input:
+    """An output of a node: *output* names a side output, None is the main one."""
+
+    node: str
+    output: str | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One thing that the user wrote."""
+
+    id: str
+    kind: Kind
+    inputs: tuple[Input, ...] = ()
+    fn: Callable[..., Any] | None = None
+    factory: bool = False
+    """Whether *fn* makes the function, on the worker; see `make`."""
+    type: Any = UNKNOWN
+    """Of the main output: a type, or UNKNOWN. Known wherever a shuffle, a snapshot or an encoding sink needs it."""
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    """The type of each side output."""
+    state_type: Any = None
+    """Of the state of one key, without None; None for nodes that keep none."""
+    key_type: Any = None
+    """Of the key, where KEY_BY's function tells; else UNKNOWN. For messages only: keys travel as canonical bytes."""
+    source: Source[Any] | None = None
+    sink: Sink[Any] | None = None
+    partitioned: bool = False
+    """On KEY_BY: the user says that records of one key are in one partition of the source, so nothing is shuffled."""
+    location: str = ""
+    """File and line where the user wrote it."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it keeps state by key."""
+        return self.kind in STATEFUL_KINDS
+
+    def make(self) -> Callable[..., Any]:
+        """The function to call with records: a new instance for each call where the user passed a class.
+
+        The caller opens it if it has `open(context)`, and closes it if it has `close()`.
+        """
+        function = self.fn() if self.factory and self.fn else self.fn
+        if not callable(function):
+            raise TypeError(f"{self.id} ({self.location}): its factory made {function!r}, which cannot be called")
+        return function
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """An edge along which records are sent to the subtask that owns their key's group."""
+
+    key_by: str
+    stateful: str
+
+
+@dataclass(frozen=True)
+class LogicalGraph:
+    """A checked pipeline."""
+
+    pipeline_id: str
+    max_parallelism: int
+    nodes: tuple[Node, ...]
+
+    def node(self, node_id: str) -> Node:
+        """The node of this id; raises KeyError."""
+        return self._by_id()[node_id]
+
+    def _by_id(self) -> dict[str, Node]:
+        return {node.id: node for node in self.nodes}
+
+    def type_of(self, origin: Input) -> Any:
+        """The type of records at this output."""
+        node = self.node(origin.node)
+        return node.type if origin.output is None else node.outputs[origin.output]
+
+    def consumers(self, node_id: str, output: str | None = None) -> tuple[Node, ...]:
+        """The nodes that read this output, once for each time they do."""
+        origin = Input(node_id, output)
+        return tuple(node for node in self.nodes for read in node.inputs if read == origin)
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        """Nodes that read from outside."""
+        return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
+
+    @property
+    def sinks(self) -> tuple[Node, ...]:
+        """Nodes that write to the outside."""
+        return tuple(node for node in self.nodes if node.kind is Kind.SINK)
+
+    @property
+    def stateful(self) -> tuple[Node, ...]:
+        """Nodes that keep state by key."""
+        return tuple(node for node in self.nodes if node.stateful)
+
+    @property
+    def shuffles(self) -> tuple[Shuffle, ...]:
+        """The edges that need a shuffle when the parallelism is above 1."""
+        return tuple(
+            Shuffle(key_by=read.node, stateful=node.id)
+            for node in self.stateful
+            for read in node.inputs
+            if not self.node(read.node).partitioned
+        )
+
+    def fingerprint(self) -> str:
+        """SHA-256 in hex of what two processes must agree on. Code is not in it: a changed function keeps it."""
+        described = {
+            "pipeline": self.pipeline_id,
+            "max_parallelism": self.max_parallelism,
+            "nodes": [self._describe(node) for node in self.nodes],
+        }
+        return hashlib.sha256(msgspec.json.encode(described, order="deterministic")).hexdigest()
+
+    def _describe(self, node: Node) -> dict[str, Any]:
+        described: dict[str, Any] = {
+            "id": node.id,
+            "kind": node.kind.value,
+            "inputs": [[read.node, read.output] for read in node.inputs],
+        }
+        if node.kind is Kind.KEY_BY:
+            described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
+        if node.stateful:
+            described["state"] = schema.describe(node.state_type)
+        if node.source:
+            described["source"] = node.source.describe()
+        if node.sink:
+            described["sink"] = node.sink.describe(self.type_of(node.inputs[0]))
+        return described
+
+    def explain(self) -> str:
+        """The graph as text, a node a line: its id, kind, what it reads (``<=`` after a shuffle), and its types."""
+        width = max((len(node.id) for node in self.nodes), default=0)
+        return "\n".join([self.pipeline_id, *(f"  {self._line(node, width)}" for node in self.nodes)])
+
+    def _line(self, node: Node, width: int) -> str:
+        line = f"{node.id:<{width}}  {node.kind.value:<17} "
+        line += ", ".join(f"{self._arrow(node, read)} {_written(read)}" for read in node.inputs)
+        end = node.source or node.sink
+        if end:
+            line += f"{' ' if node.inputs else ''}{type(end).__name__} {end.topic or ''}".rstrip()
+        if node.state_type is not None:
+            line += f"  state {schema.type_name(node.state_type)}"
+        return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
+
+    def _arrow(self, node: Node, read: Input) -> str:
+        return "<=" if Shuffle(read.node, node.id) in self.shuffles else "<-"
+
+
+def _written(read: Input) -> str:
+    return read.node if read.output is None else f"{read.node}.{read.output}"

@@ -1,0 +1,98 @@
+"""What a type looks like on the wire, as JSON that is equal exactly when the bytes are understood alike.
+
+Names of modules, docstrings and validation limits are left out; names of classes and fields, their order, defaults that
+make a field optional, and tags are in. Raises `UnsupportedType` for what msgspec cannot encode and decode again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+_SCALARS: dict[type[inspect.Type], str] = {
+    inspect.AnyType: "any",
+    inspect.NoneType: "null",
+    inspect.BoolType: "bool",
+    inspect.IntType: "int",
+    inspect.FloatType: "float",
+    inspect.StrType: "str",
+    inspect.BytesType: "bytes",
+    inspect.ByteArrayType: "bytes",
+    inspect.MemoryViewType: "bytes",
+    inspect.DateTimeType: "datetime",
+    inspect.DateType: "date",
+    inspect.TimeType: "time",
+    inspect.TimeDeltaType: "timedelta",
+    inspect.UUIDType: "uuid",
+    inspect.DecimalType: "decimal",
+}
+_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
+
+
+class UnsupportedType(TypeError):
+    """The message names the type and says what it may be instead."""
+
+
+def describe(type_: Any) -> Any:
+    """The schema of a type, as JSON values.
+
+    >>> describe(dict[str, int | None])
+    {'dict': ['str', {'union': ['int', 'null']}]}
+    """
+    try:
+        info = inspect.type_info(type_)
+        msgspec.msgpack.Decoder(type_)
+    except (TypeError, NameError, AttributeError) as error:
+        raise UnsupportedType(f"{type_name(type_)} cannot be encoded: {error}") from None
+    return _describe(info, set())
+
+
+def type_name(type_: Any) -> str:
+    """A type as a person would write it: without its modules."""
+    written = type_.__name__ if isinstance(type_, type) and not hasattr(type_, "__args__") else str(type_)
+    return re.sub(r"(?:\w+\.|<locals>\.)+(?=\w)", "", written)
+
+
+def _describe(info: inspect.Type, seen: set[Any]) -> Any:
+    if scalar := _SCALARS.get(type(info)):
+        return scalar
+    if isinstance(info, _RECORDS):
+        return _describe_record(info, seen)
+    if isinstance(info, inspect.UnionType):
+        return {"union": [_describe(member, seen) for member in info.types]}
+    if isinstance(info, inspect.DictType):
+        return {"dict": [_describe(info.key_type, seen), _describe(info.value_type, seen)]}
+    if isinstance(info, inspect.TupleType):
+        return {"tuple": [_describe(item, seen) for item in info.item_types]}
+    if isinstance(info, inspect.SetType | inspect.FrozenSetType):
+        return {"set": _describe(info.item_type, seen)}
+    if isinstance(info, inspect.CollectionType):
+        return {"list": _describe(info.item_type, seen)}
+    if isinstance(info, inspect.EnumType):
+        return {"enum": info.cls.__name__, "values": [member.value for member in info.cls]}
+    if isinstance(info, inspect.LiteralType):
+        return {"literal": list(info.values)}
+    if isinstance(info, inspect.Metadata):
+        return _describe(info.type, seen)
+    name = type_name(getattr(info, "cls", type(info)))
+    mend = "use a msgspec Struct, a dataclass, a TypedDict, a NamedTuple, or builtin types"
+    raise UnsupportedType(f"{name} cannot be encoded: {mend}")
+
+
+def _describe_record(info: Any, seen: set[Any]) -> Any:
+    name = getattr(info.cls, "__name__", str(info.cls))
+    if info.cls in seen:
+        return {"record": name}
+    seen.add(info.cls)
+    fields = {
+        field.encode_name: _describe(field.type, seen) if field.required else {"optional": _describe(field.type, seen)}
+        for field in info.fields
+    }
+    described = {"record": name, "fields": [[field, schema] for field, schema in fields.items()]}
+    if isinstance(info, inspect.StructType):
+        described |= {"array": True} if info.array_like else {}
+        described |= {"tag": [info.tag_field, info.tag]} if info.tag is not None else {}
+    return described

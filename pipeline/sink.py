@@ -1,0 +1,31 @@
+"""What a sink is, apart from writing to it: a description that opens nothing. Engines know how to write to each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Sink(ABC, Generic[T_contra]):
+    """Where records go."""
+
+    @property
+    def needs_type(self) -> bool:
+        """Whether it must know the type of the records to encode them."""
+        return True
+
+    @property
+    def topic(self) -> str | None:
+        """The Kafka topic that is written to, if one is."""
+        return None
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """What is wrong with this description for records of this type, each as a sentence that says how to mend it."""
+        return iter(())
+
+    @abstractmethod
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """What makes two such sinks the same, as JSON values: part of the graph's fingerprint and of manifests."""

@@ -1,0 +1,281 @@
+"""What a user writes: a pipeline, its streams, and the operators on them.
+
+Only `build` raises for a wrong graph, and it names all mistakes at once, each with its file and line. A stream may be
+used several times: each use gets all of its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
+
+from exactlyonce.pipeline import hints
+from exactlyonce.pipeline.builder import Builder
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
+from exactlyonce.pipeline.output import Emit, Output
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.source import Source
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+U = TypeVar("U")
+S = TypeVar("S")
+K = TypeVar("K")
+
+
+class Pipeline:
+    """A pipeline: sources, operators and sinks, under a name that its checkpoints are found by.
+
+    *max_parallelism* is the number of key groups: state can be spread over at most as many subtasks. It is part of
+    every checkpoint and cannot be changed later.
+    """
+
+    def __init__(self, name: str, max_parallelism: int = 128) -> None:
+        self.name = name
+        self.max_parallelism = max_parallelism
+        self._builder = Builder(name, max_parallelism)
+
+    def source(self, id: str, source: Source[T]) -> Stream[T]:
+        """A stream of what *source* gives."""
+        return Stream(self._builder, self._builder.add_source(id, source))
+
+    def build(self) -> LogicalGraph:
+        """The checked graph; raises `GraphError` naming every mistake and how to mend it."""
+        return self._builder.build()
+
+    def run(self, engine: str = "local", **options: Any) -> Any:
+        """Run it; see `exactlyonce run --help` for the options, here with `_` for `-`.
+
+        In a script, call it under ``if __name__ == "__main__":``, since worker processes import the script.
+        """
+        from exactlyonce.pipeline.loading import run
+
+        return run(self, engine, options)
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.name!r})"
+
+
+class _Stream(Generic[T]):
+    """An output of a node while a pipeline is written."""
+
+    def __init__(self, builder: Builder, origin: Input) -> None:
+        self._builder = builder
+        self._origin = origin
+
+    def __iter__(self) -> NoReturn:
+        raise GraphError("a stream cannot be looped over: it has no records before the pipeline runs")
+
+
+class Stream(_Stream[T]):
+    """A stream of records."""
+
+    @overload
+    def map(self, fn: Callable[[T], U], *, id: str | None = ..., output: TypeForm[U] | None = ...) -> Stream[U]: ...
+    @overload
+    def map(
+        self, fn: Callable[[], Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...
+    ) -> Stream[U]: ...
+    def map(self, fn: Any, *, id: str | None = None, output: Any = None) -> Stream[Any]:
+        """One output for each record: ``fn(record)``."""
+        function = self._builder.read(fn, ("record",), generator="flat_map")
+        return self._then(Kind.MAP, id, function, _given(output, function.returns))
+
+    @overload
+    def filter(self, fn: Callable[[T], object], *, id: str | None = ...) -> Stream[T]: ...
+    @overload
+    def filter(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
+    def filter(self, fn: Any, *, id: str | None = None) -> Stream[T]:
+        """The records for which ``fn(record)`` is true."""
+        function = self._builder.read(fn, ("record",), generator="flat_map")
+        return self._then(Kind.FILTER, id, function, self._type)
+
+    @overload
+    def flat_map(
+        self, fn: Callable[[T], Iterable[U]], *, id: str | None = ..., output: TypeForm[U] | None = ...
+    ) -> Stream[U]: ...
+    @overload
+    def flat_map(
+        self, fn: Callable[[], Callable[[T], Iterable[U]]], *, id: str | None = ..., output: TypeForm[U] | None = ...
+    ) -> Stream[U]: ...
+    def flat_map(self, fn: Any, *, id: str | None = None, output: Any = None) -> Stream[Any]:
+        """0 to n outputs for each record: what ``fn(record)`` returns or yields. *output* is the type of one."""
+        function = self._builder.read(fn, ("record",))
+        return self._then(Kind.FLAT_MAP, id, function, _given(output, function.item))
+
+    @overload
+    def peek(self, fn: Callable[[T], object] = ..., *, id: str | None = ...) -> Stream[T]: ...
+    @overload
+    def peek(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
+    def peek(self, fn: Any = print, *, id: str | None = None) -> Stream[T]:
+        """The same records, with ``fn(record)`` called for each: to look on. After a failure it is called again."""
+        return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",), generator="flat_map"), self._type)
+
+    @overload
+    def process(
+        self,
+        id: str,
+        fn: Callable[[T, Emit[U]], None],
+        *,
+        outputs: Sequence[Output[Any]] = ...,
+        output: TypeForm[U] | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def process(
+        self,
+        id: str,
+        fn: Callable[[], Callable[[T, Emit[U]], None]],
+        *,
+        outputs: Sequence[Output[Any]] = ...,
+        output: TypeForm[U] | None = ...,
+    ) -> Stream[U]: ...
+    def process(
+        self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), output: Any = None
+    ) -> Stream[Any]:
+        """Several outputs: ``fn(record, emit)`` calls ``emit(value)``, or ``emit(value, late)`` for one of *outputs*.
+
+        The type of the main output comes from ``emit: Emit[U]`` or *output*; `side` gives the other streams.
+        """
+        function = self._builder.read(fn, ("record", "emit"), generator="flat_map")
+        type_ = _given(output, function.emitted)
+        return Stream(self._builder, self._builder.add_process(id, self._origin, function, type_, outputs))
+
+    def side(self, output: Output[U]) -> Stream[U]:
+        """The stream of a side output of the `process` that gave this stream."""
+        return Stream(self._builder, self._builder.side(self._origin, output))
+
+    @overload
+    def union(self, *others: Stream[T], id: str | None = ...) -> Stream[T]: ...
+    @overload
+    def union(self, *others: Stream[U], id: str | None = ...) -> Stream[T | U]: ...
+    def union(self, *others: Stream[Any], id: str | None = None) -> Stream[Any]:
+        """The records of this stream and the others. Only the order within each is kept."""
+        origins = [self._origin, *(self._builder.own(other, "union") for other in others)]
+        found = [origin for origin in origins if origin is not None]
+        if not others:
+            self._builder.problem("union() needs at least one other stream")
+        type_ = hints.union(self._builder.type_of(origin) for origin in found)
+        return Stream(self._builder, self._builder.add(Kind.UNION, id, tuple(found), type=type_))
+
+    def key_by(self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool = False) -> KeyedStream[K, T]:
+        """The stream by key, for an operator with state: each key has its own.
+
+        A key is anything that msgspec encodes; 1, "1" and True are three keys. *partitioned* says that all records of a
+        key are in one partition of the topic that is read, as when the topic has that key: nothing is shuffled then.
+        """
+        function = self._builder.read(fn, ("record",), generator="flat_map")
+        origin = self._builder.add(
+            Kind.KEY_BY,
+            id,
+            (self._origin,),
+            function,
+            type=self._type,
+            key_type=function.returns,
+            partitioned=partitioned,
+        )
+        return KeyedStream(self._builder, origin)
+
+    def sink(self, id: str, sink: Sink[T]) -> None:
+        """Write the records to *sink*."""
+        self._builder.add_sink(id, self._origin, sink)
+
+    @property
+    def _type(self) -> Any:
+        return self._builder.type_of(self._origin)
+
+    def _then(self, kind: Kind, id: str | None, function: Function, type_: Any) -> Stream[Any]:
+        return Stream(self._builder, self._builder.add(kind, id, (self._origin,), function, type=type_))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("stateful_map", "stateful_flat_map", "reduce"):
+                raise GraphError(f"{name} keeps state by key: put .key_by(...) before it")
+            raise AttributeError(f"a Stream has no {name!r}")
+
+
+class KeyedStream(_Stream[T], Generic[K, T]):
+    """A stream with a key for each record; operators with state stand on it."""
+
+    @overload
+    def stateful_map(
+        self,
+        id: str,
+        fn: Callable[[S | None, T], tuple[S | None, U]],
+        *,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def stateful_map(
+        self,
+        id: str,
+        fn: Callable[[], Callable[[S | None, T], tuple[S | None, U]]],
+        *,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+    ) -> Stream[U]: ...
+    def stateful_map(self, id: str, fn: Any, *, state: Any = None, output: Any = None) -> Stream[Any]:
+        """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
+
+        The state is None at a key's first record; a new state of None deletes the key.
+        """
+        function = self._builder.read(fn, ("state", "record"), generator="stateful_flat_map")
+        returned_state, returned = hints.pair(function.returns)
+        state_type = self._builder.state_type(function, state, returned_state)
+        return self._keep(Kind.STATEFUL_MAP, id, function, state_type, _given(output, returned))
+
+    @overload
+    def stateful_flat_map(
+        self,
+        id: str,
+        fn: Callable[[S | None, T], tuple[S | None, Iterable[U]]],
+        *,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def stateful_flat_map(
+        self,
+        id: str,
+        fn: Callable[[], Callable[[S | None, T], tuple[S | None, Iterable[U]]]],
+        *,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+    ) -> Stream[U]: ...
+    def stateful_flat_map(self, id: str, fn: Any, *, state: Any = None, output: Any = None) -> Stream[Any]:
+        """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs."""
+        function = self._builder.read(fn, ("state", "record"), generator="return (state, outputs)")
+        returned_state, returned = hints.pair(function.returns)
+        state_type = self._builder.state_type(function, state, returned_state)
+        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, state_type, _given(output, hints.element(returned)))
+
+    @overload
+    def reduce(self, id: str, fn: Callable[[T, T], T]) -> Stream[T]: ...
+    @overload
+    def reduce(self, id: str, fn: Callable[[], Callable[[T, T], T]]) -> Stream[T]: ...
+    def reduce(self, id: str, fn: Any) -> Stream[T]:
+        """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``."""
+        type_ = self._builder.type_of(self._origin)
+        function = self._builder.read(fn, ("reduced", "record"), generator="stateful_flat_map")
+        return self._keep(Kind.REDUCE, id, function, hints.without_none(type_), type_)
+
+    def _keep(self, kind: Kind, id: str, function: Function, state_type: Any, type_: Any) -> Stream[Any]:
+        origin = self._builder.add(kind, id, (self._origin,), function, type=type_, state_type=state_type)
+        return Stream(self._builder, origin)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(Stream, name) and not name.startswith("_"):
+                raise GraphError(f"{name} does not stand on a keyed stream: put it before .key_by(...)")
+            raise AttributeError(f"a KeyedStream has no {name!r}")
+
+
+def _given(output: Any, declared: Any) -> Any:
+    """The type that the user gave for an output, or else the one that the function declares."""
+    return declared if output is None else hints.known(output)

@@ -1,0 +1,121 @@
+"""What is checked of a whole graph before it may run. Every mistake is found in one pass, with its file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.names import checkpoint_topic, name_problem
+
+MAX_PARALLELISM_MAX = 32_768
+_PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A mistake, as a sentence that says how to mend it."""
+
+    location: str
+    text: str
+
+
+def check(graph: LogicalGraph, written_at: str) -> Iterator[Problem]:
+    """All that is wrong with a graph."""
+    yield from (Problem(written_at, text) for text in _whole(graph))
+    for node in graph.nodes:
+        yield from (Problem(node.location, text) for text in _node(graph, node))
+
+
+def _whole(graph: LogicalGraph) -> Iterator[str]:
+    if problem := name_problem(graph.pipeline_id):
+        yield f"the pipeline's name {problem}"
+    if not 1 <= graph.max_parallelism <= MAX_PARALLELISM_MAX:
+        yield f"max_parallelism={graph.max_parallelism} must be from 1 to {MAX_PARALLELISM_MAX}"
+    if not graph.sources:
+        yield "it has no source: start with pipeline.source(id, KafkaSource(...))"
+    elif not graph.sinks:
+        yield "it has no sink: end with .sink(id, KafkaSink(...))"
+
+
+def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    yield from _ends(graph, node)
+    if node.source:
+        yield from node.source.problems()
+        yield from _source_topic(graph, node)
+    if node.sink:
+        yield from _sink(graph, node)
+    if node.kind is Kind.KEY_BY:
+        yield from _encodable(graph, node.type, Input(node.id), "they may be sent to another process")
+    if node.stateful:
+        yield from _state(node)
+
+
+def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    if node.kind is Kind.SINK:
+        return
+    if not graph.consumers(node.id):
+        wanted = "an operator with state, as .reduce(id, fn)" if node.kind is Kind.KEY_BY else ".sink(id, ...)"
+        yield f"the records of {node.id!r} go nowhere: add {wanted}, or take it away"
+    for output in node.outputs:
+        if not graph.consumers(node.id, output):
+            yield f"the records of output {output!r} go nowhere: use .side(...) of it, or take it away"
+
+
+def _source_topic(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    topic = node.source.topic if node.source else None
+    first = next(other for other in graph.sources if other.source and other.source.topic == topic)
+    if topic and first is not node:
+        yield f"topic {topic!r} is read by {first.id!r} already: use that stream a second time"
+
+
+def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    if node.sink is None:
+        return
+    type_ = graph.type_of(node.inputs[0])
+    if node.sink.needs_type and type_ is UNKNOWN:
+        yield _unknown(graph, node.inputs[0], "the sink encodes them by it")
+    if node.sink.topic == checkpoint_topic(graph.pipeline_id):
+        yield f"topic {node.sink.topic!r} holds the checkpoints: write to another"
+    yield from node.sink.problems(type_)
+
+
+def _state(node: Node) -> Iterator[str]:
+    if node.state_type is UNKNOWN:
+        if node.kind is not Kind.REDUCE:  # whose state is of its input's type, which key_by has asked for
+            yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
+        return
+    try:
+        schema.describe(node.state_type)
+    except schema.UnsupportedType as error:
+        yield f"the state cannot be kept in a checkpoint: {error}"
+
+
+def _encodable(graph: LogicalGraph, type_: Any, origin: Input, why: str) -> Iterator[str]:
+    if type_ is UNKNOWN:
+        yield _unknown(graph, origin, why)
+        return
+    try:
+        schema.describe(type_)
+    except schema.UnsupportedType as error:
+        yield f"{error} ({why})"
+
+
+def _unknown(graph: LogicalGraph, origin: Input, why: str) -> str:
+    """Names the operator that gives records of unknown type, which may be far above the one that needs it."""
+    node = graph.node(origin.node)
+    while node.kind in _PASSING_ON and node.inputs:
+        origin = next((read for read in node.inputs if graph.type_of(read) is UNKNOWN), node.inputs[0])
+        node = graph.node(origin.node)
+    if origin.output is not None:
+        mend = f"give Output({origin.output!r}, type) a type"
+    elif node.kind is Kind.SOURCE:
+        mend = "give the source a type"
+    elif node.kind is Kind.PROCESS:
+        mend = "annotate emit: Emit[type] in its function, or give output="
+    else:
+        mend = "annotate what its function returns, or give output="
+    return f"the type of the records is unknown, and {why}. They come from {node.id!r} ({node.location}): {mend}"

@@ -1,0 +1,160 @@
+"""A Kafka topic as a sink: what to write and how to encode it. It opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
+
+import msgspec
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.names import topic_problem
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.sink import Sink
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class KafkaSink(Sink[T], Generic[T]):
+    """Writes to a topic, exactly once: a read_committed consumer sees every output once, after its checkpoint.
+
+    - *value*: a type or a codec; None: by the type of the stream (bytes as they are, str in UTF-8, all else JSON). None
+      as an output is a null value, Kafka's tombstone.
+    - *key*: a function from the output to its key: bytes as they are, str in UTF-8, None as null, all else JSON.
+    - *headers*: a function from the output to (name, bytes) pairs.
+    - *create_partitions*: how many partitions the topic is created with if it is missing; None makes that an error.
+
+    A stream of `Record[T]` is written with each record's own value, key and headers; so a tombstone with a key is
+    ``Record(key="ann", value=None)``. *key* and *headers*, where given, win.
+    """
+
+    topic_name: str
+    value: TypeForm[Any] | Codec[Any] | None = None
+    key: Callable[[T], object] | None = None
+    headers: Callable[[T], Headers] | None = None
+    create_partitions: int | None = 4
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: TypeForm[Any] | Codec[Any] | None = None,
+        key: Callable[[T], object] | None = None,
+        headers: Callable[[T], Headers] | None = None,
+        create_partitions: int | None = 4,
+    ) -> None:
+        fields = {
+            "topic_name": topic, "value": value, "key": key, "headers": headers, "create_partitions": create_partitions
+        }  # fmt: skip
+        for field, content in fields.items():
+            object.__setattr__(self, field, content)
+
+    @property
+    def topic(self) -> str:
+        """The topic that is written to."""
+        return self.topic_name
+
+    @property
+    def needs_type(self) -> bool:
+        """Unless a codec is given."""
+        return self.value is None
+
+    def codec(self, type_: Any) -> Codec[Any]:
+        """How values are encoded when the stream has this type."""
+        return codec_for(_value_type(type_) if self.value is None else self.value)
+
+    def encoder(self, type_: Any) -> KafkaEncoder:
+        """What turns a batch of this type into keys, values and headers."""
+        records = _holds_records(type_)
+        key = self.key or (attrgetter("key") if records else None)
+        headers = self.headers or (attrgetter("headers") if records else None)
+        return KafkaEncoder(self.codec(type_), records, key, headers)
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """What is wrong with the topic, the functions, or the type for the codec."""
+        if problem := topic_problem(self.topic):
+            yield problem
+        for name in ("key", "headers"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                yield f"{name}={function!r} must be a function of the output"
+        count = self.create_partitions
+        if count is not None and not (isinstance(count, int) and count > 0):
+            yield f"create_partitions={count!r} must be a number from 1 on, or None"
+        if self.value is not None or type_ is not UNKNOWN:
+            yield from self._codec_problems(type_)
+
+    def _codec_problems(self, type_: Any) -> Iterator[str]:
+        try:
+            self.codec(type_)
+        except schema.UnsupportedType as error:
+            yield str(error)
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Topic and codec; functions are not part of what it is."""
+        return {"sink": "kafka", "topic": self.topic, "value": self.codec(type_).describe()}
+
+
+class KafkaEncoder:
+    """Encodes batches for one topic. Each list has one entry per output; None there is Kafka's null."""
+
+    def __init__(
+        self,
+        codec: Codec[Any],
+        records: bool,
+        key: Callable[[Any], object] | None,
+        headers: Callable[[Any], Headers] | None,
+    ) -> None:
+        self.codec = codec
+        self._records = records
+        self._key = key
+        self._headers = headers
+
+    def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
+        """The values, encoded."""
+        if self._records:
+            outputs = [record.value for record in outputs]
+        if isinstance(self.codec, JsonCodec):
+            values: list[bytes | None] = list(map(self.codec.encode, outputs))
+            return values if b"null" not in values else [None if value == b"null" else value for value in values]
+        encode = self.codec.encode
+        return [None if output is None else encode(output) for output in outputs]
+
+    def keys(self, outputs: Iterable[Any]) -> list[bytes | None] | None:
+        """The keys, encoded; None if there are none."""
+        return None if self._key is None else [encode_key(key) for key in map(self._key, outputs)]
+
+    def headers(self, outputs: Iterable[Any]) -> list[list[tuple[str, bytes | None]]] | None:
+        """The headers; None if there are none."""
+        return None if self._headers is None else [list(headers) for headers in map(self._headers, outputs)]
+
+
+def encode_key(key: object) -> bytes | None:
+    """A key as Kafka gets it: text in UTF-8, bytes as they are, None as null, all else JSON."""
+    if type(key) is str:
+        return key.encode()
+    if key is None or type(key) is bytes:
+        return key
+    return _encode_json(key)
+
+
+_encode_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+def _holds_records(type_: Any) -> bool:
+    return type_ is Record or get_origin(type_) is Record
+
+
+def _value_type(type_: Any) -> Any:
+    if not _holds_records(type_):
+        return type_
+    return (get_args(type_) or (Any,))[0]
