@@ -1,0 +1,174 @@
+"""The format of a block: whole sections of key groups, so that a reader of one group decodes only what it needs.
+
+    body    = "EOS1", length of the header (4 bytes, big-endian), header, zlib(sections, end to end)
+    header  = msgpack array: operator, checkpoint, sections
+    section = msgpack array: key group, kind, entries, bytes of its keys, bytes of its states
+    keys    = msgpack array: [keys with a state, deleted keys];  states = msgpack array, typed
+
+All sections of a block belong to one checkpoint. At one checkpoint a group is either an image (its whole state, in any
+number of sections) or an increment. A body stays under `BLOCK_SIZE_MAX` bytes. Sizes are checked before anything is
+decompressed or decoded.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
+from exactlyonce.pipeline.errors import require
+from exactlyonce.state.errors import DamagedBlock, StateUnstorable
+
+IMAGE = 0
+INCREMENT = 1
+RAW_TARGET = 256 * 1024
+SECTION_SIZE_MAX = 900 * 1000
+_MAGIC = b"EOS1"
+_PREFIX = len(_MAGIC) + 4
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one key group has in a block."""
+
+    group: int
+    kind: int
+    entries: int
+    key_bytes: int
+    state_bytes: int
+
+
+class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What a block holds, readable without decompressing it."""
+
+    operator: str
+    checkpoint: int
+    sections: tuple[Section, ...]
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """The key groups that have a section here."""
+        return frozenset(section.group for section in self.sections)
+
+    @property
+    def images(self) -> frozenset[int]:
+        """The key groups that have an image, or a part of it, here."""
+        return frozenset(section.group for section in self.sections if section.kind == IMAGE)
+
+
+class EncodedBlock(msgspec.Struct, frozen=True):
+    """A block to be written."""
+
+    header: BlockHeader
+    body: bytes
+
+    @property
+    def group(self) -> int:
+        """The first key group of it: names the block and places it on a partition."""
+        return self.header.sections[0].group
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_header_decoder = msgspec.msgpack.Decoder(BlockHeader)
+_keys_decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes]])
+
+
+class BlockWriter:
+    """Packs sections into blocks. `add` and `flush` return the block that they finished, if any."""
+
+    def __init__(self, operator: str, checkpoint: int) -> None:
+        self._operator = operator
+        self._checkpoint = checkpoint
+        self._sections: list[Section] = []
+        self._raw: list[bytes] = []
+        self._raw_bytes = 0
+
+    def add(self, group: int, kind: int, keys: bytes, states: bytes, entries: int) -> EncodedBlock | None:
+        """Take a section of *group*; *keys* from `encode_keys`."""
+        if len(keys) + len(states) > SECTION_SIZE_MAX:
+            raise StateUnstorable(
+                f"A state of operator {self._operator!r} takes {len(keys) + len(states)} bytes with its key; at most"
+                f" {SECTION_SIZE_MAX} fit a block. Spread it over more keys."
+            )
+        finished = self.make_room(len(keys) + len(states))
+        self._sections.append(Section(group, kind, entries, len(keys), len(states)))
+        self._raw += keys, states
+        self._raw_bytes += len(keys) + len(states)
+        return finished
+
+    def make_room(self, raw_bytes: int) -> EncodedBlock | None:
+        """Finish the block if *raw_bytes* more would make it too large."""
+        return self.flush() if self._raw_bytes + raw_bytes > RAW_TARGET else None
+
+    def flush(self) -> EncodedBlock | None:
+        """Finish the block, if anything is in it."""
+        if not self._sections:
+            return None
+        header = BlockHeader(self._operator, self._checkpoint, tuple(self._sections))
+        encoded = _encode(header)
+        body = b"".join((_MAGIC, len(encoded).to_bytes(4, "big"), encoded, zlib.compress(b"".join(self._raw), 1)))
+        require(len(body) < BLOCK_SIZE_MAX, f"a block is under {BLOCK_SIZE_MAX} bytes, not {len(body)}")
+        self._sections, self._raw, self._raw_bytes = [], [], 0
+        return EncodedBlock(header, body)
+
+
+def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes]) -> bytes:
+    """The keys' half of a section."""
+    return _encode((keys, deleted))
+
+
+class BlockReader:
+    """A block that was read. The sections are decompressed when the first one is wanted, and let go by `release`."""
+
+    def __init__(self, body: bytes) -> None:
+        start = _PREFIX + int.from_bytes(body[len(_MAGIC) : _PREFIX], "big")
+        _check(body[: len(_MAGIC)] == _MAGIC, "it does not start with EOS1: it is of another version, or no block")
+        _check(start <= len(body), "its header is cut off")
+        try:
+            self.header = _header_decoder.decode(body[_PREFIX:start])
+        except msgspec.DecodeError as error:
+            raise DamagedBlock(f"A block of state is damaged: its header does not decode: {error}.") from error
+        self._packed = memoryview(body)[start:]
+        self._raw: memoryview | None = None
+        self._ends: list[int] = []
+        end = 0
+        for section in self.header.sections:
+            sizes = (section.group, section.entries, section.key_bytes, section.state_bytes)
+            _check(min(sizes) >= 0 and section.kind in (IMAGE, INCREMENT), "its header holds impossible figures")
+            end += section.key_bytes + section.state_bytes
+            self._ends.append(end)
+        _check(0 < end <= max(RAW_TARGET, SECTION_SIZE_MAX), "its header holds impossible sizes")
+
+    def section(self, number: int) -> tuple[list[bytes], list[bytes], memoryview]:
+        """Keys, deleted keys and encoded states of a section."""
+        if self._raw is None:
+            self._raw = memoryview(self._decompressed())
+        section, end = self.header.sections[number], self._ends[number]
+        middle = end - section.state_bytes
+        try:
+            keys, deleted = _keys_decoder.decode(self._raw[middle - section.key_bytes : middle])
+        except msgspec.DecodeError as error:
+            raise DamagedBlock(f"A block of state is damaged: keys do not decode: {error}.") from error
+        _check(len(keys) + len(deleted) == section.entries, "it holds another number of keys than its header says")
+        return keys, deleted, self._raw[middle:end]
+
+    def release(self) -> None:
+        """Let go of what was decompressed; `section` would do it again."""
+        self._raw = None
+
+    def _decompressed(self) -> bytes:
+        unpack = zlib.decompressobj()
+        try:
+            raw = unpack.decompress(self._packed, self._ends[-1])
+            complete = len(raw) == self._ends[-1] and not unpack.decompress(unpack.unconsumed_tail, 1) and unpack.eof
+        except zlib.error as error:
+            raise DamagedBlock(f"A block of state is damaged: it does not decompress: {error}.") from error
+        _check(complete, "it holds another number of bytes than its header says")
+        return raw
+
+
+def _check(condition: Any, otherwise: str) -> None:
+    if not condition:
+        raise DamagedBlock(f"A block of state is damaged: {otherwise}.")

@@ -1,0 +1,25 @@
+"""What can go wrong with state, and whose fault it is."""
+
+from __future__ import annotations
+
+from exactlyonce.pipeline.errors import Halt, UserError
+
+
+class ApplyFailed(Exception):
+    """A user's function raised, or did not return a pair, on the record at `index` of the batch: see `__cause__`."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class StateUnstorable(UserError):
+    """A state value is not of its operator's declared type, or is too large: it could not be restored."""
+
+
+class StateIncompatible(UserError):
+    """The state in the checkpoint is of another type, or was laid out with another `max_parallelism`."""
+
+
+class DamagedBlock(Halt):
+    """A block of the checkpoint is missing, or does not hold what its checkpoint says."""

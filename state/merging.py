@@ -1,0 +1,63 @@
+"""Which key groups a checkpoint writes whole, so that chains stay short: rolling, a few groups at a time, no spikes.
+
+Over any run, no more entries go into merged images than `1 / RATIO` of those in increments, or than rewriting the state
+once in `cycle` checkpoints takes, whichever is more. In return increments never grow far past `RATIO` times the state,
+and no increment that is needed is much older than `cycle` checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from math import isqrt
+
+RATIO = 2
+CYCLE_MAX = 256
+CYCLE_MIN = 16
+
+
+class Merging:
+    """Counts the increments of each key group since its image."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, int] = {}
+        self._oldest: dict[int, int] = {}
+        self._credit = 0.0
+
+    def incremented(self, group: int, checkpoint: int, entries: int) -> None:
+        """*group* got an increment. Checkpoints may come in any order."""
+        self._entries[group] = self._entries.get(group, 0) + entries
+        self._oldest[group] = min(checkpoint, self._oldest.get(group, checkpoint))
+
+    def imaged(self, group: int) -> None:
+        """*group* got an image; its increments are no longer needed."""
+        self._entries.pop(group, None)
+        self._oldest.pop(group, None)
+
+    def choose(self, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> set[int]:
+        """The groups to write whole at *checkpoint*, in which *changed* keys changed: those most in need of it."""
+        total = sum(map(len, tables.values()))
+        cycle = _cycle(total)
+        needs = {
+            group: max(entries / (RATIO * (len(tables[group]) or 1)), (checkpoint - self._oldest[group]) / cycle)
+            for group, entries in self._entries.items()
+        }
+        self._credit += max(changed / RATIO, total / cycle)
+        chosen: set[int] = set()
+        for group in sorted((each for each in needs if needs[each] >= 0.5), key=needs.__getitem__, reverse=True):
+            cost = len(tables[group])
+            if cost > self._credit:
+                self._credit = min(self._credit, cost)
+                return chosen
+            self._credit -= cost
+            chosen.add(group)
+        self._credit = 0.0
+        return chosen
+
+
+def _cycle(total: int) -> int:
+    """Checkpoints between two images of a group, by entries in all groups.
+
+    A long cycle makes long chains, and every checkpoint lists its chain (some 60 bytes a block); a short one rewrites
+    the state often (some 16 bytes an entry). The sum is least near the square root of a quarter of the entries.
+    """
+    return max(CYCLE_MIN, min(CYCLE_MAX, isqrt(total // 4)))

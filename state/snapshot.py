@@ -1,0 +1,65 @@
+"""The state of one table at one barrier, on its way into blocks and an index.
+
+`encode` is advanced between batches; every block that it yields is written, and the references go to `seal` in the same
+order. Every chain is the base's with all blocks since, so blocks of a checkpoint that never completed are in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.pipeline.errors import require
+from exactlyonce.state.blocks import BlockHeader, EncodedBlock
+from exactlyonce.state.chain import Chain, encode_index
+from exactlyonce.state.interval import Interval
+from exactlyonce.state.state_type import StateType
+
+
+class Snapshot:
+    """Made by `KeyedTable.freeze`."""
+
+    def __init__(
+        self,
+        intervals: Sequence[Interval[Any]],
+        base: Chain,
+        chains: dict[int, Chain],
+        state_type: StateType[Any],
+        groups: range,
+        max_parallelism: int,
+    ) -> None:
+        self.checkpoint = intervals[-1].checkpoint
+        self.operator = state_type.operator
+        self._intervals = intervals
+        self._base = base
+        self._chains = chains
+        self._schema = state_type.schema
+        self._groups = groups
+        self._max_parallelism = max_parallelism
+        self._headers: list[BlockHeader] = []
+        self._encoded = False
+
+    def encode(self) -> Iterator[EncodedBlock | None]:
+        """Blocks to write; None where a slice of work is done and no block finished. Call it once."""
+        for interval in self._intervals:
+            sent = 0
+            while sent < len(interval.blocks) or not interval.encoded:
+                if sent == len(interval.blocks):
+                    interval.advance()
+                    yield None
+                    continue
+                block = interval.blocks[sent]
+                sent += 1
+                self._headers.append(block.header)
+                yield block
+        self._encoded = True
+
+    def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
+        """The parts of the index to write, given where the blocks of `encode` were written; none for empty state."""
+        require(self._encoded, f"checkpoint {self.checkpoint} is sealed after its last block")
+        self.chain = self._base.extended(zip(refs, self._headers, strict=True))
+        self._chains[self.checkpoint] = self.chain
+        return encode_index(
+            self.chain, self.operator, self.checkpoint, self._groups, self._max_parallelism, self._schema
+        )
