@@ -1,8 +1,9 @@
 """Ending transactions: the only place where the protocol commits or aborts.
 
 Invariants: commit is asked only for a committable that a durable manifest or repair names; after an unknown answer the
-same commit is asked again and abort never; what is aborted belongs to an older life or attempt and is named by no
-durable record. The live commit, recovery and Spark run these same lines.
+same commit is asked again and abort never; what is aborted is named by no durable record, or a durable repair stands in
+for it; of one sink subtask, a later transaction is committed only once the earlier ones are, so that a repair never
+lands behind it. The live commit, recovery and Spark run these same lines.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class Commits:
     """Aborted by the broker, though decided."""
     gone: list[Committable] = field(default_factory=list)
     """Neither visible nor aborted in sight: its records' offsets have been removed."""
+    held: list[Committable] = field(default_factory=list)
+    """Not asked about: an earlier transaction of their sink subtask is not known to be committed."""
 
 
-def _end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndAnswer]]:
+def end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndAnswer]]:
     """End all; ask again while the broker is busy with one."""
     answers: dict[str, EndAnswer] = {}
     remaining = tuple(endings)
@@ -54,19 +57,36 @@ def _end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndA
     return answers
 
 
+def ending(committable: Committable) -> Ending:
+    """How *committable* is ended."""
+    return Ending(committable.transactional_id, committable.producer_id, committable.epoch)
+
+
 def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
-    """Commit what a durable record names, and sort the answers; decides nothing about the refused and unknown."""
-    wanted = [each for each in committables if each.records]
-    answers = yield from _end((Ending(c.transactional_id, c.producer_id, c.epoch) for c in wanted), commit=True)
+    """Commit what a durable record names, and sort the answers; decides nothing about the refused and unknown.
+
+    All in one request, but for the transactions of one sink subtask, which are carried from aborted checkpoints: those
+    one after the other.
+    """
     commits = Commits()
-    for committable in wanted:
-        answer = answers[committable.transactional_id]
-        if answer is EndAnswer.COMPLETED:
-            commits.fates[committable.transactional_id] = "committed"
-        elif answer is EndAnswer.REFUSED:
-            commits.lost.append(committable)
-        else:
-            commits.unknown.append(committable)
+    waiting = sorted((each for each in committables if each.records), key=lambda each: each.checkpoint)
+    while waiting:
+        first: dict[tuple[str, int], Committable] = {}
+        for each in waiting:
+            first.setdefault(each.writer, each)
+        answers = yield from end(map(ending, first.values()), commit=True)
+        for committable in first.values():
+            answer = answers[committable.transactional_id]
+            if answer is EndAnswer.COMPLETED:
+                commits.fates[committable.transactional_id] = "committed"
+            elif answer is EndAnswer.REFUSED:
+                commits.lost.append(committable)
+            else:
+                commits.unknown.append(committable)
+        stuck = {each.writer for each in commits.lost + commits.unknown}
+        later = [each for each in waiting if each is not first[each.writer]]
+        commits.held += [each for each in later if each.writer in stuck]
+        waiting = [each for each in later if each.writer not in stuck]
     return commits
 
 
@@ -118,7 +138,7 @@ def sweep(
             return len(fenced)
         states = yield DescribeTransactions(tuple(targets))
         endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
-        answers = yield from _end(endings, commit=False)
+        answers = yield from end(endings, commit=False)
         fenced.update(each for each, answer in answers.items() if answer is EndAnswer.COMPLETED)
         fenced.update(each for each, state in states.items() if state is None)
         if all(each in fenced for each in targets):

@@ -12,7 +12,8 @@ import re
 import msgspec
 
 _ID = r"[A-Za-z0-9_-]+"
-_PATTERN = re.compile(rf"eo:({_ID}):({_ID}):(\d+):(\d+)\.([A-Za-z0-9_-]+):([A-Za-z0-9_-]+)\Z")
+_ATTEMPT = rf"\d+(?:-{_ID})?"
+_PATTERN = re.compile(rf"eo:({_ID}):({_ID}):(\d+):(\d+)\.({_ATTEMPT}):({_ID})\Z", re.ASCII)
 
 
 class TransactionalId(msgspec.Struct, frozen=True):
@@ -23,6 +24,7 @@ class TransactionalId(msgspec.Struct, frozen=True):
     subtask: int
     incarnation: int
     attempt: str
+    """The number of the attempt; more may follow behind a hyphen."""
     slot: str
 
     def __str__(self) -> str:
@@ -76,6 +78,11 @@ class Committable(msgspec.Struct, frozen=True):
     checkpoint: int
     """The checkpoint at whose barrier it was flushed; the manifest that carries it may be a later one."""
     written: tuple[Written, ...]
+
+    @property
+    def writer(self) -> tuple[str, int]:
+        """The sink subtask that wrote it: its transactions are ordered by their checkpoints."""
+        return self.sink, self.subtask
 
     @property
     def records(self) -> int:

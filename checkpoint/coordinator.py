@@ -5,7 +5,8 @@ checkpoint are the two tables below; whatever is not in them raises InvariantVio
 
 Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; while a
 checkpoint is being decided nothing is aborted and nothing restarted; the precommits and order logs of an aborted
-checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted) when it restarts.
+checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted) when it restarts. A clean
+end comes only when the last checkpoint is finalized and no transaction of any attempt is open.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, Source
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
+
+NEVER_MS = 1 << 62
 
 Subtask = tuple[str, int]
 """(task or sink id, index)."""
@@ -146,7 +149,8 @@ class Stop:
     """The user asked for a clean stop."""
 
 
-Event = Tick | Recovered | Deployed | ProducerGranted | Acknowledged | Concluded | Failed | SourcesFinished | Stop
+OfWorkers = Deployed | ProducerGranted | Acknowledged | SourcesFinished
+Event = Tick | Recovered | Concluded | Failed | Stop | OfWorkers
 
 # --- effects --------------------------------------------------------------------------------------------------------
 
@@ -259,6 +263,7 @@ class Coordinator:
         self._stopping = False
         self._finished = False
         self._pending_failure: Failed | None = None
+        self._gave_up: ExactlyOnceError | None = None
 
     @property
     def deciding(self) -> Plan | None:
@@ -266,14 +271,21 @@ class Coordinator:
         return next((each for each in self.in_flight if each.state is CheckpointState.DECIDING), None)
 
     @property
+    def pinned(self) -> set[int]:
+        """Completed checkpoints that something in flight builds on, or may before the present decision concludes."""
+        return {each.base for each in self.in_flight} | ({self.manifest.checkpoint} if self.manifest else set())
+
+    @property
     def wake_ms(self) -> int:
         """When the next `Tick` is due, if nothing else happens."""
-        return min([self._next_trigger_ms, *(each.triggered_ms + self.settings.timeout_ms for each in self.in_flight)])
+        triggered = (each for each in self.in_flight if each.state is CheckpointState.TRIGGERED)
+        due = [each.triggered_ms + self.settings.timeout_ms for each in triggered]
+        return min([*due, self._next_trigger_ms] if self._may_trigger else due, default=NEVER_MS)
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         """Take *event* at *now_ms* (monotonic) and return what must be done, in order."""
-        if self.state is JobState.ENDED:
-            return []
+        if self.state is JobState.ENDED or (self.state is JobState.RECOVERING and isinstance(event, OfWorkers)):
+            return []  # the last words of workers that are being killed
         match event:
             case Tick():
                 effects = self._expire(now_ms)
@@ -295,7 +307,8 @@ class Coordinator:
                 self._finished, self._next_trigger_ms = True, now_ms
                 effects = []
             case Stop():
-                effects = self._stop(now_ms)
+                self._stopping, self._next_trigger_ms = True, now_ms
+                effects = []
         return effects + self._trigger(now_ms)
 
     def _move(self, state: JobState) -> None:
@@ -311,18 +324,14 @@ class Coordinator:
         )
         self.manifest = manifest
         self._checkpoint_latest = max(self._checkpoint_latest, manifest.checkpoint)
+        if self._stopping or self._gave_up:
+            return self._end(self._gave_up)
         self._move(JobState.DEPLOYING)
         return [Deploy(self.attempt, manifest)]
 
     def _deployed(self, now_ms: int) -> list[Effect]:
         self._move(JobState.RUNNING)
         self._next_trigger_ms = now_ms if self._stopping else now_ms + self.settings.interval_ms
-        return []
-
-    def _stop(self, now_ms: int) -> list[Effect]:
-        self._stopping, self._next_trigger_ms = True, now_ms
-        if self.state is not JobState.RUNNING and self.deciding is None:
-            return self._end(None)
         return []
 
     def _failed(self, failure: Failed, now_ms: int) -> list[Effect]:
@@ -340,8 +349,10 @@ class Coordinator:
         if self.state is JobState.RECOVERING and unfinished is None:
             return []
         delay_ms = self.restart.failed(now_ms)
-        if delay_ms is None and unfinished is None:
-            return self._end(ExactlyOnceError(f"The job failed and its restart strategy gives up: {reason}"))
+        if delay_ms is None:
+            self._gave_up = ExactlyOnceError(f"The job failed and its restart strategy gives up: {reason}")
+            if unfinished is None:
+                return self._end(self._gave_up)
         self._drop_in_flight()
         self.attempt += 1
         self._move(JobState.RECOVERING)
@@ -361,17 +372,24 @@ class Coordinator:
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
+    @property
+    def _final(self) -> bool:
+        return self._stopping or self._finished
+
+    @property
+    def _may_trigger(self) -> bool:
+        """Whether only time keeps the next checkpoint from being triggered."""
+        if self.state is not JobState.RUNNING or self._pending_failure or any(each.final for each in self.in_flight):
+            return False
+        if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
+            return False
+        needed = len(self.in_flight) + (1 if self._final else 2)
+        return all(self._producers.get(sink, 0) >= needed for sink in self.sinks)
+
     def _trigger(self, now_ms: int) -> list[Effect]:
-        if self.state is not JobState.RUNNING or now_ms < self._next_trigger_ms or self._pending_failure:
+        if now_ms < self._next_trigger_ms or not self._may_trigger:
             return []
-        final = self._stopping or self._finished
-        if len(self.in_flight) >= (1 if final else self.settings.max_concurrent) or any(
-            p.final for p in self.in_flight
-        ):
-            return []
-        needed = len(self.in_flight) + (1 if final else 2)
-        if any(self._producers.get(sink, 0) < needed for sink in self.sinks):
-            return []
+        final = self._final
         require(self.manifest is not None, "a running job has a completed checkpoint")
         assert self.manifest is not None
         self._checkpoint_latest += 1
@@ -397,7 +415,7 @@ class Coordinator:
         self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         names = ", ".join(str(plan.checkpoint) for plan in late)
         reason = f"checkpoint {names} was not acknowledged within {self.settings.timeout_ms} ms"
-        if self._failed_in_row > self.settings.tolerable_failed and self.deciding is None:
+        if self._failed_in_row > self.settings.tolerable_failed:
             return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
         return [Note(f"{reason}; aborted, its output is carried by the next one")]
 
@@ -455,8 +473,8 @@ class Coordinator:
             self._pending_failure = None
             return self._restart(f"the broker refused to commit checkpoint {checkpoint}", now_ms, verdict.manifest)
         announce: list[Effect] = [AnnounceFinalized(checkpoint)]
-        if plan.final and not self._pending_failure:
-            return announce + self._end(None)
+        if plan.final:  # nothing was read after it: a worker that died since is no loss
+            return announce + self._end(self._pending_failure.error if self._pending_failure else None)
         return announce + (self._after_decision(now_ms) or self._decide(now_ms))
 
     def _completed(self, plan: Plan, manifest: Manifest, now_ms: int) -> None:

@@ -1,18 +1,20 @@
 """The decision: check, manifest, commit, finalize; and how a decided checkpoint is finished after a crash.
 
 Invariants: nothing of checkpoint *n* is committed before its manifest is durable; at most the highest manifest is
-unfinalized; a decided committable that was refused ends as proven committed, repaired, or a halt that names it.
+unfinalized; a decided committable that was refused ends as proven committed, repaired, or a halt that names it; what
+follows it from the same sink subtask becomes visible behind its repair, never before.
 Every function is a procedure (see `requests`): it can be stopped between any two requests and run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from exactlyonce.checkpoint.commit import Commits, commit, look, sweep
+from exactlyonce.checkpoint.commit import Commits, commit, end, ending, look, sweep
 from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
 from exactlyonce.checkpoint.requests import (
@@ -25,9 +27,10 @@ from exactlyonce.checkpoint.requests import (
 )
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transaction import Outcome, ProducerState, TransactionState
-from exactlyonce.pipeline.errors import Halt, Undetermined, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, Undetermined, require
 
 REPAIRS_MAX = 5
+LOSS_ACCEPTED = "loss accepted"
 
 
 class Precommit(msgspec.Struct, frozen=True):
@@ -153,10 +156,13 @@ def decide(
     *make_manifest* is given the committables and the block partitions' end offsets; *expire* is told that the manifest
     is durable and returns the manifests and blocks that may go.
     """
-    checked = yield from check(precommits, ages_ms, life)
-    if isinstance(checked, Refuse):
-        return checked
-    manifest = make_manifest(tuple(checked), (yield BlockEndOffsets()))
+    try:
+        checked = yield from check(precommits, ages_ms, life)
+        if isinstance(checked, Refuse):
+            return checked
+        manifest = make_manifest(tuple(checked), (yield BlockEndOffsets()))
+    except BrokerUnavailable as error:
+        return Refuse(str(error))
     outcome = yield Append((manifest,))
     if outcome is Outcome.NOT_WRITTEN:
         return Refuse(f"the manifest of checkpoint {manifest.checkpoint} was not written")
@@ -194,60 +200,99 @@ def finish(
 ) -> Procedure[dict[str, str]]:
     """Bring a decided checkpoint to its end: commit, prove or repair every committable, then finalize.
 
-    No sink of this pipeline may be running. Raises Halt where a committable is lost and cannot be copied.
+    No sink of this pipeline may be running, and *repairs* must have been read from the log since this procedure last
+    ran. Raises Halt where a committable is lost and cannot be copied.
     """
-    stand_ins: dict[str, Repair] = {}
-    for each in sorted(repairs, key=lambda r: r.number):
-        stand_ins[each.replaced] = each
+    stand_ins = {each.replaced: each for each in sorted(repairs, key=lambda repair: repair.number)}
     originals = {c.transactional_id: c for c in manifest.committables if c.records}
     current = {name: stand_ins[name].committable if name in stand_ins else c for name, c in originals.items()}
     by_current = {c.transactional_id: name for name, c in current.items()}
-    commits = yield from commit(current.values())
-    if commits.unknown or commits.lost:
-        yield from sweep(
-            life.pipeline, life.incarnation, life.attempt, protected=by_current, fenced_below=life.fenced_below
+    numbers = itertools.count(1 + max((each.number for each in stand_ins.values()), default=0))
+    fates: dict[str, str] = {}
+    waiting, swept = list(current.values()), False
+    while waiting:
+        commits = yield from commit(waiting)
+        if not swept and (commits.unknown or commits.lost):
+            yield from sweep(
+                life.pipeline, life.incarnation, life.attempt, protected=by_current, fenced_below=life.fenced_below
+            )
+            swept = True
+        if not commits.lost:
+            commits = yield from look(commits)
+        for name, fate in commits.fates.items():
+            fates[by_current[name]] = "repaired" if by_current[name] in stand_ins else fate
+        fates.update((by_current[name], fate) for name, fate in _gone(manifest, commits, accept_loss).items())
+        for lost in commits.lost:
+            chain = [lost, *(each for each in commits.held if each.writer == lost.writer)]
+            superseded = {by_current[each.transactional_id]: each for each in chain}
+            whole = [originals[name] for name in superseded]
+            fates.update((yield from _repair(manifest, whole, superseded, numbers, life, accept_loss)))
+        waiting = [c for name, c in current.items() if name not in fates]
+    yield from finalize(manifest, fates, life.incarnation, at_ms)
+    return fates
+
+
+def _repair(
+    manifest: Manifest,
+    chain: Sequence[Committable],
+    superseded: Mapping[str, Committable],
+    numbers: Iterator[int],
+    life: Life,
+    accept_loss: bool,
+) -> Procedure[dict[str, str]]:
+    """Copy repair: the same bytes in new transactions, which a durable record names before they are committed.
+
+    *chain* begins with a lost committable; the others, from the same sink subtask, come behind it in the log again.
+    *superseded* are, by transactional id, what the manifest or older repairs name for them.
+    """
+    fates: dict[str, str] = {}
+    for _ in range(REPAIRS_MAX):
+        repairs = []
+        for lost in chain:
+            number = next(numbers)
+            slot = f"repair-{manifest.checkpoint}-{number}"
+            name = TransactionalId(life.pipeline, lost.sink, lost.subtask, life.incarnation, str(life.attempt), slot)
+            copied = yield CopyTransaction(lost, str(name))
+            if not isinstance(copied, str):
+                repairs.append(Repair(manifest.checkpoint, number, life.incarnation, lost.transactional_id, copied))
+            elif accept_loss:
+                fates[lost.transactional_id] = LOSS_ACCEPTED
+            else:
+                raise Halt(_explain(manifest, lost, f"the broker aborted it, and it cannot be copied: {copied}"))
+        if repairs:
+            yield from _record(manifest, repairs)
+        yield from end([ending(superseded[each.replaced]) for each in repairs], commit=False)
+        superseded = {each.replaced: each.committable for each in repairs}
+        commits = yield from look((yield from commit(superseded.values())))
+        outcome = {**dict.fromkeys(commits.fates, "repaired"), **_gone(manifest, commits, accept_loss)}
+        replaced = {each.committable.transactional_id: each.replaced for each in repairs}
+        fates.update((replaced[name], fate) for name, fate in outcome.items())
+        chain = [each for each in chain if each.transactional_id not in fates]
+        if not chain:
+            return fates
+    raise Halt(
+        _explain(manifest, chain[0], f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other")
+    )
+
+
+def _record(manifest: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
+    """Make durable what stands in for what, before any of it is committed."""
+    outcome = yield Append(tuple(repairs))
+    if outcome is not Outcome.DONE:
+        raise Undetermined(
+            f"The repair of checkpoint {manifest.checkpoint} could not be recorded ({outcome.value}). "
+            f"Nothing is lost: run the pipeline again, it reads what is true."
         )
-        commits = yield from look(commits)
-    fates = {}
-    for name, fate in commits.fates.items():
-        original = by_current[name]
-        fates[original] = "repaired" if original in stand_ins else fate
+
+
+def _gone(manifest: Manifest, commits: Commits, accept_loss: bool) -> dict[str, str]:
+    """The fates of those that nothing can be learnt of: a halt, unless the user has accepted the loss."""
     for gone in commits.gone:
         if not accept_loss:
             raise Halt(
                 _explain(manifest, gone, "its records are no longer in the output log, so their fate is unknown")
             )
-        fates[by_current[gone.transactional_id]] = "loss accepted"
-    number = 1 + max((each.number for each in stand_ins.values()), default=0)
-    for lost in commits.lost:
-        name = by_current[lost.transactional_id]
-        fates[name] = yield from _repair(manifest, originals[name], number, life, accept_loss)
-        number += REPAIRS_MAX
-    yield from finalize(manifest, fates, life.incarnation, at_ms)
-    return fates
-
-
-def _repair(manifest: Manifest, lost: Committable, number: int, life: Life, accept_loss: bool) -> Procedure[str]:
-    """Copy repair: the aborted bytes, verbatim, in a new transaction that a durable record names before its commit."""
-    for k in range(number, number + REPAIRS_MAX):
-        slot = f"repair-{manifest.checkpoint}-{k}"
-        name = TransactionalId(life.pipeline, lost.sink, lost.subtask, life.incarnation, str(life.attempt), slot)
-        copied = yield CopyTransaction(lost, str(name))
-        if isinstance(copied, str):
-            if accept_loss:
-                return "loss accepted"
-            raise Halt(_explain(manifest, lost, f"the broker aborted it, and it cannot be copied: {copied}"))
-        repair = Repair(manifest.checkpoint, k, life.incarnation, lost.transactional_id, copied)
-        outcome = yield Append((repair,))
-        if outcome is not Outcome.DONE:
-            raise Undetermined(
-                f"The repair of checkpoint {manifest.checkpoint} could not be recorded ({outcome.value}). "
-                f"Nothing is lost: run the pipeline again, it reads what is true."
-            )
-        commits = yield from look((yield from commit([copied])))
-        if commits.fates:
-            return "repaired"
-    raise Halt(_explain(manifest, lost, f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other"))
+    return {each.transactional_id: LOSS_ACCEPTED for each in commits.gone}
 
 
 def _explain(manifest: Manifest, lost: Committable, what: str) -> str:
@@ -256,9 +301,9 @@ def _explain(manifest: Manifest, lost: Committable, what: str) -> str:
         f"{w.topic}[{w.partition}] offsets {w.first_offset} and on, {w.count} records" for w in lost.written
     )
     return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the output of sink {lost.sink!r} subtask {lost.subtask} for it is "
-        f"not visible to readers: {what}.\n  Affected: {where} (transaction {lost.transactional_id}).\n"
-        f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run the pipeline again; "
+        f"Checkpoint {manifest.checkpoint} was decided, but the output of sink {lost.sink!r} subtask {lost.subtask} "
+        f"for it is not visible to readers: {what}.\n  Affected: {where} (transaction {lost.transactional_id}).\n"
+        f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run it again; "
         f"(2) `exactlyonce reset {manifest.pipeline}` and recompute the output from the input into a new topic; "
         f"(3) go on without these {lost.records} records: `exactlyonce run ... --accept-loss {manifest.checkpoint}`.\n"
         f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."

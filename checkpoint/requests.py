@@ -78,7 +78,7 @@ class Look:
 
 @dataclass(frozen=True)
 class CopyTransaction:
-    """-> Committable of a new transaction *transactional_id* that holds the same records, verbatim; or str: why not."""
+    """-> Committable like *committable* of a new transaction that holds the same records, verbatim; or str: why not."""
 
     committable: Committable
     transactional_id: str

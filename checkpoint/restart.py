@@ -1,4 +1,4 @@
-"""Restart strategies: whether, and after how long, a job that failed is started again. Pure; named as Flink names them."""
+"""Restart strategies: whether, and after how long, a job that failed is started again. Pure; names are Flink's."""
 
 from __future__ import annotations
 
@@ -97,6 +97,9 @@ def restart_strategy(name: str, **options: int) -> RestartStrategy:
     """
     if name not in STRATEGIES:
         raise ConfigError(f"There is no restart strategy {name!r}. Choose one of: {', '.join(STRATEGIES)}.")
+    wrong = [f"{option} {value}" for option, value in options.items() if value < (option == "window_ms")]
+    if wrong:
+        raise ConfigError(f"Restart strategy {name!r} cannot have {', '.join(wrong)}. Choose larger numbers.")
     try:
         return STRATEGIES[name](**options)
     except TypeError:
