@@ -1,0 +1,134 @@
+"""What the tests of the connectors share: a topic, writers that leave transactions open, and a reader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.transactions import Transactions
+
+LIMIT_S = 60.0
+
+# Producers of open transactions, kept until the session ends: librdkafka would take time to let go of them.
+_writers: list[Producer] = []
+
+
+class Cluster:
+    """The doings of a test at one cluster."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.config = ClientConfig({"bootstrap.servers": bootstrap_servers})
+        self.transactions = Transactions(self.config)
+        self.topics = Topics(self.config)
+
+    def close(self) -> None:
+        self.transactions.close()
+        self.topics.close()
+
+    def producer(self, transactional_id: str, **settings: Any) -> Producer:
+        """A producer that has taken the id, so that its state is Empty."""
+        dotted = {name.replace("_", "."): value for name, value in settings.items()}
+        producer = Producer(self.config.confluent({"transactional.id": transactional_id, "log_level": 0, **dotted}))
+        producer.list_topics(timeout=LIMIT_S)  # before init_transactions, which else waits half a second
+        producer.init_transactions(LIMIT_S)
+        _writers.append(producer)
+        return producer
+
+    def open(self, transactional_id: str, topic: str, values: list[bytes], **settings: Any) -> Producer:
+        """A producer with an open transaction; the values are spread over the topic's partitions in turn."""
+        producer = self.producer(transactional_id, **settings)
+        producer.begin_transaction()
+        self.produce(producer, topic, values)
+        return producer
+
+    def produce(self, producer: Producer, topic: str, values: list[bytes]) -> None:
+        partitions = self.topics.describe([topic])[topic].partitions
+        for index, value in enumerate(values):
+            producer.produce(topic, value, partition=index % partitions)
+        assert producer.flush(LIMIT_S) == 0
+
+    def committable(self, transactional_id: str) -> Committable:
+        """The open transaction of an id, as the coordinator of a checkpoint would note it."""
+        state = self.transactions.describe([transactional_id])[transactional_id]
+        assert state is not None
+        written = tuple(
+            Written(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
+            for each in self.transactions.producers(state.partitions)
+            if (each.producer_id, each.epoch) == (state.producer_id, state.epoch)
+            if each.transaction_start_offset is not None
+        )
+        return Committable(
+            transactional_id=transactional_id,
+            producer_id=state.producer_id,
+            epoch=state.epoch,
+            transaction_version=self.transactions.transaction_version(),
+            cluster_id=self.transactions.cluster_id(),
+            sink="sink",
+            subtask=0,
+            checkpoint=1,
+            written=tuple(sorted(written, key=lambda each: each.partition)),
+        )
+
+    def visible(self, topic: str) -> list[bytes]:
+        """What a read_committed reader sees, sorted, once no transaction is open on the topic."""
+        self.wait_until(
+            lambda: self.topics.end_offsets(topic, committed=True) == self.topics.end_offsets(topic, committed=False)
+        )
+        return self.visible_now(topic)
+
+    def visible_now(self, topic: str) -> list[bytes]:
+        """What a read_committed reader sees, sorted, up to the first open transaction."""
+        ends = self.topics.end_offsets(topic, committed=True)
+        overrides = {
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+        }
+        consumer = Consumer(self.config.confluent(overrides))
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
+        values, unfinished, deadline = [], len(ends), time.monotonic() + LIMIT_S
+        while unfinished:
+            assert time.monotonic() < deadline
+            for message in consumer.consume(1000, 0.1):
+                if message.error() is None:
+                    values.append(message.value() or b"")
+                else:
+                    unfinished -= 1
+        consumer.close()
+        return sorted(values)
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, "what the test waits for did not happen"
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def cluster_at() -> Callable[[str], Cluster]:
+    """Makes a `Cluster` of the broker at an address; for tests with a broker of their own."""
+    return Cluster
+
+
+@pytest.fixture
+def cluster(kafka: Any) -> Iterator[Cluster]:
+    """The session's broker."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def topic(cluster: Cluster, topic_name: str) -> str:
+    """A new topic of two partitions."""
+    cluster.topics.create(topic_name, partitions=2)
+    return topic_name
