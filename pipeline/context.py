@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-
-
-def _uncounted(name: str, amount: int) -> None:
-    """Counts nothing: what an engine without metrics gives."""
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where an operator runs.
-
-    `count` adds to a metric of this operator: ``context.count("cache_misses", 1)``. It is a metric, not state: after a
-    recovery, records that are replayed are counted again.
-    """
+    """Where an operator runs: subtask 0 to parallelism - 1 of the operator with this id."""
 
     operator: str
-    subtask: int = 0
-    parallelism: int = 1
-    params: Mapping[str, str] = field(default_factory=dict)
-    count: Callable[[str, int], None] = _uncounted
+    subtask: int
+    parallelism: int
 
 
 class Operator:

@@ -22,6 +22,11 @@ class Sink(ABC, Generic[T_contra]):
         """The Kafka topic that is written to, if one is."""
         return None
 
+    @property
+    def transactional(self) -> bool:
+        """Whether it writes in transactions that a checkpoint commits."""
+        return True
+
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with this description for records of this type, each as a sentence that says how to mend it."""
         return iter(())

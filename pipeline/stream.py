@@ -14,6 +14,7 @@ from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
+from exactlyonce.pipeline.location import caller
 from exactlyonce.pipeline.output import Emit, Output
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
@@ -37,6 +38,8 @@ class Pipeline:
     def __init__(self, name: str, max_parallelism: int = 128) -> None:
         self.name = name
         self.max_parallelism = max_parallelism
+        self.scope = caller().f_globals
+        """The names of the module that makes it, by which worker processes import it."""
         self._builder = Builder(name, max_parallelism)
 
     def source(self, id: str, source: Source[T]) -> Stream[T]:

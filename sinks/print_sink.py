@@ -22,6 +22,11 @@ class PrintSink(Sink[object]):
         """False: anything has a repr."""
         return False
 
+    @property
+    def transactional(self) -> bool:
+        """False: a printed line is out."""
+        return False
+
     def line(self, output: object) -> str:
         """What is printed for one output."""
         return f"{self.prefix}{output!r}"

@@ -1,0 +1,198 @@
+"""From a name to a pipeline, the same in every process: pipelines are imported, never pickled.
+
+A reference is JSON values that `load_reference` makes the same pipeline of in another process. Whoever sends one also
+sends the graph's fingerprint, so that both know that they imported the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline.errors import ConfigError, UserError
+from exactlyonce.pipeline.location import caller
+from exactlyonce.pipeline.stream import Pipeline
+
+Reference = dict[str, object]
+
+_INLINE = "run(inline=True) runs everything in this process instead"
+_importing: ContextVar[str | None] = ContextVar("importing", default=None)
+_here: dict[int, Pipeline] = {}
+"""Pipelines of this process that cannot be imported, by their `id`."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A pipeline, and how another process makes the same."""
+
+    pipeline: Pipeline
+    reference: Reference
+
+
+def load(target: str, params: Mapping[str, str] | None = None) -> Loaded:
+    """The pipeline ``module:attribute``, where attribute is a pipeline or a function that makes it of *params*.
+
+    The module is looked for in the working directory first. Raises `ConfigError` or `GraphError`.
+    """
+    module, colon, attribute = target.partition(":")
+    if not (module and colon and attribute):
+        raise ConfigError(f"{target!r} names no pipeline: write module:attribute, as orders:pipeline")
+    if module.endswith(".py") or "/" in module:
+        name = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigError(f"{module!r} is a file: name it as a module, {name}:{attribute}")
+    return _loaded({"module": module, "attribute": attribute, "params": dict(params or {}), "path": str(Path.cwd())})
+
+
+def load_reference(reference: Mapping[str, Any]) -> Pipeline:
+    """The pipeline of a reference that `load` or `run` made, here or in another process."""
+    if (number := reference.get("here")) is not None:
+        if number in _here:
+            return _here[number]
+        raise ConfigError("a pipeline of another process cannot be imported")
+    module, attribute = str(reference["module"]), str(reference["attribute"])
+    found = _import(module, str(reference["path"]))
+    if not hasattr(found, attribute):
+        names = ", ".join(_pipelines(vars(found))) or "none"
+        raise ConfigError(f"module {module!r} has no {attribute!r}; the pipelines in it: {names}")
+    return _made(f"{module}:{attribute}", getattr(found, attribute), reference["params"])
+
+
+def run(pipeline: Pipeline, engine: str, options: Mapping[str, Any]) -> Any:
+    """What `Pipeline.run` does: hand the pipeline and its reference to an engine, found by its entry point."""
+    if module := _importing.get():
+        guard = 'if __name__ == "__main__":'
+        raise ConfigError(f"module {module!r} calls run() while it is imported: put the call under {guard}")
+    engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
+    if engine not in engines:
+        raise ConfigError(f"there is no engine {engine!r}; installed: {', '.join(sorted(engines)) or 'none'}")
+    loaded = _kept(pipeline) if options.get("inline") else _importable(pipeline)
+    return engines[engine].load()(loaded, **options)
+
+
+def _loaded(reference: Reference) -> Loaded:
+    return Loaded(load_reference(reference), reference)
+
+
+def _kept(pipeline: Pipeline) -> Loaded:
+    _here[id(pipeline)] = pipeline
+    return Loaded(pipeline, {"here": id(pipeline)})
+
+
+def _importable(pipeline: Pipeline) -> Loaded:
+    """Import the pipeline under a name that other processes can use, and check that it comes out the same."""
+    scopes = (caller().f_globals, pipeline.scope)
+    bound = [(scope, name) for scope in scopes for name, value in scope.items() if value is pipeline]
+    if not bound:
+        raise ConfigError(
+            f"worker processes import pipeline {pipeline.name!r}, and no name of a module is bound to it: "
+            f"assign it to one, or use `exactlyonce run module:function`; {_INLINE}"
+        )
+    scope, attribute = bound[0]
+    module, path = _module_name(scope)
+    loaded = _loaded({"module": module, "attribute": attribute, "params": {}, "path": str(path)})
+    if loaded.pipeline.build().fingerprint() != pipeline.build().fingerprint():
+        raise ConfigError(f"importing {module}:{attribute} gives another graph: does it depend on how it is run?")
+    return loaded
+
+
+def _module_name(scope: Mapping[str, Any]) -> tuple[str, Path]:
+    """The name and folder by which the module with these globals is imported."""
+    spec, file = scope.get("__spec__"), scope.get("__file__")
+    if file is None:
+        raise ConfigError(f"worker processes cannot import a pipeline of a notebook or a prompt: save it; {_INLINE}")
+    folder = Path(file).resolve().parent
+    if spec is None:
+        name = Path(file).stem
+        if not name.isidentifier():
+            raise ConfigError(f"worker processes cannot import a file called {Path(file).name}: rename it; {_INLINE}")
+        return name, folder
+    depth = spec.name.count(".") + (spec.submodule_search_locations is not None)
+    return spec.name, folder.parents[depth - 1] if depth else folder
+
+
+def _import(name: str, path: str) -> ModuleType:
+    if name == "__main__":
+        raise ConfigError(f"worker processes cannot import __main__: name the module; {_INLINE}")
+    if path not in sys.path:
+        sys.path.insert(0, path)
+    importlib.invalidate_caches()
+    try:
+        with _users_code(f"importing {name}"), _import_of(name):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if f"{name}.".startswith(f"{missing}."):
+            raise ConfigError(f"there is no module {name!r} in {path}") from None
+        raise ConfigError(f"module {name!r} imports {missing!r}, which is not installed") from None
+
+
+@contextmanager
+def _import_of(name: str) -> Iterator[None]:
+    token = _importing.set(name)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+@contextmanager
+def _users_code(doing: str) -> Iterator[None]:
+    """What the user's own code raises, as an error that names its line."""
+    try:
+        yield
+    except (UserError, ModuleNotFoundError):
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(f"{doing} failed: {type(error).__name__}: {error} ({last.filename}:{last.lineno})") from error
+
+
+def _made(target: str, found: Any, params: Mapping[str, str]) -> Pipeline:
+    if isinstance(found, Pipeline):
+        if params:
+            raise ConfigError(f"{target} is a pipeline and takes no parameters; a function that makes one does")
+        return found
+    if not callable(found):
+        raise ConfigError(f"{target} is no pipeline and no function that makes one, but {found!r}")
+    arguments = _arguments(target, found, params)
+    with _users_code(f"{target}()"):
+        made = found(**arguments)
+    if not isinstance(made, Pipeline):
+        raise ConfigError(f"{target}() must return a Pipeline, and returned {made!r}")
+    return made
+
+
+def _arguments(target: str, function: Callable[..., Any], params: Mapping[str, str]) -> dict[str, Any]:
+    """The parameters, each converted to the type that the function's annotation names."""
+    wanted = inspect.signature(function).parameters
+    required = {name for name, parameter in wanted.items() if parameter.default is parameter.empty}
+    for problem, names in (("has no parameter", params.keys() - wanted), ("needs parameter", required - params.keys())):
+        if names:
+            known = ", ".join(map(str, wanted.values())) or "nothing"
+            raise ConfigError(f"{target} {problem} {', '.join(sorted(names))}; it takes: {known}")
+    types = hints.declared(function, {})
+    return {name: _converted(target, name, text, types.get(name, str)) for name, text in params.items()}
+
+
+def _converted(target: str, name: str, text: str, type_: Any) -> Any:
+    try:
+        return msgspec.convert(text, type_, strict=False)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError(f"{target}: {name}={text!r} is no {schema.type_name(type_)}: {error}") from None
+
+
+def _pipelines(names: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in names.items() if isinstance(value, Pipeline)]
