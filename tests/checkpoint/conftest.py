@@ -1,0 +1,103 @@
+"""What the tests of the checkpoint store share: manifests to write, and a topic of one's own to write them to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.manifest import (
+    BlockRef,
+    Finalized,
+    Incarnation,
+    Manifest,
+    OperatorSnapshot,
+    OrderLog,
+    SourceOffset,
+)
+from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
+from exactlyonce.testing.clock import SimulatedClock
+
+REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
+COMMITTABLE = Committable("eo:p:out:0:1.0:0", 4001, 7, 2, "cluster", "out", 0, 4, (Written("totals", 0, 5, 6),))
+MANIFEST = Manifest(
+    pipeline="p",
+    checkpoint=0,
+    incarnation=1,
+    attempt=0,
+    kind="checkpoint",
+    base=0,
+    previous=0,
+    triggered_at_ms=1_000,
+    completed_at_ms=1_100,
+    fingerprint="f1",
+    max_parallelism=128,
+    parallelism=2,
+    block_partitions=5,
+    block_end_offsets=(1, 2, 3, 4, 5),
+    written_bytes=10,
+    offsets=(SourceOffset("orders", "orders", "id", 0, 7),),
+    operators=(OperatorSnapshot("totals", 2, 10, ((REF,), ())),),
+    order_logs=(OrderLog("totals", 0, (REF,)),),
+    committables=(COMMITTABLE,),
+    sinks=(("out", "totals", 3),),
+)
+
+
+@pytest.fixture
+def manifest() -> Callable[..., Manifest]:
+    """`manifest(7, parallelism=4)` is a manifest of checkpoint 7."""
+    return lambda checkpoint, **changes: msgspec.structs.replace(MANIFEST, checkpoint=checkpoint, **changes)
+
+
+class Store:
+    """The checkpoint topic of a pipeline that no other test has."""
+
+    def __init__(self, bootstrap_servers: str, pipeline: str) -> None:
+        self.config: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
+        self.pipeline = pipeline
+        self.topic: TopicInfo = prepare_topic(self.config, pipeline)
+        self.clock = SimulatedClock()
+
+    def opened(self, **settings: Any) -> DecisionLog:
+        """A decision log that has fenced all older ones."""
+        log = DecisionLog(self.config, self.pipeline, self.topic, self.clock, **settings)
+        log.open()
+        return log
+
+    def living(self, host: str = "here", process: int = 1, **settings: Any) -> DecisionLog:
+        """A decision log whose life has begun."""
+        log = self.opened(**settings)
+        log.begin_life(host, process)
+        return log
+
+    def manifest(self, checkpoint: int, incarnation: int = 1, **changes: Any) -> Manifest:
+        """A manifest of this pipeline."""
+        changes = {"committables": (), "operators": (), "order_logs": ()} | changes
+        return msgspec.structs.replace(
+            MANIFEST, pipeline=self.pipeline, checkpoint=checkpoint, incarnation=incarnation, **changes
+        )
+
+    def mark(self, checkpoint: int, incarnation: int = 1) -> Finalized:
+        """The finalized mark of such a manifest."""
+        return Finalized(checkpoint, incarnation, 1_200, ())
+
+    def life(self, number: int) -> Incarnation:
+        """What an incarnation of `living` looks like in the log."""
+        return Incarnation(number, "here", 1, self.clock.now_ms(), self.clock.now_ms())
+
+
+@pytest.fixture
+def store(kafka: Any, topic_name: str) -> Store:
+    """A checkpoint topic on the shared broker."""
+    return Store(kafka.bootstrap_servers, topic_name)
+
+
+@pytest.fixture
+def new_store() -> Callable[[str, str], Store]:
+    """Makes a checkpoint topic on a broker of the test's own."""
+    return Store
