@@ -40,7 +40,7 @@ Progress = Callable[[str], None]
 Lifetime = Literal["detached", "process"]
 """A detached broker outlives who started it; the kernel kills the other together with the thread that started it."""
 
-_SMALL_BROKER = {
+SMALL_BROKER = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
@@ -61,7 +61,7 @@ _SMALL_BROKER = {
     "log.cleaner.dedupe.buffer.size": str(16 << 20),  # the default takes 128 MB of the heap
 }
 _JVM_OPTIONS = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
-_LOG4J = """\
+LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console
@@ -207,7 +207,7 @@ class EmbeddedBroker:
         logs = self.data_dir / "topics"
         controller_port = free_port(other_than=port)
         settings = {
-            **_SMALL_BROKER,
+            **SMALL_BROKER,
             "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
             "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
             "controller.quorum.voters": f"1@{HOST}:{controller_port}",
@@ -215,7 +215,7 @@ class EmbeddedBroker:
             **self.settings,
         }
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        (self.data_dir / "log4j2.properties").write_text(_LOG4J)
+        (self.data_dir / "log4j2.properties").write_text(LOG4J)
         if (logs / "meta.properties").exists():  # the last file that formatting writes
             return
         shutil.rmtree(logs, ignore_errors=True)

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import DockerException
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
@@ -18,12 +18,15 @@ from exactlyonce.connectors.broker import HOST, answers, free_port
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
+INTERNAL = "INTERNAL://127.0.0.1:9094"
+"""Where the image's broker reaches itself."""
+
 
 @contextlib.contextmanager
 def kafka_container(image: str) -> Iterator[KafkaCluster]:
     """Run *image* and give the cluster once it answers; the container is removed at the end.
 
-    Raises `BrokerUnavailable` when there is no Docker engine, no such image, or the broker does not come up.
+    Raises `BrokerUnavailable` when there is no Docker engine, no such image, or the broker in it does not come up.
     """
     address = f"{HOST}:{free_port()}"
     # Its reaper is an image to be pulled from a registry; the container is removed here, and nothing is pulled.
@@ -31,12 +34,14 @@ def kafka_container(image: str) -> Iterator[KafkaCluster]:
     with contextlib.ExitStack() as stack:
         try:
             container = stack.enter_context(_container(image, address))
-        except ImageNotFound:
-            raise BrokerUnavailable(f"There is no image {image}. Make it: docker/kafka/build") from None
         except DockerException as problem:
-            raise BrokerUnavailable(f"The Docker engine cannot run {image}: {problem}") from problem
+            raise BrokerUnavailable(
+                f"No container of {image} could be started: {problem}. Docker must run, and the image must be there: "
+                "`make image` in the repository of exactlyonce makes it."
+            ) from problem
         deadline = time.monotonic() + LIMIT_S
         while not answers(address, timeout_s=1):
+            container.reload()
             if container.status != "running" or time.monotonic() > deadline:
                 log = b"".join(container.get_logs()).decode(errors="replace")
                 raise BrokerUnavailable(f"The broker in the container of {image} did not come up:\n{log[-2000:]}")
@@ -45,7 +50,7 @@ def kafka_container(image: str) -> Iterator[KafkaCluster]:
 
 def _container(image: str, address: str) -> DockerContainer:
     container = DockerContainer(image)
-    container.with_command(["--override", f"advertised.listeners=PLAINTEXT://{address}"])
+    container.with_command(["--override", f"advertised.listeners=PLAINTEXT://{address},{INTERNAL}"])
     host, port = address.split(":")
     container.ports["9092/tcp"] = (host, int(port))  # type: ignore[assignment]  # as the engine's client takes it
     return container

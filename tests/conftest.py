@@ -1,0 +1,42 @@
+"""What holds for all tests: which may be skipped, and the image that the container tests run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one."""
+    marked = [item for item in items if item.get_closest_marker("docker")]
+    if marked and os.environ.get("CI") != "true" and not _docker_answers():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
+
+
+@pytest.fixture(scope="session")
+def kafka_image() -> str:
+    """The image of docker/kafka, freshly made from this tree."""
+    tag = "exactlyonce-kafka:tests"
+    made = subprocess.run(
+        [sys.executable, ROOT / "docker" / "kafka" / "build.py", "--tag", tag], capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    return tag
+
+
+def _docker_answers() -> bool:
+    from docker.client import DockerClient
+    from docker.errors import DockerException
+
+    try:
+        DockerClient.from_env().ping()
+    except DockerException:
+        return False
+    return True
