@@ -69,7 +69,7 @@ class TestValues:
 
     def test_classes_and_schemas_are_in_step(self) -> None:
         """The newest version of each schema has the fields of its class, in the same order, down to nested ones."""
-        known = {each.__name__: each for each in (*KINDS, BlockRef, Written, Committable, *_nested())}
+        known: dict[str, Any] = {each.__name__: each for each in (*KINDS, BlockRef, Written, Committable, *_nested())}
         for kind in KINDS:
             for name, fields in _record_fields(wire.SCHEMAS[kind][-1]):
                 if name not in ("Fate", "SinkPartitions"):  # plain tuples in Python
@@ -77,7 +77,7 @@ class TestValues:
 
     def test_an_older_version_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A value written with a known older schema is resolved to the newest."""
-        fields = wire.SCHEMAS[Incarnation][-1]["fields"]
+        fields: Any = wire.SCHEMAS[Incarnation][-1]["fields"]
         older = wire._parse(Incarnation, wire._record("Incarnation") | {"fields": fields[::-1]})
         monkeypatch.setitem(wire._KNOWN, older.fingerprint, older)
         monkeypatch.setitem(wire._WRITTEN, Incarnation, older)
