@@ -1,0 +1,144 @@
+"""One source subtask: reads its partitions of a topic from exact offsets.
+
+Invariants: `offsets` are those of the first record not yet handed out (never the consumer's position, which counts
+fetched records); partitions are assigned and sought, never subscribed; a removed offset is an error, never a reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+
+FETCH_BACKOFF_MS = 10
+"""How soon the client fetches again after its queue was full. Its default of a second starves a fast loop."""
+
+_RETENTION = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_FATAL = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION)
+
+
+@dataclass
+class KafkaReader:
+    """Reads *topic*; `poll` hands out messages in order within each partition."""
+
+    source: str
+    topic: str
+    offsets: dict[int, int]
+    """By partition, Sn: the offset of the first record that `poll` has not handed out."""
+    targets: Mapping[int, int]
+    """By partition, the offset at which this source is finished; empty: never."""
+    config: Mapping[str, str]
+    """librdkafka settings."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """(partition, count) of the last batch, in order."""
+    _consumer: Consumer | None = None
+    _unfinished: set[int] = field(default_factory=set)
+
+    def open(self) -> None:
+        """Assign the partitions and seek to the offsets."""
+        self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
+        if not self.offsets:
+            return
+        self._consumer = Consumer(
+            {
+                "group.id": "exactlyonce",
+                "isolation.level": "read_committed",
+                "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+                **self.config,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+            }
+        )
+        self._consumer.assign([TopicPartition(self.topic, p, offset) for p, offset in self.offsets.items()])
+
+    @property
+    def finished(self) -> bool:
+        """Whether every partition has reached its target; False for an unbounded source."""
+        return bool(self.targets) and not self._unfinished
+
+    def poll(self, records_max: int, timeout_s: float) -> list[Message]:
+        """Up to *records_max* messages; waits up to *timeout_s* for the first. Sets `runs` and moves `offsets`."""
+        self.runs = []
+        if self._consumer is None:
+            return []
+        messages = self._consumer.consume(records_max, timeout_s)
+        if any(map(Message.error, messages)):
+            messages = self._without_events(messages)
+        if not messages:
+            return messages
+        end = 0
+        for partition, group in groupby(map(Message.partition, messages)):
+            count = sum(1 for _ in group)
+            end += count
+            self.runs.append((partition, count))
+            offset = self.offsets[partition] = messages[end - 1].offset() + 1
+            if partition in self._unfinished and offset >= self.targets[partition]:
+                self._unfinished.discard(partition)
+        return messages
+
+    def _without_events(self, messages: list[Message]) -> list[Message]:
+        """Take ends of partitions and errors out of *messages*."""
+        kept = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                kept.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                if message.offset() >= self.targets.get(message.partition(), 0):
+                    self._unfinished.discard(message.partition())
+            else:
+                self._raise(error, message)
+        return kept
+
+    def _raise(self, error: KafkaError, message: Message) -> None:
+        """Raise what needs a person; everything else (a broker that is away) librdkafka itself retries."""
+        where = f"{self.topic}[{message.partition()}]" if message.partition() is not None else self.topic
+        if error.code() in _RETENTION:
+            partition = message.partition() or 0
+            wanted = self.offsets.get(partition, OFFSET_BEGINNING)
+            first, end = self._watermarks(partition)
+            raise Halt(
+                f"Source {self.source!r} must go on at {where} offset {wanted}, but the topic holds offsets {first} to "
+                f"{end} now: retention or a truncated log has taken what lies between.\n"
+                f"  Records {wanted} to {first - 1} of {where} would be lost, so the pipeline stops.\n"
+                f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
+                f"recompute from what is there."
+            )
+        if error.code() in _TOPIC:
+            raise TopicError(
+                f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
+            )
+        if error.code() in _FATAL:
+            raise TopicError(f"Source {self.source!r} may not read {where}: {error.str()}. Grant Read on the topic.")
+        if error.fatal():
+            raise BrokerUnavailable(f"Source {self.source!r} cannot read {where}: {error.str()}.")
+
+    def _watermarks(self, partition: int) -> tuple[int, int]:
+        assert self._consumer is not None
+        try:
+            first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=10.0)
+        except KafkaException:
+            return 0, 0
+        return first, end
+
+    def lag(self) -> int:
+        """Records up to the last stable offset not yet handed out, as far as the client knows without asking."""
+        if self._consumer is None:
+            return 0
+        total = 0
+        for partition, offset in self.offsets.items():
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
+            total += max(0, end - offset)
+        return total
+
+    def close(self) -> None:
+        """Leave; nothing is committed."""
+        if self._consumer is not None:
+            self._consumer.close()

@@ -1,0 +1,75 @@
+"""How a subtask's snapshot lies in the checkpoint topic: state blocks, their index, order logs; and the way back.
+
+Invariant: every block of an attempt has a key of its own: kind, operator, key group, part and writer are all in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, Ticket
+from exactlyonce.checkpoint.wire import Block
+from exactlyonce.pipeline.graph import Node
+from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.chain import decode_index
+from exactlyonce.state.restore import restore
+from exactlyonce.state.table import KeyedTable
+
+STATE, INDEX, ORDER = "state", "index", "order"
+
+
+class BlockNames:
+    """Numbers the blocks of one worker."""
+
+    def __init__(self, subtask: int) -> None:
+        self._subtask = subtask
+        self._part = 0
+
+    def _next(self) -> int:
+        self._part += 1
+        return self._part
+
+    def write(self, writer: BlockWriter, checkpoint: int, operator: str, block: EncodedBlock) -> Ticket:
+        """A block of state."""
+        return writer.write(Block(operator, checkpoint, STATE, "zlib", "EOS1", block.body), block.group, self._next())
+
+    def write_index(self, writer: BlockWriter, checkpoint: int, table: KeyedTable[Any], part: bytes) -> Ticket:
+        """A part of the index of a subtask's state."""
+        block = Block(table.operator, checkpoint, INDEX, "none", "EOS1", part)
+        return writer.write(block, self._subtask, self._next())
+
+    def write_order(self, writer: BlockWriter, checkpoint: int, task: str, subtask: int, log: bytes) -> Ticket:
+        """The order log of a subtask since the last barrier."""
+        return writer.write(Block(task, checkpoint, ORDER, "none", "msgpack", log), subtask, self._next())
+
+
+def restore_table(
+    node: Node,
+    groups: range,
+    max_parallelism: int,
+    checkpoint: int,
+    snapshot: OperatorSnapshot | None,
+    reader: BlockReader,
+) -> KeyedTable[Any]:
+    """The table of *node* for *groups* at *checkpoint*, from all old subtasks' indexes."""
+    refs = [ref for parts in snapshot.index for ref in parts] if snapshot else []
+    indexes = [body for _, body in _bodies(reader, refs)]
+    return restore(
+        node.id, node.state_type, groups, max_parallelism, checkpoint, indexes, lambda wanted: _bodies(reader, wanted)
+    )
+
+
+def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
+    """Every block that *manifest* stands on: indexes, what they list, order logs."""
+    refs = {ref for log in manifest.order_logs for ref in log.blocks}
+    indexes = [ref for operator in manifest.operators for parts in operator.index for ref in parts]
+    refs.update(indexes)
+    for _, body in _bodies(reader, indexes):
+        refs.update(entry.ref for entry in decode_index(body).entries)
+    return refs
+
+
+def _bodies(reader: BlockReader, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
+    return ((ref, block.body) for ref, block in reader.fetch(refs))

@@ -1,0 +1,246 @@
+"""From the plan to running subtasks: operators, tables, readers, writers and channels of one worker, made and wired.
+
+Invariant: what is made here comes from the imported pipeline and the coordinator's `Start` alone; its fingerprint is
+sent back, so that the coordinator knows that both imported the same.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from exactlyonce.checkpoint.committable import TransactionalId
+from exactlyonce.checkpoint.manifest import Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.kafka_reader import KafkaReader
+from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local import operators as ops
+from exactlyonce.engines.local.blocks import BlockNames, restore_table
+from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.inputs import BatchCodec, ChannelInput, Input, SourceInput
+from exactlyonce.engines.local.plan import Plan, Task, plan
+from exactlyonce.engines.local.task import OrderRuns, Subtask
+from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.graph import Input as NodeInput
+from exactlyonce.pipeline.graph import Kind, Node
+from exactlyonce.pipeline.loading import load_reference
+from exactlyonce.sinks.kafka_sink import KafkaSink
+from exactlyonce.sinks.kafka_writer import KafkaWriter
+from exactlyonce.sinks.print_sink import PrintSink
+from exactlyonce.sinks.transaction_pool import TransactionPool
+from exactlyonce.state.key_groups import group_range
+from exactlyonce.state.table import KeyedTable
+
+Send = Callable[[msg.ToCoordinator], None]
+
+
+@dataclass
+class Built:
+    """Everything that one worker runs."""
+
+    fingerprint: str
+    blocks: BlockWriter
+    subtasks: list[Subtask] = field(default_factory=list)
+    """In the plan's order: those nearest to the sources first."""
+    writers: list[KafkaWriter] = field(default_factory=list)
+    sockets: list[SocketChannel] = field(default_factory=list)
+
+    def writer(self, sink: str) -> KafkaWriter:
+        """The writer of a sink."""
+        return next(writer for writer in self.writers if writer.sink == sink)
+
+
+def build(start: msg.Start, send: Send) -> Built:
+    """Import the pipeline, restore its state, open its channels; nothing is read or produced yet."""
+    graph = load_reference(start.reference).build()
+    config = ClientConfig(start.client)
+    blocks = BlockWriter(config.confluent(), start.topic, start.incarnation, start.attempt)
+    built = Built(graph.fingerprint(), blocks)
+    builder = _Builder(start, send, plan(graph, start.parallelism), config, built)
+    for task in builder.plan.tasks:
+        builder.task(task)
+    for subtask in built.subtasks:
+        for source in subtask.sources:
+            source.reader.open()
+    return built
+
+
+class _Builder:
+    def __init__(self, start: msg.Start, send: Send, plan: Plan, config: ClientConfig, built: Built) -> None:
+        self.start, self.send, self.plan, self.config, self.built = start, send, plan, config, built
+        self.names = BlockNames(start.subtask)
+        self.reader = BlockReader(config.confluent(), start.topic)
+        self.executor = ThreadPoolExecutor(1, "producers")
+        self.operators: dict[str, Any] = {}
+        self.channels = self._channels()
+
+    def _channels(self) -> dict[tuple[str, str, int], Channel]:
+        """By ("in" or "out", edge, other subtask)."""
+        me = self.start.subtask
+        found: dict[tuple[str, str, int], Channel] = {}
+        for edge, i, j in self.plan.channels():
+            if me not in (i, j):
+                continue
+            if i == j:
+                found["in", edge, i] = found["out", edge, i] = LocalChannel()
+                continue
+            side, other = ("out", j) if i == me else ("in", i)
+            channel = SocketChannel(socket.socket(fileno=self.start.channels[f"{side}:{edge}:{i}:{j}"]))
+            found[side, edge, other] = channel
+            self.built.sockets.append(channel)
+        return found
+
+    def task(self, task: Task) -> None:
+        """Make this worker's subtask of *task*."""
+        inputs: list[Input] = []
+        tables: list[KeyedTable[Any]] = []
+        writers: list[KafkaWriter] = []
+        for node in task.nodes:
+            self.operators[node.id] = operator = self._operator(node, tables, writers)
+            if node.kind is Kind.SOURCE:
+                inputs.append(self._source(node, operator))
+            for read in node.inputs:
+                inputs += self._connect(read, node, operator)
+        outputs = [
+            self.channels["out", edge.name, j] for edge in self.plan.out_of(task) for j in range(self.plan.parallelism)
+        ]
+        partitions = sum(len(each.reader.offsets) if isinstance(each, SourceInput) else 1 for each in inputs)
+        self.built.subtasks.append(
+            Subtask(
+                task.name,
+                self.start.subtask,
+                inputs,
+                tables,
+                writers,
+                outputs,
+                self.built.blocks,
+                self.names,
+                self.send,
+                OrderRuns() if partitions > 1 else None,
+            )
+        )
+        self.built.writers += writers
+
+    def _connect(self, read: NodeInput, node: Node, operator: ops.Push) -> list[Input]:
+        """Wire an edge: a call within the task, or channels from every subtask of the task before."""
+        producer = self.operators[read.node]
+        edge = next((e for e in self.plan.shuffles if (e.producer, e.consumer) == (read.node, node.id)), None)
+        if edge is None:
+            listeners = producer.downstream if read.output is None else producer.sides.setdefault(read.output, [])
+            listeners.append(operator)
+            return []
+        codec = BatchCodec(self.plan.graph.type_of(read))
+        parallelism = self.plan.parallelism
+
+        def send(subtask: int, batch: ops.Batch) -> None:
+            self.channels["out", edge.name, subtask].send(codec.encode(batch))
+
+        producer.downstream.append(ops.Shuffle(edge.name, send, parallelism, self.plan.graph.max_parallelism))
+        return [
+            ChannelInput(f"{edge.name}:{i}", self.channels["in", edge.name, i], codec, operator)
+            for i in range(parallelism)
+        ]
+
+    def _operator(self, node: Node, tables: list[KeyedTable[Any]], writers: list[KafkaWriter]) -> Any:
+        match node.kind:
+            case Kind.SOURCE | Kind.UNION:
+                return ops.Pass(node.id)
+            case Kind.MAP:
+                return ops.Map(node.id, self._function(node))
+            case Kind.PEEK:
+                return ops.Peek(node.id, self._function(node))
+            case Kind.FILTER:
+                return ops.Filter(node.id, self._function(node))
+            case Kind.FLAT_MAP:
+                return ops.FlatMap(node.id, self._function(node))
+            case Kind.KEY_BY:
+                return ops.KeyBy(node.id, self._function(node))
+            case Kind.PROCESS:
+                return ops.Process(node.id, self._function(node), {name: [] for name in node.outputs})
+            case Kind.STATEFUL_MAP | Kind.STATEFUL_FLAT_MAP | Kind.REDUCE:
+                tables.append(self._table(node))
+                flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
+                return ops.Stateful(node.id, self._function(node), tables[-1], flat, reduces)
+            case Kind.SINK:
+                return self._sink(node, writers)
+
+    def _function(self, node: Node) -> Callable[..., Any]:
+        """The user's function, made and opened here if it is a class."""
+        function = node.make()
+        if hasattr(function, "open"):
+            function.open(Context(node.id, self.start.subtask, self.start.parallelism))
+        return function
+
+    def _table(self, node: Node) -> KeyedTable[Any]:
+        """The operator's table, with what the manifest has of it."""
+        graph, subtask = self.plan.graph, self.start.subtask
+        by_partition = any(graph.node(read.node).partitioned for read in node.inputs)
+        groups = range(graph.max_parallelism)
+        if not by_partition:
+            groups = group_range(subtask, self.start.parallelism, graph.max_parallelism)
+        snapshot = _snapshot(self.start.manifest, node)
+        if by_partition and snapshot is not None:
+            if snapshot.parallelism != self.start.parallelism:
+                raise GraphError(
+                    f"Operator {node.id!r} is keyed by the source's partitions (key_by(..., partitioned=True)), so its "
+                    f"state cannot be dealt out anew: run it with parallelism {snapshot.parallelism}, as before."
+                )
+            snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
+        checkpoint = self.start.manifest.checkpoint
+        return restore_table(node, groups, graph.max_parallelism, checkpoint, snapshot, self.reader)
+
+    def _source(self, node: Node, operator: ops.Push) -> SourceInput:
+        source = node.source
+        assert isinstance(source, KafkaSource)
+        mine = {
+            p: o for p, o in self.start.offsets[node.id].items() if p % self.start.parallelism == self.start.subtask
+        }
+        reader = KafkaReader(
+            node.id, source.topic, mine, self.start.targets.get(node.id, {}), self.config.confluent({"log_level": 0})
+        )
+        return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator)
+
+    def _sink(self, node: Node, writers: list[KafkaWriter]) -> Any:
+        sink = node.sink
+        if isinstance(sink, PrintSink):
+            return ops.PrintOutput(node.id, sink.line)
+        assert isinstance(sink, KafkaSink)
+        start, graph = self.start, self.plan.graph
+        ids = [
+            str(
+                TransactionalId(
+                    graph.pipeline_id, node.id, start.subtask, start.incarnation, str(start.attempt), str(slot)
+                )
+            )
+            for slot in range(start.slots)
+        ]
+        writers.append(
+            KafkaWriter(
+                node.id,
+                start.subtask,
+                sink.topic,
+                self.config.confluent({"log_level": 0}),
+                TransactionPool(ids),
+                self.executor,
+                lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
+                start.transaction_timeout_ms,
+            )
+        )
+        return ops.KafkaOutput(node.id, writers[-1], sink.encoder(graph.type_of(node.inputs[0])))
+
+
+def _snapshot(manifest: Manifest, node: Node) -> OperatorSnapshot | None:
+    """What *manifest* has of the operator; GraphError if its operators are not those of the pipeline."""
+    found = {each.operator: each for each in manifest.operators}
+    if manifest.checkpoint and found and node.id not in found:
+        raise GraphError(
+            f"Operator {node.id!r} ({node.location}) keeps state, but checkpoint {manifest.checkpoint} has none of it: it "
+            f"has {', '.join(sorted(found))}. State is found again by the operator's id: give it the old id."
+        )
+    return found.get(node.id)

@@ -1,0 +1,157 @@
+"""Settings as people write them (command line, keyword arguments, a TOML file, the environment) made into `RunOptions`.
+
+What is given directly wins over the file, the file over the environment. A key that does not exist is an error that
+lists those that do.
+
+    [run]           parallelism, until, checkpoint_partitions
+    [checkpoint]    interval, timeout, min_pause, max_concurrent, tolerable_failed, num_retained, restart_budget,
+                    transaction_timeout
+    [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
+    [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
+
+Durations are written "500ms", "1.5s", "10m" or "1h".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.engines.local.options import RunOptions
+from exactlyonce.pipeline.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\Z")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+
+_RUN = ("parallelism", "until", "checkpoint_partitions")
+_DURATIONS = ("interval", "timeout", "min_pause", "restart_budget", "transaction_timeout")
+_COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
+_RESTART_DURATIONS = ("delay", "window", "initial", "max")
+_RESTART_COUNTS = ("attempts", "failures")
+_DIRECT = {
+    "bootstrap_servers",
+    "config",
+    "kafka",
+    "inline",
+    "accept_loss",
+    "restart",
+    *_RUN,
+    *(f"checkpoint_{name}" for name in (*_DURATIONS, *_COUNTS)),
+}
+
+
+def duration_ms(text: str | int, name: str = "duration") -> int:
+    """Milliseconds of a duration as people write it.
+
+    >>> duration_ms("1.5s")
+    1500
+    """
+    match = _DURATION.match(str(text).strip())
+    if match is None:
+        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m or 1h.")
+    return round(float(match[1]) * _UNIT_MS[match[2]])
+
+
+def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> ClientConfig:
+    """How to reach the cluster: `bootstrap_servers` and `kafka` of *options*, the file's `[kafka]`, the environment."""
+    settings = {**(file or {}).get("kafka", {}), **(options.get("kafka") or {})}
+    servers = (
+        options.get("bootstrap_servers")
+        or settings.pop("bootstrap.servers", None)
+        or os.environ.get(BOOTSTRAP_VARIABLE)
+    )
+    if not servers:
+        raise ConfigError(
+            f"No Kafka cluster is named. Give --bootstrap-servers HOST:PORT, or set {BOOTSTRAP_VARIABLE}, or start one here "
+            f"with `exactlyonce broker start`."
+        )
+    settings.pop("bootstrap.servers", None)
+    return ClientConfig({**settings, "bootstrap.servers": servers})
+
+
+def read_file(path: str | Path | None) -> dict[str, Any]:
+    """The tables of a TOML file, checked for keys that do not exist."""
+    if path is None:
+        return {}
+    try:
+        file = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
+    known = {
+        "run": _RUN,
+        "checkpoint": (*_DURATIONS, *_COUNTS),
+        "restart": ("strategy", *_RESTART_DURATIONS, *_RESTART_COUNTS),
+    }
+    for table, content in file.items():
+        if table not in (*known, "kafka") or not isinstance(content, dict):
+            raise ConfigError(
+                f"{path}: there is no table [{table}]. Tables are: [run], [checkpoint], [restart], [kafka]."
+            )
+        for key in content:
+            if table != "kafka" and key not in known[table]:
+                raise ConfigError(f"{path}: [{table}] has no key {key!r}. It has: {', '.join(known[table])}.")
+    return file
+
+
+def options_from(options: Mapping[str, Any]) -> RunOptions:
+    """`RunOptions` from keyword arguments as `Pipeline.run` takes them; None counts as not given."""
+    given = {key: value for key, value in options.items() if value is not None}
+    unknown = sorted(set(given) - _DIRECT)
+    if unknown:
+        raise ConfigError(
+            f"There is no option {', '.join(map(repr, unknown))}. Options are: {', '.join(sorted(_DIRECT))}."
+        )
+    file = read_file(given.get("config"))
+    run = {key: given.get(key, file.get("run", {}).get(key)) for key in _RUN}
+    return RunOptions(
+        client=client_from(given, file),
+        checkpoint=_checkpoint(given, file.get("checkpoint", {})),
+        restart=_restart(given.get("restart") or file.get("restart", {})),
+        inline=bool(given.get("inline", False)),
+        accept_loss=given.get("accept_loss"),
+        **{key: value for key, value in run.items() if value is not None},
+    )
+
+
+def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> CheckpointSettings:
+    fields: dict[str, int] = {}
+    for name in _DURATIONS:
+        value = given.get(f"checkpoint_{name}", file.get(name))
+        if value is not None:
+            fields[f"{name}_ms"] = duration_ms(value, f"checkpoint {name}")
+    for name in _COUNTS:
+        value = given.get(f"checkpoint_{name}", file.get(name))
+        if value is not None:
+            fields[name] = _count(value, name)
+    return CheckpointSettings(**fields)
+
+
+def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:
+    found: dict[str, int | str] = {"strategy": str(options.get("strategy", "exponential_delay"))}
+    for name, value in options.items():
+        if name in _RESTART_DURATIONS:
+            found[f"{name}_ms"] = duration_ms(value, f"restart {name}")
+        elif name in _RESTART_COUNTS:
+            found[name] = _count(value, name)
+    return found
+
+
+def _count(value: Any, name: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} is {value!r}: write a whole number.") from None

@@ -1,0 +1,311 @@
+"""What a life of the coordinator decides, with a real broker: recovery, decisions, restarts, retention, upkeep.
+
+All of it is called from one thread, the job's broker thread, except `start_message`, which only reads. No sink producer
+is made before `open` or `prepare_attempt` has fenced everything older.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from exactlyonce.checkpoint.commit import sweep
+from exactlyonce.checkpoint.committable import Committable
+from exactlyonce.checkpoint.coordinator import Plan as CheckpointPlan
+from exactlyonce.checkpoint.decision import Decided, Life, Refuse, Unresolved, decide, finalize, finish
+from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.requests import Procedure, drive
+from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
+from exactlyonce.checkpoint.store_topic import prepare_topic
+from exactlyonce.checkpoint.transaction import Fate, Outcome, TransactionState
+from exactlyonce.connectors.log import Log
+from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.local.blocks import references
+from exactlyonce.engines.local.messages import Acknowledge
+from exactlyonce.engines.local.options import RunOptions
+from exactlyonce.engines.local.performer import Performer
+from exactlyonce.engines.local.plan import Plan
+from exactlyonce.engines.local.preflight import Offsets, check_inputs, prepare_outputs
+from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.pipeline.errors import Fenced, Halt
+from exactlyonce.pipeline.failpoints import hit
+
+SWEEP_AGAIN_MS = 60_000
+
+
+class Decisions:
+    """See the module. Making one checks topics and settings, fences older coordinators and reads what they decided."""
+
+    def __init__(self, plan: Plan, options: RunOptions, note: Callable[[str], None]) -> None:
+        self._plan, self._options, self._note = plan, options, note
+        self._clock = SystemClock()
+        self._transactions = Transactions(options.client)
+        self._output_log = Log(options.client)
+        self._topics = Topics(options.client)
+        self._admin = AdminClient(options.client.confluent({"log_level": 0}))
+        self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
+        self._cluster_id = self._transactions.cluster_id()
+        self._version = self._transactions.transaction_version()
+        self._inputs = check_inputs(self._topics, plan.graph, bounded=options.until == "latest")
+        self._sinks = prepare_outputs(self._topics, plan.graph, note)
+        self._topic = prepare_topic(self._settings, plan.graph.pipeline_id, options.checkpoint_partitions)
+        self._log = DecisionLog(self._settings, plan.graph.pipeline_id, self._topic, self._clock)
+        self._performer = Performer(options.client, self._transactions, self._output_log, self._log, self._timeout_ms)
+        self._log.open().halt_if_damaged()
+        self.life: Incarnation = self._log.begin_life(socket.gethostname(), os.getpid())
+        self.attempt = 0
+        self.manifest: Manifest
+        self._offsets: Offsets
+        self._written_bytes: dict[int, int] = {}
+        self._ledger = Ledger(options.checkpoint.num_retained)
+        self._last_committables: tuple[Committable, ...] = ()
+        self._swept_again = False
+
+    # --- recovery -----------------------------------------------------------------------------------------------
+
+    def recover(self) -> Manifest:
+        """Finish what older lives decided, abort what they did not, and find where to start."""
+        hit("coordinator-opened")
+        history = self._log.history
+        if history.latest is None:
+            self.manifest = self._first_manifest()
+        else:
+            self.manifest = history.latest
+            self._inputs.check_continuity(self.manifest)
+            if history.unfinalized is not None:
+                self._drive(self._finish(self.manifest))
+        self._sweep(everything=True)
+        self._claim(self._log.history.retained)
+        self._offsets = self._inputs.offsets_from(self.manifest)
+        hit("coordinator-swept")
+        return self.manifest
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return self._options.client.confluent()
+
+    def _life(self) -> Life:
+        return Life(
+            self._plan.graph.pipeline_id,
+            self.life.incarnation,
+            self.attempt,
+            self._cluster_id,
+            self._version,
+            self._timeout_ms,
+            self.life.fenced_below,
+        )
+
+    def _drive(self, procedure: Procedure[Any]) -> Any:
+        return drive(procedure, self._performer)
+
+    def _first_manifest(self) -> Manifest:
+        """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
+        manifest = self._manifest(0, 0, 0, "initial", 0, self._inputs.start_offsets(), (), (), ())
+        if self._log.append(manifest) is not Outcome.DONE:
+            raise Halt("The first manifest could not be written. Nothing was read yet: run the pipeline again.")
+        self._drive(finalize(manifest, {}, self.life.incarnation, self._clock.now_ms()))
+        return manifest
+
+    def _finish(self, manifest: Manifest) -> Procedure[dict[str, str]]:
+        self._note(f"finishing checkpoint {manifest.checkpoint}, which was decided but not finalized")
+        repairs = self._log.history.repairs_of(manifest.checkpoint)
+        accept = self._options.accept_loss == manifest.checkpoint
+        fates = yield from finish(manifest, repairs, self._life(), self._clock.now_ms(), accept_loss=accept)
+        for name, fate in fates.items():
+            if fate != "committed":
+                self._note(f"checkpoint {manifest.checkpoint}: transaction {name} {fate}")
+        return fates
+
+    def _sweep(self, *, everything: bool) -> None:
+        """Fence all older transactions; once *everything* was, remember it, so that ids can expire."""
+        self._drive(
+            sweep(self._life().pipeline, self.life.incarnation, self.attempt, fenced_below=self.life.fenced_below)
+        )
+        if everything and self.life.fenced_below < self.life.incarnation:
+            self._log.heartbeat(fenced_below=self.life.incarnation)
+
+    def prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Manifest:
+        """Before the next attempt, all workers being dead: finish what was decided, abort what was not."""
+        if self._log.heartbeat() is not Outcome.DONE:
+            raise Fenced("This instance could not confirm that it still leads. Run the pipeline again.")
+        self.attempt = attempt
+        if unfinished is not None:
+            self._drive(self._finish(unfinished))
+        self._sweep(everything=False)
+        self._offsets = self._inputs.offsets_from(self.manifest)
+        return self.manifest
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def describe(self, transactional_id: str) -> TransactionState | None:
+        """The state of a freshly initialised transaction."""
+        return self._transactions.describe([transactional_id])[transactional_id]
+
+    def acknowledged(self, message: Acknowledge) -> None:
+        """Blocks were written; called from the main thread, before the core hears of it."""
+        n = message.ack.checkpoint
+        self._written_bytes[n] = self._written_bytes.get(n, 0) + message.written_bytes
+
+    def decide(self, plan: CheckpointPlan) -> Decided | Refuse | Unresolved:
+        """Run the decision procedure for *plan*."""
+        for ack in plan.acks.values():
+            self._ledger.written(ack.checkpoint, ack.written)
+        verdict: Decided | Refuse | Unresolved = self._drive(
+            decide(
+                plan.precommits,
+                plan.ages_ms,
+                self._life(),
+                lambda committables, ends: self._planned(plan, committables, ends),
+                lambda manifest: self._expire(plan, manifest),
+            )
+        )
+        if isinstance(verdict, Decided):
+            self.manifest = verdict.manifest
+            self._last_committables = verdict.manifest.committables or self._last_committables
+        return verdict
+
+    def _planned(self, plan: CheckpointPlan, committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
+        offsets = tuple(
+            sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
+        )
+        written = sum(self._written_bytes.pop(n) for n in list(self._written_bytes) if n <= plan.checkpoint)
+        kind = "final" if plan.final else "checkpoint"
+        return self._manifest(
+            plan.checkpoint, plan.base, plan.previous, kind, written, offsets, _operators(plan), committables, ends,
+            order_logs=tuple(plan.order_logs), age_ms=self._clock.monotonic_ms() - plan.triggered_ms,
+        )  # fmt: skip
+
+    def _manifest(
+        self,
+        checkpoint: int,
+        base: int,
+        previous: int,
+        kind: str,
+        written_bytes: int,
+        offsets: tuple[SourceOffset, ...],
+        operators: tuple[OperatorSnapshot, ...],
+        committables: tuple[Committable, ...],
+        block_end_offsets: tuple[int, ...],
+        *,
+        order_logs: tuple[Any, ...] = (),
+        age_ms: int = 0,
+    ) -> Manifest:
+        graph, now_ms = self._plan.graph, self._clock.now_ms()
+        return Manifest(
+            graph.pipeline_id,
+            checkpoint,
+            self.life.incarnation,
+            self.attempt,
+            kind,
+            base,
+            previous,
+            now_ms - age_ms,
+            now_ms,
+            graph.fingerprint(),
+            graph.max_parallelism,
+            self._plan.parallelism,
+            self._topic.partitions,
+            block_end_offsets or self._log.end_offsets(),
+            written_bytes,
+            offsets,
+            operators,
+            order_logs,
+            committables,
+            self._sinks,
+        )
+
+    # --- retention ----------------------------------------------------------------------------------------------
+
+    def _expire(self, plan: CheckpointPlan, manifest: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+        """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
+        self._ledger.completed(manifest.checkpoint, _references(plan, manifest))
+        return self._ledger.expire()
+
+    def _claim(self, manifests: list[Manifest]) -> None:
+        """After recovery: what the retained manifests stand on stays; blocks that nothing refers to are orphans and go."""
+        reader = BlockReader(self._settings, self._topic)
+        for manifest in manifests:
+            self._ledger.completed(manifest.checkpoint, references(manifest, reader))
+        orphans = scan_blocks(self._settings, self._topic, self.manifest.block_end_offsets)
+        self._ledger.written(self.manifest.checkpoint, orphans)
+        dropped, blocks = self._ledger.expire()
+        if dropped or blocks:
+            self._log.append(manifests_dropped=dropped, blocks_dropped=blocks)
+
+    # --- beside it ----------------------------------------------------------------------------------------------
+
+    def publish_offsets(self) -> None:
+        """Sn as group offsets, for tools that show lag. Nothing reads them back."""
+        partitions = [TopicPartition(o.topic, o.partition, o.offset) for o in self.manifest.offsets]
+        group = ConsumerGroupTopicPartitions(self.manifest.pipeline, partitions)
+        for future in self._admin.alter_consumer_group_offsets([group], request_timeout=10.0).values():
+            future.add_done_callback(lambda each: each.exception())
+
+    def upkeep(self) -> None:
+        """Every few seconds: a heartbeat; and once, later, another sweep, for zombies that came back meanwhile."""
+        self._log.heartbeat()
+        if not self._swept_again and self._clock.now_ms() - self.life.started_at_ms >= SWEEP_AGAIN_MS:
+            self._swept_again = True
+            self._sweep(everything=False)
+
+    def verify_visible(self) -> None:
+        """After a clean stop: everything that the last checkpoints committed is visible to readers."""
+        for committable in self._last_committables:
+            if committable.records and self._output_log.fate(committable) is not Fate.COMMITTED:
+                raise Halt(
+                    f"Checkpoint {self.manifest.checkpoint} is finalized, but the records of "
+                    f"{committable.transactional_id} are not visible to readers. Run the pipeline again: it repairs them."
+                )
+
+    def start_message(self, subtask: int, attempt: int, manifest: Manifest) -> dict[str, Any]:
+        """The fields of `Start` for one worker."""
+        return {
+            "fingerprint": self._plan.graph.fingerprint(),
+            "parallelism": self._plan.parallelism,
+            "subtask": subtask,
+            "incarnation": self.life.incarnation,
+            "attempt": attempt,
+            "client": dict(self._options.client.settings),
+            "manifest": manifest,
+            "offsets": self._offsets,
+            "topic_ids": self._inputs.topic_ids,
+            "targets": self._inputs.targets,
+            "slots": self._options.checkpoint.slots,
+            "transaction_timeout_ms": self._timeout_ms,
+            "topic": self._topic,
+        }
+
+    def close(self) -> None:
+        """Let go of all connections; nothing is ended by it."""
+        self._log.close()
+        self._transactions.close()
+        self._output_log.close()
+        self._topics.close()
+
+
+def _operators(plan: CheckpointPlan) -> tuple[OperatorSnapshot, ...]:
+    """Per operator, the index blocks of its subtasks in order."""
+    found: dict[str, dict[int, Any]] = {}
+    for (_, subtask), ack in plan.acks.items():
+        for each in ack.operators:
+            found.setdefault(each.operator, {})[subtask] = each
+    return tuple(
+        OperatorSnapshot(
+            operator, len(acks), sum(a.state_bytes for a in acks.values()), tuple(acks[i].index for i in sorted(acks))
+        )
+        for operator, acks in sorted(found.items())
+    )
+
+
+def _references(plan: CheckpointPlan, manifest: Manifest) -> set[BlockRef]:
+    """All blocks that *manifest* stands on: indexes, what they list, order logs."""
+    refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in (*each.index, *each.blocks)}
+    return refs | {ref for log in manifest.order_logs for ref in log.blocks}

@@ -1,0 +1,321 @@
+"""One life of a pipeline's coordinator: performs the effects of the pure core with real workers and a real broker.
+
+Invariants: the core is fed by one thread; blocking calls to the broker run on one other thread, one after the other, so
+that decisions, sweeps and repairs never overlap; workers are spawned by the main thread (they die with it).
+"""
+
+from __future__ import annotations
+
+import queue
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import exactlyonce.checkpoint.coordinator as core
+from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.decisions import Decisions
+from exactlyonce.engines.local.options import RunOptions
+from exactlyonce.engines.local.plan import Plan
+from exactlyonce.engines.local.reporting import Report, Reporter
+from exactlyonce.engines.local.workers import Worker, Workers
+from exactlyonce.pipeline import errors
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, InvariantViolation
+from exactlyonce.pipeline.failpoints import hit
+
+UPKEEP_INTERVAL_S = 10.0
+
+
+def _monotonic_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+class Job:
+    """One life. `run` returns when it is over; `stop` may be called from a signal handler."""
+
+    def __init__(
+        self, plan: Plan, reference: dict[str, object], options: RunOptions, workers: Workers, reporter: Reporter
+    ) -> None:
+        self.plan = plan
+        self.reference = reference
+        self.options = options
+        self.workers = workers
+        self.report = Report(plan.graph.pipeline_id, reporter)
+        subtasks = {(task.name, i) for task in plan.tasks for i in range(plan.parallelism)}
+        sinks = {(n.id, i) for t in plan.tasks for n in t.sinks if _transactional(n) for i in range(plan.parallelism)}
+        self.core = Coordinator(options.checkpoint, options.restart_strategy(), subtasks, sinks)
+        self.decisions: Decisions | None = None
+        self._sources = {(t.name, i) for t in plan.tasks if t.sources for i in range(plan.parallelism)}
+        self._finished: set[tuple[str, int]] = set()
+        self._ready: set[int] = set()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_write.setblocking(False)
+        self._wake_read.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._broker = ThreadPoolExecutor(1, "broker")
+        self._deploy_at: tuple[float, core.Deploy] | None = None
+        self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
+        self._end: core.End | None = None
+        self.recovered = False
+        """Whether this life got as far as fencing its predecessors."""
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def run(self) -> Manifest | None:
+        """Live until the end; the last manifest of a clean end, or the error that ended it is raised."""
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        try:
+            self._on_broker(self._open, self._opened)
+            while self._end is None:
+                self._turn()
+            return self._conclude(self._end)
+        finally:
+            self._unwatch()
+            self.workers.kill()
+            self._broker.shutdown(wait=True, cancel_futures=True)
+            if self.decisions is not None:
+                self.decisions.close()
+            self._selector.close()
+            self._wake_read.close()
+            self._wake_write.close()
+            self.report.close()
+
+    def stop(self) -> None:
+        """Ask for a clean stop, from any thread or a signal handler."""
+        self._post(lambda: self._feed(core.Stop()))
+
+    def _turn(self) -> None:
+        timeout_s = min(0.2, max(0.0, (self.core.wake_ms - _monotonic_ms()) / 1000))
+        if self.core.state is not core.JobState.RUNNING:
+            timeout_s = 0.05
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        while not self._events.empty():
+            self._events.get()()
+        if self._deploy_at is not None and time.monotonic() >= self._deploy_at[0]:
+            deploy, self._deploy_at = self._deploy_at[1], None
+            self._deploy(deploy)
+        if time.monotonic() >= self._upkeep_at and self.decisions is not None and self._end is None:
+            self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
+            self._on_broker(self.decisions.upkeep, lambda _: None)
+        self._feed(core.Tick())
+        self.report.live(self.core)
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._events.put(action)
+        try:
+            self._wake_write.send(b"!")
+        except (BlockingIOError, OSError):
+            pass  # the loop is awake, or over
+
+    def _woken(self) -> None:
+        try:
+            self._wake_read.recv(4096)
+        except BlockingIOError:
+            pass
+
+    def _on_broker(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Run *call* on the broker thread, then *then* with its result on the main thread."""
+
+        def done(future: Future[Any]) -> None:
+            if not future.cancelled():
+                self._post(lambda: self._finished_call(future, then))
+
+        self._broker.submit(call).add_done_callback(done)
+
+    def _finished_call(self, future: Future[Any], then: Callable[[Any], None]) -> None:
+        error = future.exception()
+        if error is None:
+            then(future.result())
+        elif self._end is None:
+            self._end = core.End(None, _known(error))
+
+    def _feed(self, event: core.Event) -> None:
+        for effect in self.core.handle(event, _monotonic_ms()):
+            self._perform(effect)
+
+    # --- effects ------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: core.Effect) -> None:
+        match effect:
+            case core.Trigger(checkpoint, base, final):
+                self.report.triggered(checkpoint)
+                for worker in self.workers.alive:
+                    worker.connection.send(msg.Trigger(checkpoint, base, final))
+                hit("coordinator-triggered")
+            case core.Decide(plan):
+                assert self.decisions is not None
+                decisions = self.decisions
+                self._on_broker(lambda: decisions.decide(plan), lambda verdict: self._decided(plan, verdict))
+            case core.AnnounceFinalized(checkpoint):
+                for worker in self.workers.alive:
+                    worker.connection.send(msg.CheckpointFinalized(checkpoint))
+                assert self.decisions is not None
+                self._on_broker(self.decisions.publish_offsets, lambda _: None)
+            case core.Restart():
+                self._restart(effect)
+            case core.Deploy():
+                delay_s = self._delay_s if self.core.attempt else 0.0
+                self._deploy_at = (time.monotonic() + delay_s, effect)
+            case core.End():
+                self._end = effect
+            case core.Note(text):
+                self.report.note(text)
+
+    _delay_s = 0.0
+
+    def _open(self) -> Decisions:
+        """Runs on the broker thread."""
+        self.decisions = decisions = Decisions(self.plan, self.options, self.report.note)
+        decisions.recover()
+        return decisions
+
+    def _opened(self, decisions: Decisions) -> None:
+        self.recovered = True
+        self.report.recovered(decisions.manifest, decisions.life.incarnation)
+        self._feed(core.Recovered(decisions.manifest))
+
+    def _restart(self, effect: core.Restart) -> None:
+        self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
+        self._unwatch()
+        self.workers.kill()
+        self._delay_s = effect.delay_ms / 1000
+        assert self.decisions is not None
+        decisions = self.decisions
+        self._on_broker(
+            lambda: decisions.prepare_attempt(effect.attempt, effect.unfinished),
+            lambda manifest: self._feed(core.Recovered(manifest)),
+        )
+
+    def _deploy(self, effect: core.Deploy) -> None:
+        if self._end is not None:
+            return
+        assert self.decisions is not None
+        self._ready, self._finished = set(), set()
+        sockets, names = self._channel_sockets()
+        for worker in self.workers.spawn(sockets):
+            self._selector.register(worker.connection, selectors.EVENT_READ, lambda worker=worker: self._heard(worker))
+            start = self.decisions.start_message(worker.subtask, effect.attempt, effect.manifest)
+            worker.connection.send(msg.Start(**start, reference=self.reference, channels=names[worker.subtask]))
+        self.report.deployed(self.workers.alive)
+
+    def _channel_sockets(self) -> tuple[list[list[socket.socket]], list[dict[str, int]]]:
+        """Per subtask, the sockets that it inherits, and their numbers by channel name."""
+        sockets: list[list[socket.socket]] = [[] for _ in range(self.plan.parallelism)]
+        names: list[dict[str, int]] = [{} for _ in range(self.plan.parallelism)]
+        for edge, i, j in self.plan.channels():
+            if i != j:
+                writer, reader = socket.socketpair()
+                sockets[i].append(writer)
+                sockets[j].append(reader)
+                names[i][f"out:{edge}:{i}:{j}"] = writer.fileno()
+                names[j][f"in:{edge}:{i}:{j}"] = reader.fileno()
+        return sockets, names
+
+    def _decided(self, plan: core.Plan, verdict: Decided | Refuse | Unresolved) -> None:
+        if isinstance(verdict, Decided) and verdict.finalized:
+            self.report.completed(plan, verdict.manifest, _monotonic_ms())
+        self._feed(core.Concluded(plan.checkpoint, verdict))
+
+    # --- workers ------------------------------------------------------------------------------------------------
+
+    def _unwatch(self) -> None:
+        for worker in self.workers.alive:
+            try:
+                self._selector.unregister(worker.connection)
+            except (KeyError, ValueError):
+                pass  # its end was noticed before
+
+    def _heard(self, worker: Worker) -> None:
+        for message in worker.connection.receive():
+            self._message(worker, message)
+        if worker.connection.closed and worker in self.workers.alive:
+            self._selector.unregister(worker.connection)
+            self._feed(core.Failed(worker.obituary()))
+
+    def _message(self, worker: Worker, message: object) -> None:
+        assert self.decisions is not None
+        match message:
+            case msg.Ready(subtask, fingerprint, restore_ms):
+                self._restored(subtask, fingerprint)
+                self.report.restored(subtask, restore_ms)
+            case msg.Prepared(sink, subtask, transactional_id):
+                decisions = self.decisions
+                self._on_broker(
+                    lambda: decisions.describe(transactional_id),
+                    lambda state: self._granted(worker, sink, subtask, transactional_id, state),
+                )
+            case msg.Acknowledge(ack):
+                self.decisions.acknowledged(message)
+                self.report.acknowledged(message)
+                self._feed(core.Acknowledged(ack))
+            case msg.SourceFinished(task, subtask):
+                self._finished.add((task, subtask))
+                if self._finished == self._sources:
+                    self._feed(core.SourcesFinished())
+            case msg.Progress():
+                self.report.progress(message)
+            case msg.WorkerFailed(_, error, text):
+                self._feed(core.Failed(text, _rebuilt(error, text)))
+
+    def _restored(self, subtask: int, fingerprint: str) -> None:
+        if fingerprint != self.plan.graph.fingerprint():
+            raise errors.GraphError(
+                "A worker imported another pipeline than the coordinator: the graph depends on something that differs "
+                "between processes (time, random numbers, the environment). Make it the same on every import."
+            )
+        self._ready.add(subtask)
+        if len(self._ready) == self.plan.parallelism:
+            self._feed(core.Deployed())
+
+    def _granted(self, worker: Worker, sink: str, subtask: int, transactional_id: str, state: Any) -> None:
+        """Producer id and epoch are read between the producer's initialisation and its first record."""
+        if worker not in self.workers.alive:
+            return
+        if state is None or state.state != "Empty":
+            found = state.state if state else "unknown"
+            self._feed(core.Failed(f"transaction {transactional_id} is {found} right after its initialisation"))
+            return
+        worker.connection.send(msg.Granted(sink, transactional_id, state.producer_id, state.epoch))
+        self._feed(core.ProducerGranted(sink, subtask))
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _conclude(self, end: core.End) -> Manifest | None:
+        if end.error is not None:
+            raise end.error
+        self._unwatch()
+        for worker in self.workers.alive:
+            worker.connection.send(msg.Shutdown())
+        self.workers.kill()
+        if self.decisions is not None and end.manifest is not None:
+            self._broker.submit(self.decisions.verify_visible).result()
+        return end.manifest
+
+
+def _transactional(node: Any) -> bool:
+    """Whether the sink writes in transactions."""
+    return bool(node.sink.transactional)
+
+
+def _known(error: BaseException) -> ExactlyOnceError:
+    """*error* if it is one of ours; else it is a defect and is raised as it is."""
+    if isinstance(error, ExactlyOnceError):
+        return error
+    raise error
+
+
+def _rebuilt(name: str, text: str) -> ExactlyOnceError | None:
+    """The error that a worker reported by its class's name; None where a restart may help."""
+    if not name:
+        return None
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
+        raise InvariantViolation(f"a worker reported an unknown error {name}")
+    return None if kind is BrokerUnavailable else kind(text)

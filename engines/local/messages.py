@@ -1,0 +1,178 @@
+"""What coordinator and workers say to each other, over one socket pair per worker, framed in msgpack.
+
+The client configuration, which may hold secrets, goes over this socket and never through an argument or a file.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from exactlyonce.checkpoint.coordinator import Ack
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.store_topic import TopicInfo
+
+
+class Start(msgspec.Struct, tag=True):
+    """Coordinator to worker, first: what to run and from where."""
+
+    reference: dict[str, object]
+    """How the pipeline is imported; see `pipeline.loading`."""
+    fingerprint: str
+    parallelism: int
+    subtask: int
+    incarnation: int
+    attempt: int
+    client: dict[str, str]
+    manifest: Manifest
+    offsets: dict[str, dict[int, int]]
+    """By source and partition, where to read on."""
+    topic_ids: dict[str, str]
+    """By input topic."""
+    targets: dict[str, dict[int, int]]
+    """By source and partition, the offset to stop at; empty: run on."""
+    slots: int
+    transaction_timeout_ms: int
+    channels: dict[str, int]
+    """File descriptor by channel name, where this worker writes ("out:...") or reads ("in:...")."""
+    topic: TopicInfo
+    """The checkpoint topic."""
+
+
+class Trigger(msgspec.Struct, tag=True):
+    """Coordinator to worker: note Sn and inject barrier *checkpoint*."""
+
+    checkpoint: int
+    base: int
+    final: bool
+
+
+class Granted(msgspec.Struct, tag=True):
+    """Coordinator to worker: this transactional id belongs to this producer id and epoch; it may be written with."""
+
+    sink: str
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+class CheckpointFinalized(msgspec.Struct, tag=True):
+    """Coordinator to worker: transactional ids used for *checkpoint* and before are free."""
+
+    checkpoint: int
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    """Coordinator to worker: nothing is open, nothing more will come; end."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """Worker to coordinator: state restored, channels open."""
+
+    subtask: int
+    fingerprint: str
+    restore_ms: int
+
+
+class Prepared(msgspec.Struct, tag=True):
+    """Worker to coordinator: a producer for this transactional id is initialised and has written nothing."""
+
+    sink: str
+    subtask: int
+    transactional_id: str
+
+
+class Acknowledge(msgspec.Struct, tag=True):
+    """Worker to coordinator: a subtask's snapshot is durable."""
+
+    ack: Ack
+    written_bytes: int
+    sync_ms: float
+    async_ms: float
+
+
+class SourceFinished(msgspec.Struct, tag=True):
+    """Worker to coordinator: a source subtask has reached its targets."""
+
+    task: str
+    subtask: int
+
+
+class Progress(msgspec.Struct, tag=True):
+    """Worker to coordinator, a few times a second: what it has done since it started."""
+
+    subtask: int
+    records_in: int
+    records_out: int
+    skipped: int
+    positions: dict[str, dict[int, int]]
+    longest_gap_ms: float
+    open_transactions: int
+    last_record_ms: int
+    """Wall clock of the last batch; 0 before the first."""
+    first_record_ms: int
+    lag: int
+    """Records up to the last stable offset that are not yet read."""
+
+
+class WorkerFailed(msgspec.Struct, tag=True):
+    """Worker to coordinator: its last words."""
+
+    subtask: int
+    error: str
+    """Name of the class in `pipeline.errors`, or empty: unexpected, a restart may help."""
+    message: str
+
+
+ToWorker = Start | Trigger | Granted | CheckpointFinalized | Shutdown
+ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | WorkerFailed
+
+_HEADER = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Connection:
+    """One end of a control channel. Sending blocks for at most as long as the other end is alive; receiving does not."""
+
+    def __init__(self, sock: socket.socket, receives: object) -> None:
+        self.socket = sock
+        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(receives)
+        self._buffer = bytearray()
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, message: ToWorker | ToCoordinator) -> None:
+        """Send whole; a peer that is gone is noticed by `receive`."""
+        data = _encoder.encode(message)
+        try:
+            self.socket.sendall(_HEADER.pack(len(data)) + data)
+        except OSError:
+            self.closed = True
+
+    def receive(self, timeout_s: float | None = 0.0) -> Iterator[object]:
+        """Messages that have come; waits up to *timeout_s* (None: until one comes) for the first. Sets `closed`."""
+        self.socket.settimeout(timeout_s)
+        try:
+            data = self.socket.recv(1 << 20)
+        except (BlockingIOError, TimeoutError):
+            return
+        except OSError:
+            data = b""
+        finally:
+            self.socket.settimeout(None)
+        if not data:
+            self.closed = True
+            return
+        self._buffer += data
+        while len(self._buffer) >= 4:
+            end = 4 + _HEADER.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[4:end])
+            del self._buffer[:end]
+            yield self._decoder.decode(body)

@@ -1,0 +1,245 @@
+"""Operators as functions over batches: no Python call per record beyond the user's own functions.
+
+A batch is three parallel lists: records, the messages they stem from, and, below a `key_by`, canonical keys. An operator
+takes a batch and pushes what it makes of it to the operators behind it, within the same call. An error of the user's
+function is raised as `RecordError` with the coordinates of the record it was called with.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, compress, repeat
+from operator import length_hint
+from typing import Any, Protocol
+
+from exactlyonce.pipeline.errors import RecordError, UserError
+from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.sinks.kafka_sink import KafkaEncoder
+from exactlyonce.sinks.kafka_writer import KafkaWriter
+from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.table import KeyedTable
+
+
+class Origin(Protocol):
+    """Where a record comes from: a Kafka message, or what a shuffle kept of it."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records in order; `origins` and, where keyed, `keys` are as long."""
+
+    records: list[Any]
+    origins: Sequence[Origin]
+    keys: list[bytes] | None = None
+
+
+Push = Callable[[Batch], None]
+
+
+def record_error(operator: str, origin: Origin | None, error: BaseException) -> RecordError:
+    """*error* of the user's function in *operator*, with the coordinates of the record."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/engines/" not in f.filename]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    where = f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}" if origin else "a record"
+    return RecordError(
+        f"Operator {operator!r} raised {type(error).__name__}: {error}{place}, on {where}. The job has stopped before it; "
+        f"nothing is lost. Mend the function or the record, then run again."
+    )
+
+
+@dataclass(slots=True)
+class Operator:
+    """What all operators have: an id and those behind them."""
+
+    id: str
+    downstream: list[Push] = field(default_factory=list, kw_only=True)
+
+    def push(self, batch: Batch) -> None:
+        for each in self.downstream:
+            each(batch)
+
+    def apply(self, fn: Callable[[Any], Any], batch: Batch) -> list[Any]:
+        """fn over all records; an error is raised with the coordinates of the record that caused it."""
+        records = iter(batch.records)
+        try:
+            return list(map(fn, records))
+        except UserError:
+            raise
+        except Exception as error:
+            index = len(batch.records) - length_hint(records) - 1
+            raise record_error(self.id, batch.origins[index], error) from error
+
+
+@dataclass(slots=True)
+class Map(Operator):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(Batch(self.apply(self.fn, batch), batch.origins, batch.keys))
+
+
+@dataclass(slots=True)
+class Peek(Operator):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, batch: Batch) -> None:
+        self.apply(self.fn, batch)
+        self.push(batch)
+
+
+@dataclass(slots=True)
+class Filter(Operator):
+    fn: Callable[[Any], bool]
+
+    def __call__(self, batch: Batch) -> None:
+        kept = self.apply(self.fn, batch)
+        keys = None if batch.keys is None else list(compress(batch.keys, kept))
+        self.push(Batch(list(compress(batch.records, kept)), list(compress(batch.origins, kept)), keys))
+
+
+@dataclass(slots=True)
+class FlatMap(Operator):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, batch: Batch) -> None:
+        fn = self.fn
+        self.push(expand(self.apply(lambda record: list(fn(record)), batch), batch.origins))
+
+
+def expand(lists: list[list[Any]], origins: Sequence[Origin]) -> Batch:
+    """Zero to n records for each input, each with the origin of its input."""
+    return Batch(list(chain.from_iterable(lists)), list(chain.from_iterable(map(repeat, origins, map(len, lists)))))
+
+
+@dataclass(slots=True)
+class Pass(Operator):
+    """A union: all its inputs push into it."""
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(batch)
+
+
+@dataclass(slots=True)
+class KeyBy(Operator):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, batch: Batch) -> None:
+        keys = self.apply(canonical_key, Batch(self.apply(self.fn, batch), batch.origins))
+        self.push(Batch(batch.records, batch.origins, keys))
+
+
+@dataclass(slots=True)
+class Stateful(Operator):
+    """`stateful_map`, `stateful_flat_map` and `reduce`: *apply_table* runs the user's function over the table."""
+
+    fn: Callable[..., Any]
+    table: KeyedTable[Any]
+    flat: bool = False
+    reduces: bool = False
+
+    def __call__(self, batch: Batch) -> None:
+        assert batch.keys is not None
+        run = self.table.reduce if self.reduces else self.table.apply
+        try:
+            outputs = run(self.fn, batch.keys, batch.records)
+        except ApplyFailed as failed:
+            cause = failed.__cause__ or failed
+            raise record_error(self.id, batch.origins[failed.index], cause) from cause
+        self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
+
+
+@dataclass(slots=True)
+class Process(Operator):
+    """A function that emits to its main output and to side outputs."""
+
+    fn: Callable[[Any, Callable[..., None]], Any]
+    sides: dict[str, list[Push]] = field(default_factory=dict)
+
+    def __call__(self, batch: Batch) -> None:
+        emitted: dict[str | None, tuple[list[Any], list[Origin]]] = {name: ([], []) for name in (None, *self.sides)}
+        origin = None
+
+        def emit(record: Any, output: Any = None) -> None:
+            records, origins = emitted[None if output is None else output.name]
+            records.append(record)
+            origins.append(origin)  # type: ignore[arg-type]
+
+        for origin, record in zip(batch.origins, batch.records, strict=True):
+            try:
+                self.fn(record, emit)
+            except Exception as error:
+                raise record_error(self.id, origin, error) from error
+        for name, (records, origins) in emitted.items():
+            for push in self.downstream if name is None else self.sides[name]:
+                push(Batch(records, origins))
+
+
+@dataclass(slots=True)
+class Shuffle(Operator):
+    """The end of a task: deals records out by key group; *send* takes (subtask, batch)."""
+
+    send: Callable[[int, Batch], None]
+    parallelism: int
+    max_parallelism: int
+
+    def __call__(self, batch: Batch) -> None:
+        assert batch.keys is not None
+        targets = [g * self.parallelism // self.max_parallelism for g in key_groups(batch.keys, self.max_parallelism)]
+        for subtask in range(self.parallelism):
+            chosen = [target == subtask for target in targets]
+            records = list(compress(batch.records, chosen))
+            if records:
+                keys = list(compress(batch.keys, chosen))
+                self.send(subtask, Batch(records, list(compress(batch.origins, chosen)), keys))
+
+
+@dataclass(slots=True)
+class KafkaOutput(Operator):
+    """The end of a branch: encodes and hands to the writer."""
+
+    writer: KafkaWriter
+    encoder: KafkaEncoder
+
+    def __call__(self, batch: Batch) -> None:
+        if not batch.records:
+            return
+        try:
+            columns = self._encoded(batch.records)
+        except Exception as error:
+            raise record_error(self.id, batch.origins[self._culprit(batch)], error) from error
+        self.writer.write(zip(*columns), len(batch.records))  # noqa: B905 - headers may be endless
+
+    def _encoded(self, records: list[Any]) -> tuple[Iterable[Any], Iterable[Any], Iterable[Any]]:
+        keys, headers = self.encoder.keys(records), self.encoder.headers(records)
+        return (
+            self.encoder.values(records),
+            repeat(None) if keys is None else keys,
+            repeat(None) if headers is None else headers,
+        )
+
+    def _culprit(self, batch: Batch) -> int:
+        """Which record cannot be encoded; encoding is free of effects, so it is tried again one by one."""
+        for place, record in enumerate(batch.records):
+            try:
+                self._encoded([record])
+            except Exception:
+                return place
+        return 0
+
+
+@dataclass(slots=True)
+class PrintOutput(Operator):
+    """The end of a branch: prints, at least once."""
+
+    line: Callable[[Any], str]
+
+    def __call__(self, batch: Batch) -> None:
+        sys.stdout.writelines(f"{line}\n" for line in self.apply(self.line, batch))
+        sys.stdout.flush()

@@ -1,0 +1,47 @@
+"""How a pipeline is run: the options of `exactlyonce run` and of `Pipeline.run`, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.pipeline.errors import ConfigError
+
+UNTIL = ("running", "latest")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """One run. Times are in milliseconds."""
+
+    client: ClientConfig
+    """How to reach the cluster; librdkafka's settings are passed through."""
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    parallelism: int = 1
+    until: str = "running"
+    """"latest": process what is there, complete a last checkpoint and end; "running": go on until stopped."""
+    restart: Mapping[str, int | str] = field(default_factory=lambda: {"strategy": "exponential_delay"})
+    accept_loss: int | None = None
+    """A checkpoint whose lost output is given up, after a halt that named it."""
+    inline: bool = False
+    """All in one process, for a debugger."""
+    checkpoint_partitions: int = 5
+    """Of the checkpoint topic, when it is created."""
+
+    def __post_init__(self) -> None:
+        if self.until not in UNTIL:
+            raise ConfigError(f"until is {self.until!r}: choose one of {', '.join(UNTIL)}.")
+        if self.parallelism < 1:
+            raise ConfigError(f"parallelism is {self.parallelism}: it must be at least 1.")
+        if self.inline and self.parallelism != 1:
+            raise ConfigError("--inline runs everything in one process: it goes with parallelism 1 only.")
+        self.restart_strategy()
+
+    def restart_strategy(self) -> RestartStrategy:
+        """A fresh strategy as the options say."""
+        options = dict(self.restart)
+        name = str(options.pop("strategy", "exponential_delay"))
+        return restart_strategy(name, **{key: int(value) for key, value in options.items()})

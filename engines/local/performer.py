@@ -1,0 +1,86 @@
+"""Performs what the protocol's procedures ask for, against a real broker. Called by one thread only.
+
+Invariant: an EndTxn whose answer is unknown is asked again as it was; while no broker answers, that is a pause, not a
+failure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.copying import copy_transaction
+from exactlyonce.connectors.log import Log
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
+from exactlyonce.pipeline.failpoints import hit
+
+_AFTER_APPEND = {Manifest: "coordinator-decided", Finalized: "coordinator-finalized", Repair: "repair-recorded"}
+
+
+class Performer:
+    """Answers the requests of `checkpoint.requests`."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        transactions: Transactions,
+        output_log: Log,
+        log: DecisionLog,
+        transaction_timeout_ms: int,
+    ) -> None:
+        self.config = config
+        self.transactions = transactions
+        self.output_log = output_log
+        self.log = log
+        self.transaction_timeout_ms = transaction_timeout_ms
+
+    def __call__(self, request: ask.Request) -> Any:
+        match request:
+            case ask.DescribeTransactions(ids):
+                return self.transactions.describe(ids)
+            case ask.DescribeProducers(partitions):
+                return self.transactions.producers(partitions)
+            case ask.ListTransactions(prefix):
+                return self.transactions.list(prefix)
+            case ask.EndTransactions(endings, commit):
+                return self._end(endings, commit)
+            case ask.Append(records, manifests, blocks):
+                return self._append(records, manifests, blocks)
+            case ask.BlockEndOffsets():
+                hit("coordinator-checked")
+                return self.log.end_offsets()
+            case ask.Look(committable):
+                return self.output_log.fate(committable)
+            case ask.CopyTransaction(committable, name):
+                copied = copy_transaction(
+                    self.config, self.transactions, self.output_log, committable, name, self.transaction_timeout_ms
+                )
+                hit("repair-copied")
+                return copied
+            case ask.Pause(duration_ms):
+                time.sleep(duration_ms / 1000)  # noqa: TID251 - the one place where the protocol waits
+                return None
+        raise InvariantViolation(f"no answer to {request}")
+
+    def _end(self, endings: tuple[ask.Ending, ...], commit: bool) -> Sequence[EndAnswer]:
+        try:
+            answers = self.transactions.end_all(endings, commit=commit)
+        except BrokerUnavailable:
+            return [EndAnswer.BUSY] * len(endings)
+        if commit and endings:
+            hit("coordinator-committed")
+        return answers
+
+    def _append(self, records: tuple[Manifest | Finalized | Repair, ...], manifests: Any, blocks: Any) -> Outcome:
+        outcome = self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks)
+        if outcome is Outcome.DONE:
+            for record in records:
+                hit(_AFTER_APPEND[type(record)])
+        return outcome

@@ -1,0 +1,98 @@
+"""From the logical graph to tasks: which operators run fused, and where records are dealt out by key group.
+
+A task is a connected piece of the graph over forward edges. With parallelism 1 there is no shuffle, so that every
+connected pipeline is one task. Pure: the same graph and parallelism give the same plan in every process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+
+
+@dataclass(frozen=True)
+class ShuffleEdge:
+    """Records of the `key_by` *producer* are dealt out to the subtasks of *consumer*."""
+
+    producer: str
+    consumer: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.producer}>{self.consumer}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Operators that run fused, in topological order; named after the first of them."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
+
+    @property
+    def sinks(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind is Kind.SINK)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tasks, those nearest to the sources first, and the shuffles between them."""
+
+    graph: LogicalGraph
+    parallelism: int
+    tasks: tuple[Task, ...]
+    shuffles: tuple[ShuffleEdge, ...]
+
+    def into(self, task: Task) -> list[ShuffleEdge]:
+        """Shuffles that end in *task*."""
+        ids = {node.id for node in task.nodes}
+        return [edge for edge in self.shuffles if edge.consumer in ids]
+
+    def out_of(self, task: Task) -> list[ShuffleEdge]:
+        """Shuffles that begin in *task*."""
+        ids = {node.id for node in task.nodes}
+        return [edge for edge in self.shuffles if edge.producer in ids]
+
+    def channels(self) -> list[tuple[str, int, int]]:
+        """(edge, from subtask, to subtask) of every channel, in one order for all processes."""
+        subtasks = range(self.parallelism)
+        return [(edge.name, i, j) for edge in self.shuffles for i in subtasks for j in subtasks]
+
+
+def plan(graph: LogicalGraph, parallelism: int) -> Plan:
+    """The tasks of *graph* at *parallelism*."""
+    shuffles = [ShuffleEdge(each.key_by, each.stateful) for each in graph.shuffles if parallelism > 1]
+    cut = {(edge.producer, edge.consumer) for edge in shuffles}
+    leader = {node.id: node.id for node in graph.nodes}
+
+    def find(node: str) -> str:
+        while leader[node] != node:
+            node = leader[node]
+        return node
+
+    order = {node.id: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        for each in node.inputs:
+            if (each.node, node.id) not in cut:
+                first, second = sorted((find(each.node), find(node.id)), key=order.__getitem__)
+                leader[second] = first
+    members: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        members.setdefault(find(node.id), []).append(node)
+    tasks = [Task(name, tuple(nodes)) for name, nodes in members.items()]
+    return Plan(graph, parallelism, _sorted(tasks, shuffles), tuple(shuffles))
+
+
+def _sorted(tasks: list[Task], shuffles: list[ShuffleEdge]) -> tuple[Task, ...]:
+    """Upstream tasks first."""
+    owner = {node.id: task.name for task in tasks for node in task.nodes}
+    depth = {task.name: 0 for task in tasks}
+    for _ in tasks:
+        for edge in shuffles:
+            depth[owner[edge.consumer]] = max(depth[owner[edge.consumer]], depth[owner[edge.producer]] + 1)
+    return tuple(sorted(tasks, key=lambda task: depth[task.name]))

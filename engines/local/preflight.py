@@ -1,0 +1,156 @@
+"""Checks of the topics before anything is read: what can be known to fail is refused here, with what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from exactlyonce.checkpoint.manifest import Manifest, SourceOffset
+from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.connectors.topics import Topic, Topics
+from exactlyonce.pipeline.errors import ConfigError, Halt, TopicError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.sinks.kafka_sink import KafkaSink
+
+Offsets = dict[str, dict[int, int]]
+"""By source and partition."""
+
+
+@dataclass
+class Inputs:
+    """The input topics as they are now."""
+
+    topics: Topics
+    sources: Mapping[str, KafkaSource[object]]
+    described: Mapping[str, Topic]
+    """By topic name."""
+    targets: Offsets
+    """Where a bounded run ends: the last stable offsets of now; empty when unbounded."""
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """By topic name."""
+        return {name: topic.topic_id for name, topic in self.described.items()}
+
+    def start_offsets(self) -> tuple[SourceOffset, ...]:
+        """Where a pipeline without a checkpoint begins."""
+        return tuple(
+            SourceOffset(source, each.topic, self.described[each.topic].topic_id, partition, offset)
+            for source, each in sorted(self.sources.items())
+            for partition, offset in sorted(self._start(source, each).items())
+        )
+
+    def _start(self, source: str, each: KafkaSource[object]) -> dict[int, int]:
+        first = self.topics.start_offsets(each.topic)
+        match each.start:
+            case "earliest":
+                return first
+            case "latest":
+                return self.topics.end_offsets(each.topic, committed=True)
+            case datetime():
+                return self.topics.offsets_at(each.topic, int(each.start.timestamp() * 1000))
+        assert isinstance(each.start, Mapping)
+        unknown = sorted(set(each.start) - set(first))
+        if unknown:
+            raise ConfigError(
+                f"Source {source!r} is to start at partitions {unknown} of {each.topic!r}, which has {len(first)} partitions."
+            )
+        return {**first, **each.start}
+
+    def offsets_from(self, manifest: Manifest) -> Offsets:
+        """Sn of every partition; a partition added since then begins at its beginning."""
+        found: Offsets = {source: {} for source in self.sources}
+        for noted in manifest.offsets:
+            found[noted.source][noted.partition] = noted.offset
+        for source, each in self.sources.items():
+            if len(found[source]) < self.described[each.topic].partitions:
+                for partition, offset in self.topics.start_offsets(each.topic).items():
+                    found[source].setdefault(partition, offset)
+        return found
+
+    def check_continuity(self, manifest: Manifest) -> None:
+        """Raise Halt if what lies after Sn is not all there any more."""
+        noted = {source.source for source in manifest.offsets}
+        if noted - set(self.sources) or set(self.sources) - noted:
+            raise ConfigError(
+                f"Checkpoint {manifest.checkpoint} was taken with sources {sorted(noted)}, the pipeline has "
+                f"{sorted(self.sources)} now. A source is found again by its id: give it the old id, or start over with "
+                f"`exactlyonce reset {manifest.pipeline}`."
+            )
+        for topic in sorted({each.topic for each in manifest.offsets}):
+            self._check_topic(manifest, topic)
+
+    def _check_topic(self, manifest: Manifest, name: str) -> None:
+        topic = self.described.get(name)
+        offsets = [each for each in manifest.offsets if each.topic == name]
+        reset = f"or `exactlyonce reset {manifest.pipeline}` and recompute from what is there"
+        if topic is None:
+            raise ConfigError(
+                f"Checkpoint {manifest.checkpoint} was read from topic {name!r}, which the pipeline reads no longer. "
+                f"Give the source its old topic, {reset}."
+            )
+        if offsets[0].topic_id != topic.topic_id:
+            raise Halt(
+                f"Topic {name!r} was deleted and created again since checkpoint {manifest.checkpoint}: its id was "
+                f"{offsets[0].topic_id}, now it is {topic.topic_id}. The offsets of the checkpoint mean nothing in it.\n"
+                f"  Choices: restore the old topic; {reset}."
+            )
+        first, end = self.topics.start_offsets(name), self.topics.end_offsets(name, committed=False)
+        for each in offsets:
+            if each.partition not in first:
+                raise Halt(
+                    f"Partition {each.partition} of topic {name!r} is gone since checkpoint {manifest.checkpoint}."
+                )
+            if each.offset < first[each.partition]:
+                raise Halt(
+                    f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{each.partition}] offset "
+                    f"{each.offset}, but the topic begins at {first[each.partition]} now: retention has taken offsets "
+                    f"{each.offset} to {first[each.partition] - 1}.\n"
+                    f"  Choices: restore them from a replica or backup and run again; {reset}."
+                )
+            if each.offset > end[each.partition]:
+                raise Halt(
+                    f"Input is missing: checkpoint {manifest.checkpoint} has read {name}[{each.partition}] up to offset "
+                    f"{each.offset}, but the topic ends at {end[each.partition]}: its log was truncated.\n"
+                    f"  Choices: restore it from a replica or backup; {reset}."
+                )
+
+
+def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Inputs:
+    """Look at every input topic; TopicError for a missing one."""
+    sources = {node.id: node.source for node in graph.sources if isinstance(node.source, KafkaSource)}
+    described = topics.describe(sorted({each.topic for each in sources.values()}))
+    targets = {}
+    if bounded:
+        targets = {name: topics.end_offsets(each.topic, committed=True) for name, each in sources.items()}
+    return Inputs(topics, sources, described, targets)
+
+
+def prepare_outputs(
+    topics: Topics, graph: LogicalGraph, note: Callable[[str], None]
+) -> tuple[tuple[str, str, int], ...]:
+    """(sink id, topic, partitions) of every Kafka sink; a missing topic is created if the sink says so."""
+    found = []
+    inputs = {node.source.topic for node in graph.sources if node.source is not None}
+    for node in graph.sinks:
+        sink = node.sink
+        if not isinstance(sink, KafkaSink):
+            continue
+        if sink.topic in inputs:
+            raise ConfigError(
+                f"Sink {node.id!r} writes to topic {sink.topic!r}, which the pipeline reads: it would never end."
+            )
+        try:
+            topic = topics.describe([sink.topic])[sink.topic]
+        except TopicError:
+            if sink.create_partitions is None:
+                raise TopicError(
+                    f"Sink {node.id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
+                    f"KafkaSink({sink.topic!r}, create_partitions=4)."
+                ) from None
+            topics.create(sink.topic, partitions=sink.create_partitions)
+            note(f"sink {node.id}: created topic {sink.topic} with {sink.create_partitions} partitions")
+            topic = topics.describe([sink.topic])[sink.topic]
+        found.append((node.id, sink.topic, topic.partitions))
+    return tuple(found)

@@ -1,0 +1,211 @@
+"""What a run says of itself: events for machines, one line for people.
+
+A `Reporter` is given events (dicts that JSON can hold) and live figures. Nothing secret is among them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from exactlyonce.checkpoint.coordinator import Coordinator, Plan
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.engines.local.messages import Acknowledge, Progress
+from exactlyonce.engines.local.workers import Worker
+
+LIVE_INTERVAL_S = 0.5
+
+
+class Reporter(Protocol):
+    """Where a run's events go."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Something happened; `event["event"]` says what."""
+
+    def live(self, figures: Mapping[str, Any]) -> None:
+        """How it stands now; called about twice a second."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class JsonReporter:
+    """One JSON line per checkpoint, start, restart and end; with *verbose*, per protocol step too."""
+
+    def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
+        self._stream = stream or sys.stderr
+        self._verbose = verbose
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if self._verbose or event["event"] != "step":
+            self._stream.write(json.dumps(event) + "\n")
+            self._stream.flush()
+
+    def live(self, figures: Mapping[str, Any]) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class TerminalReporter:
+    """A line that is written over and over, and a line for each event that a person should read."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._last: Mapping[str, Any] = {}
+        self._shown = False
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            self._last = event
+        elif event["event"] == "note":
+            self._say(str(event["text"]))
+        elif event["event"] == "started":
+            self._say(f"{event['pipeline']}: incarnation {event['incarnation']}, from checkpoint {event['checkpoint']}")
+
+    def _say(self, text: str) -> None:
+        self._erase()
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._shown = False
+
+    def live(self, figures: Mapping[str, Any]) -> None:
+        line = (
+            f"{figures['records_per_s']:>9,} records/s   lag {figures['lag']:,}   "
+            f"open transactions {figures['open_transactions']}"
+        )
+        if self._last:
+            last = self._last
+            line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {_size(last['bytes'])}"
+        else:
+            line += f"   {figures['state']}"
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write("\r\x1b[K" + line[:width])
+        self._stream.flush()
+        self._shown = True
+
+    def close(self) -> None:
+        self._erase()
+        self._stream.flush()
+
+
+def _size(count: int) -> str:
+    """Bytes for people.
+
+    >>> _size(2_500_000)
+    '2.5 MB'
+    """
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+class Report:
+    """Gathers what workers say, and tells the reporter."""
+
+    def __init__(self, pipeline: str, reporter: Reporter) -> None:
+        self._pipeline = pipeline
+        self._reporter = reporter
+        self._workers: dict[int, Progress] = {}
+        self._acks: dict[int, list[Acknowledge]] = {}
+        self._live_at = 0.0
+        self._previous = (time.monotonic(), 0)
+        self._gap_ms = 0.0
+
+    def _event(self, event: str, **fields: Any) -> None:
+        self._reporter.event(
+            {"event": event, "at_ms": time.time_ns() // 1_000_000, "pipeline": self._pipeline, **fields}
+        )
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        self._event("note", text=text)
+
+    def step(self, step: str, **fields: Any) -> None:
+        """A step of the protocol."""
+        self._event("step", step=step, **fields)
+
+    def recovered(self, manifest: Manifest, incarnation: int) -> None:
+        self._event("started", incarnation=incarnation, checkpoint=manifest.checkpoint)
+
+    def deployed(self, workers: list[Worker]) -> None:
+        self._workers.clear()
+        self._previous = (time.monotonic(), 0)
+        self.step("deployed", workers=[w.process.pid for w in workers if w.process is not None])
+
+    def restored(self, subtask: int, restore_ms: int) -> None:
+        self.step("restored", worker=subtask, restore_ms=restore_ms)
+
+    def triggered(self, checkpoint: int) -> None:
+        self.step("triggered", checkpoint=checkpoint)
+
+    def acknowledged(self, message: Acknowledge) -> None:
+        self._acks.setdefault(message.ack.checkpoint, []).append(message)
+        self.step("acknowledged", checkpoint=message.ack.checkpoint, worker=message.ack.subtask)
+
+    def completed(self, plan: Plan, manifest: Manifest, now_ms: int) -> None:
+        """A checkpoint is finalized."""
+        acks = [each for n in list(self._acks) if n <= plan.checkpoint for each in self._acks.pop(n)]
+        gap_ms, self._gap_ms = self._gap_ms, 0.0
+        self._event(
+            "checkpoint",
+            checkpoint=plan.checkpoint,
+            kind=manifest.kind,
+            duration_ms=now_ms - plan.triggered_ms,
+            sync_ms=round(max((each.sync_ms for each in acks), default=0.0), 1),
+            async_ms=round(max((each.async_ms for each in acks), default=0.0), 1),
+            bytes=manifest.written_bytes,
+            state_bytes=sum(each.state_bytes for each in manifest.operators),
+            committables=len(manifest.committables),
+            records_committed=sum(each.records for each in manifest.committables),
+            longest_gap_ms=round(gap_ms, 1),
+            **self.figures(),
+        )
+
+    def progress(self, progress: Progress) -> None:
+        """What one worker has done."""
+        first = self._workers.get(progress.subtask) is None or not self._workers[progress.subtask].first_record_ms
+        self._workers[progress.subtask] = progress
+        self._gap_ms = max(self._gap_ms, progress.longest_gap_ms)
+        if first and progress.first_record_ms:
+            self.step("first-record", worker=progress.subtask, first_record_ms=progress.first_record_ms)
+
+    def figures(self) -> dict[str, int]:
+        """Totals of the current attempt."""
+        workers = self._workers.values()
+        return {
+            "records_in": sum(each.records_in for each in workers),
+            "records_out": sum(each.records_out for each in workers),
+            "skipped": sum(each.skipped for each in workers),
+            "lag": sum(each.lag for each in workers),
+            "open_transactions": sum(each.open_transactions for each in workers),
+        }
+
+    def live(self, job: Coordinator) -> None:
+        """Called in every turn of the loop; tells the reporter now and then."""
+        now = time.monotonic()
+        if now < self._live_at:
+            return
+        self._live_at = now + LIVE_INTERVAL_S
+        figures: dict[str, Any] = dict(self.figures())
+        before, count = self._previous
+        self._previous = (now, figures["records_in"])
+        rate = (figures["records_in"] - count) / (now - before) if now > before else 0.0
+        self._reporter.live({**figures, "records_per_s": max(0, round(rate)), "state": job.state.value})
+
+    def ended(self, manifest: Manifest | None) -> None:
+        """The run ended cleanly."""
+        self._event("ended", checkpoint=manifest.checkpoint if manifest else None, **self.figures())
+
+    def close(self) -> None:
+        self._reporter.close()

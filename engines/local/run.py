@@ -1,0 +1,90 @@
+"""Running a pipeline on this machine: life after life, until it ends cleanly or needs a person.
+
+A life ends without a person's fault when the broker is away or an outcome is unknown; the next life fences it and reads
+what is true. Everything else that ends a life ends the run.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.engines.local.inline import InlineWorker
+from exactlyonce.engines.local.job import Job
+from exactlyonce.engines.local.options import RunOptions
+from exactlyonce.engines.local.plan import plan
+from exactlyonce.engines.local.reporting import JsonReporter, Reporter
+from exactlyonce.engines.local.workers import WorkerProcesses
+from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
+from exactlyonce.pipeline.loading import Loaded
+
+
+class Stopper:
+    """Whether the user asked for an end, and whom to tell."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._job: Job | None = None
+
+    def attach(self, job: Job) -> None:
+        """*job* is the life to be stopped from now on."""
+        self._job = job
+        if self.asked.is_set():
+            job.stop()
+
+    def stop(self, *_: Any) -> None:
+        """Signal handler, too."""
+        self.asked.set()
+        if self._job is not None:
+            self._job.stop()
+
+
+@contextmanager
+def _signals(stopper: Stopper) -> Iterator[None]:
+    """SIGINT and SIGTERM stop cleanly, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, stopper.stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def run_loaded(
+    loaded: Loaded, options: RunOptions, reporter: Reporter, stopper: Stopper | None = None
+) -> Manifest | None:
+    """Run until the end; returns the last manifest of a clean end, raises what ended it otherwise."""
+    stopper = stopper or Stopper()
+    options.client.check()
+    graph = loaded.pipeline.build()
+    physical = plan(graph, options.parallelism)
+    restart, recovered = options.restart_strategy(), False
+    with _signals(stopper):
+        while True:
+            workers = InlineWorker() if options.inline else WorkerProcesses()
+            job = Job(physical, loaded.reference, options, workers, reporter)
+            stopper.attach(job)
+            try:
+                return workers.host(job.run) if isinstance(workers, InlineWorker) else job.run()
+            except (BrokerUnavailable, Undetermined) as error:
+                recovered = recovered or job.recovered
+                delay_ms = restart.failed(0)
+                if not recovered or delay_ms is None or options.inline:
+                    raise
+                job.report.note(f"{error} A new incarnation begins in {delay_ms} ms.")
+                if stopper.asked.wait(delay_ms / 1000):
+                    raise
+
+
+def run(loaded: Loaded, **options: Any) -> Manifest | None:
+    """What `Pipeline.run` calls: *options* are those of `exactlyonce run`, with underscores."""
+    from exactlyonce.engines.local.configuration import options_from
+
+    return run_loaded(loaded, options_from(options), JsonReporter())

@@ -1,0 +1,196 @@
+"""One subtask of a task: takes batches from its inputs, aligns barriers, takes snapshots.
+
+Invariants: a batch goes through all operators before the next is taken; between an input's barrier and the snapshot,
+nothing of that input is taken; the snapshot's synchronous part and the barrier's passing-on happen in one step, so that
+no record comes between them; acknowledgements are sent in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
+from exactlyonce.checkpoint.manifest import BlockRef, OrderLog
+from exactlyonce.checkpoint.store_blocks import BlockWriter, Ticket
+from exactlyonce.engines.local.blocks import BlockNames
+from exactlyonce.engines.local.channels import BarrierFrame, Channel
+from exactlyonce.engines.local.inputs import Input, SourceInput
+from exactlyonce.engines.local.messages import Acknowledge
+from exactlyonce.engines.local.operators import Batch
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.kafka_writer import KafkaWriter
+from exactlyonce.state.snapshot import Snapshot
+from exactlyonce.state.table import KeyedTable
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass
+class OrderRuns:
+    """In which order a subtask took its inputs' batches: run lengths, cut at every barrier."""
+
+    inputs: dict[tuple[str, int], int] = field(default_factory=dict)
+    runs: list[int] = field(default_factory=list)
+    """Flat: input, count, input, count ..."""
+
+    def note(self, name: str, partition: int, count: int) -> None:
+        """*count* records were taken from *partition* of input *name*."""
+        place = self.inputs.setdefault((name, partition), len(self.inputs))
+        if self.runs and self.runs[-2] == place:
+            self.runs[-1] += count
+        else:
+            self.runs += (place, count)
+
+    def cut(self) -> bytes:
+        """The runs since the last cut, encoded."""
+        body = _encode((list(self.inputs), self.runs))
+        self.runs = []
+        return body
+
+
+@dataclass
+class Subtask:
+    """Subtask *index* of task *name*."""
+
+    name: str
+    index: int
+    inputs: list[Input]
+    tables: list[KeyedTable[Any]]
+    sinks: list[KafkaWriter]
+    outputs: list[Channel]
+    """Channels that this subtask's shuffles write to."""
+    blocks: BlockWriter
+    names: BlockNames
+    acknowledge: Callable[[Acknowledge], None]
+    order: OrderRuns | None
+    """None where there is one input with one partition: then there is only one order."""
+    longest_gap_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.alignment = Alignment(each.name for each in self.inputs)
+        self._turn: deque[Input] = deque(self.inputs)
+        self._snapshots: deque[Iterator[bool]] = deque()
+
+    @property
+    def sources(self) -> list[SourceInput]:
+        """Those of the inputs that read a topic."""
+        return [each for each in self.inputs if isinstance(each, SourceInput)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot is under way."""
+        return bool(self._snapshots)
+
+    def step(self, wait_s: float) -> bool:
+        """Take one batch or barrier from the next input that has one; True if there was any."""
+        if any(sink.full for sink in self.sinks) or any(channel.full for channel in self.outputs):
+            return False
+        for _ in range(len(self._turn)):
+            source = self._turn[0]
+            self._turn.rotate(-1)
+            if self.alignment.is_held(source.name):
+                continue
+            item = source.next(wait_s)
+            if item is None:
+                continue
+            if isinstance(item, BarrierFrame):
+                self._barrier(source, item)
+            else:
+                self._take(source, item)
+            return True
+        return False
+
+    def _take(self, source: Input, batch: Batch) -> None:
+        if self.order is not None:
+            for partition, count in source.runs():
+                self.order.note(source.name, partition, count)
+        source.push(batch)
+
+    def _barrier(self, source: Input, frame: BarrierFrame) -> None:
+        if isinstance(source, SourceInput):
+            hit("worker-barrier")
+        if self.alignment.barrier(source.name, frame.checkpoint):
+            hit("worker-aligned")
+            self._snapshots.append(self._snapshot(frame))
+
+    def _snapshot(self, frame: BarrierFrame) -> Iterator[bool]:
+        """The synchronous part now; the rest as an iterator."""
+        began = time.monotonic()
+        frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
+        log = self.order.cut() if self.order is not None else None
+        for channel in self.outputs:
+            channel.send_barrier(frame)
+        for sink in self.sinks:
+            sink.barrier(frame.checkpoint)
+        hit("worker-frozen")
+        return self._rest(frame, frozen, log, began, time.monotonic() - began)
+
+    def advance(self, budget_s: float) -> bool:
+        """Work on snapshots for about *budget_s*; True if anything was done."""
+        end = time.monotonic() + budget_s
+        moved = False
+        while self._snapshots:
+            progressed = next(self._snapshots[0], None)
+            if progressed is None:
+                self._snapshots.popleft()
+            moved = moved or progressed is not False
+            if not progressed or time.monotonic() >= end:
+                break
+        return moved
+
+    def _rest(
+        self,
+        frame: BarrierFrame,
+        frozen: list[tuple[KeyedTable[Any], Snapshot]],
+        log: bytes | None,
+        began: float,
+        sync_s: float,
+    ) -> Iterator[bool]:
+        """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait."""
+        checkpoint = frame.checkpoint
+        written: list[BlockRef] = []
+        operators = []
+        for table, snapshot in frozen:
+            tickets = []
+            for block in snapshot.encode():
+                if block is not None:
+                    tickets.append(self.names.write(self.blocks, checkpoint, table.operator, block))
+                yield True
+            refs = yield from _durable(tickets)
+            hit("worker-blocks")
+            tickets = [self.names.write_index(self.blocks, checkpoint, table, part) for part in snapshot.seal(refs)]
+            index = yield from _durable(tickets)
+            written += refs + index
+            operators.append(OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size))
+        order_log = None
+        if log is not None:
+            refs = yield from _durable([self.names.write_order(self.blocks, checkpoint, self.name, self.index, log)])
+            written += refs
+            order_log = OrderLog(self.name, self.index, tuple(refs))
+        precommits = []
+        for sink in self.sinks:
+            while not (flushed := sink.take_precommit(checkpoint))[0]:
+                yield False
+            precommits += [flushed[1]] if flushed[1] is not None else []
+        hit("worker-flushed")
+        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(checkpoint))
+        ack = Ack(
+            self.name, self.index, checkpoint, offsets, tuple(operators), order_log, tuple(precommits), tuple(written)
+        )
+        written_bytes = sum(ref.size for ref in written)
+        self.acknowledge(Acknowledge(ack, written_bytes, sync_s * 1000, (time.monotonic() - began) * 1000))
+        hit("worker-acknowledged")
+
+
+def _durable(tickets: list[Ticket]) -> Generator[bool, None, list[BlockRef]]:
+    """Wait until every block is durable; returns their references."""
+    while not all(ticket.ref for ticket in tickets):
+        yield False
+    return [ticket.ref for ticket in tickets if ticket.ref is not None]

@@ -1,0 +1,173 @@
+"""A worker process: hosts one subtask of every task, in one loop on one thread.
+
+Invariants: it does nothing that the coordinator did not ask for, and ends with it; a failure is its last words and then
+its end: the coordinator decides what follows. Stages nearest to the sinks go first, so that what is in flight drains
+before more is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.building import Built, build
+from exactlyonce.engines.local.channels import BarrierFrame, PeerGone, SocketChannel
+from exactlyonce.engines.local.inputs import SourceTrigger
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, InvariantViolation, UserError
+from exactlyonce.pipeline.failpoints import hit
+
+IDLE_WAIT_S = 0.02
+BUSY_WAIT_S = 0.002
+SNAPSHOT_BUDGET_S = 0.004
+PROGRESS_INTERVAL_S = 0.25
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """The loop. `run` returns when the coordinator says so or is gone."""
+
+    def __init__(self, connection: msg.Connection, start: msg.Start) -> None:
+        self.connection = connection
+        self.subtask = start.subtask
+        self.built: Built = build(start, connection.send)
+        self._sources = [source for task in self.built.subtasks for source in task.sources]
+        self._reported: set[str] = set()
+        self._progress_at = 0.0
+        self._batch_at = time.monotonic()
+        self._longest_gap_s = 0.0
+        self._first_record_ms = self._last_record_ms = 0
+        self._records_seen = 0
+        self._running = True
+
+    def run(self) -> None:
+        """Until `Shutdown` or the end of the control channel."""
+        while self._running and not self.connection.closed:
+            for message in self.connection.receive():
+                self._obey(message)
+            moved = self._work()
+            now = time.monotonic()
+            if now >= self._progress_at:
+                self._report(now)
+            if not moved:
+                self._rest()
+
+    def _work(self) -> bool:
+        """One round over everything; True if anything moved."""
+        built, moved = self.built, False
+        for channel in built.sockets:
+            moved = channel.flush() or channel.fill() or moved
+        for task in reversed(built.subtasks):
+            waiting = moved or task.busy or any(sink.open_transactions for sink in task.sinks)
+            moved = task.step(BUSY_WAIT_S if waiting else IDLE_WAIT_S) or moved
+        for writer in built.writers:
+            moved = writer.poll() or moved
+        built.blocks.poll()
+        for task in built.subtasks:
+            moved = task.advance(SNAPSHOT_BUDGET_S) or moved
+            if task.name not in self._reported and task.sources and all(s.finished for s in task.sources):
+                self._reported.add(task.name)
+                self.connection.send(msg.SourceFinished(task.name, self.subtask))
+        self._note_gap()
+        return moved
+
+    def _note_gap(self) -> None:
+        """The longest time between two batches while there was input."""
+        seen = sum(source.records for source in self._sources)
+        now = time.monotonic()
+        if seen != self._records_seen:
+            wall_ms = time.time_ns() // 1_000_000
+            if self._first_record_ms:
+                self._longest_gap_s = max(self._longest_gap_s, now - self._batch_at)
+            self._first_record_ms = self._first_record_ms or wall_ms
+            self._records_seen, self._last_record_ms, self._batch_at = seen, wall_ms, now
+
+    def _obey(self, message: Any) -> None:
+        match message:
+            case msg.Trigger(checkpoint, base, final):
+                for source in self._sources:
+                    source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final))
+            case msg.Granted(sink, transactional_id, producer_id, epoch):
+                self.built.writer(sink).granted(transactional_id, producer_id, epoch)
+            case msg.CheckpointFinalized(checkpoint):
+                for writer in self.built.writers:
+                    writer.finalized(checkpoint)
+            case msg.Shutdown():
+                self._running = False
+
+    def _rest(self) -> None:
+        """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
+        if not self._sources:
+            readable: list[msg.Connection | SocketChannel] = [self.connection, *self.built.sockets]
+            writable = [channel for channel in self.built.sockets if channel.unsent]
+            select.select(readable, writable, [], BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S)
+
+    def _report(self, now: float) -> None:
+        self._progress_at = now + PROGRESS_INTERVAL_S
+        positions: dict[str, dict[int, int]] = {}
+        for source in self._sources:
+            positions.setdefault(source.name, {}).update(source.reader.offsets)
+        self.connection.send(
+            msg.Progress(
+                self.subtask,
+                sum(source.records for source in self._sources),
+                sum(writer.records for writer in self.built.writers),
+                sum(source.skipped for source in self._sources),
+                positions,
+                self._longest_gap_s * 1000,
+                sum(writer.open_transactions for writer in self.built.writers),
+                self._last_record_ms,
+                self._first_record_ms,
+                sum(source.reader.lag() for source in self._sources),
+            )
+        )
+        self._longest_gap_s = 0.0
+
+
+def serve(connection: msg.Connection) -> None:
+    """What a worker does, from `Start` to its end; its failure is reported and ends it."""
+    start = next(iter(connection.receive(None)), None)
+    if not isinstance(start, msg.Start):
+        return
+    began = time.monotonic()
+    try:
+        worker = Worker(connection, start)
+        gc.collect()
+        gc.freeze()
+        hit("worker-restored")
+        elapsed_ms = int((time.monotonic() - began) * 1000)
+        connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
+        worker.run()
+    except (PeerGone, BrokerUnavailable) as error:
+        connection.send(msg.WorkerFailed(start.subtask, "", str(error)))
+    except ExactlyOnceError as error:
+        fatal = isinstance(error, (UserError, Halt, Fenced, InvariantViolation))
+        connection.send(msg.WorkerFailed(start.subtask, _known_name(error) if fatal else "", str(error)))
+
+
+def _known_name(error: ExactlyOnceError) -> str:
+    """The nearest class of *error* that is in `pipeline.errors`."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "exactlyonce.pipeline.errors")
+
+
+def main() -> None:
+    """Entry point of the process: the control channel's descriptor and the coordinator's process id are arguments."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):
+        return
+    connection = msg.Connection(socket.socket(fileno=int(sys.argv[1])), msg.ToWorker)
+    serve(connection)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
