@@ -161,14 +161,14 @@ def _await(client: AdminClient, name: str) -> TopicInfo:
         client.poll(0.05)
 
 
-def _min_insync_needed(replicas: int) -> int:
+def min_insync_needed(replicas: int) -> int:
     """A lost broker must cost neither decisions nor progress; with fewer than three replicas one of them must give."""
     return replicas - 1 if replicas >= 3 else 1
 
 
 def _raise_min_insync(client: AdminClient, topic: TopicInfo) -> None:
     """Of a topic that was just created: only now its number of replicas, the broker's default, is known."""
-    needed = _min_insync_needed(topic.replicas)
+    needed = min_insync_needed(topic.replicas)
     if int(_settings(client, topic.name)["min.insync.replicas"]) < needed:
         entry = ConfigEntry("min.insync.replicas", str(needed), incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[entry])
@@ -188,7 +188,7 @@ def _checked(client: AdminClient, config: Mapping[str, Any], topic: TopicInfo) -
             f"decisions, the others for blocks. Delete it and let exactlyonce create it."
         )
     found = _settings(client, topic.name)
-    needs = (*NEEDS, _Need("min.insync.replicas", ">=", str(_min_insync_needed(topic.replicas))))
+    needs = (*NEEDS, _Need("min.insync.replicas", ">=", str(min_insync_needed(topic.replicas))))
     wrong = [need for need in needs if need.setting in found and not need.met_by(found[need.setting])]
     if wrong:
         details = "; ".join(f"{n.setting} is {found[n.setting]}, must be {n.relation} {n.value}" for n in wrong)
