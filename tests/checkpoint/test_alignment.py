@@ -1,0 +1,80 @@
+"""Alignment of barriers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.pipeline.errors import InvariantViolation
+
+
+def test_one_input_is_aligned_at_once_and_never_held() -> None:
+    """A subtask with one input takes its snapshot at the barrier."""
+    alignment = Alignment(["only"])
+    assert alignment.barrier("only", 1)
+    assert not alignment.is_held("only")
+    assert alignment.checkpoint_latest == 1
+    assert alignment.pending is None
+
+
+def test_an_input_is_held_from_its_barrier_until_the_last_barrier_has_come() -> None:
+    """An input is held from its barrier on, until every input has delivered the same barrier; then none is."""
+    alignment = Alignment("abc")
+    assert not alignment.barrier("b", 4)
+    assert [alignment.is_held(each) for each in "abc"] == [False, True, False]
+    assert alignment.pending == 4
+    assert not alignment.barrier("a", 4)
+    assert [alignment.is_held(each) for each in "abc"] == [True, True, False]
+    assert alignment.barrier("c", 4)
+    assert [alignment.is_held(each) for each in "abc"] == [False, False, False]
+    assert alignment.checkpoint_latest == 4
+
+
+def test_the_numbers_of_barriers_may_have_gaps() -> None:
+    """Only the order of barriers counts, not their distance."""
+    alignment = Alignment(["only"])
+    assert alignment.barrier("only", 3)
+    assert alignment.barrier("only", 7)
+
+
+@pytest.mark.parametrize(
+    "barriers",
+    [
+        pytest.param([("a", 1), ("a", 2)], id="a held input delivers a barrier"),
+        pytest.param([("a", 1), ("b", 2)], id="another barrier than the one awaited"),
+        pytest.param([("a", 2), ("b", 2), ("a", 2)], id="the same barrier again"),
+        pytest.param([("a", 2), ("b", 2), ("a", 1)], id="an older barrier"),
+        pytest.param([("c", 1)], id="a stranger"),
+    ],
+)
+def test_a_barrier_out_of_order_is_a_violation(barriers: list[tuple[str, int]]) -> None:
+    """A barrier that breaks the order, or comes from no input of the subtask, raises InvariantViolation."""
+    alignment = Alignment("ab")
+    for source, checkpoint in barriers[:-1]:
+        alignment.barrier(source, checkpoint)
+    with pytest.raises(InvariantViolation):
+        alignment.barrier(*barriers[-1])
+
+
+def test_a_subtask_without_inputs_is_a_violation() -> None:
+    """Alignment of nothing raises InvariantViolation."""
+    with pytest.raises(InvariantViolation):
+        Alignment([])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_interleaving_nothing_passes_between_an_inputs_barrier_and_the_snapshot(seed: int) -> None:
+    """In every interleaving the snapshot of *n* has seen of each input exactly the records before its barrier *n*."""
+    rng = random.Random(seed)
+    channels = {name: [*range(5), "|1", *range(5, 9), "|2", *range(9, 12)] for name in "abc"}
+    alignment, seen, snapshots = Alignment(channels), dict.fromkeys(channels, 0), {}
+    while any(channels.values()):
+        name = rng.choice([each for each, queue in channels.items() if queue and not alignment.is_held(each)])
+        item = channels[name].pop(0)
+        if isinstance(item, int):
+            seen[name] += 1
+        elif alignment.barrier(name, int(item[1:])):
+            snapshots[int(item[1:])] = dict(seen)
+    assert snapshots == {1: dict.fromkeys("abc", 5), 2: dict.fromkeys("abc", 9)}

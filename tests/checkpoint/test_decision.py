@@ -1,0 +1,498 @@
+"""The decision, and how a decided checkpoint is finished after a crash."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.commit import Commits
+from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
+from exactlyonce.checkpoint.decision import (
+    REPAIRS_MAX,
+    Decided,
+    Life,
+    Precommit,
+    Refuse,
+    Unresolved,
+    decide,
+    finalize,
+    finish,
+)
+from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.transaction import (
+    EndAnswer,
+    Fate,
+    ListedTransaction,
+    Outcome,
+    ProducerState,
+    TransactionState,
+)
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
+
+LIFE = Life("p", 3, 1, "cluster", 2, 100_000)
+MANIFEST = Manifest(
+    "p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "print", 128, 1, 4, (0, 5, 5, 5), 0, (), (), (), (), ()
+)  # fmt: skip
+BLOCK = BlockRef(1, 0, "block", 1, b"")
+
+
+def name(slot: object, subtask: int = 0, life: str = "2.0") -> str:
+    """A transactional id of the sink `out`."""
+    return f"eo:p:out:{subtask}:{life}:{slot}"
+
+
+def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7) -> Precommit:
+    """A precommit of producer id 10 + *slot*."""
+    return Precommit(name(slot, subtask), 10 + slot, 3, "out", subtask, checkpoint, records, 40)
+
+
+def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
+    """What *precommit* becomes, with all its records in partition 0."""
+    written = (Written("t", 0, 100 * slot, records),)
+    return Committable(name(slot, subtask), 10 + slot, 3, 2, "cluster", "out", subtask, checkpoint, written)
+
+
+def manifest(*committables: Committable) -> Manifest:
+    """Checkpoint 7 with these committables."""
+    return msgspec.structs.replace(MANIFEST, committables=committables)
+
+
+# --- decide ---------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A broker of scripted answers: EndTxn by id (the last for ever), fates by id, outcomes of appends in turn."""
+
+    def __init__(
+        self,
+        answers: Mapping[str, str] | None = None,
+        fates: Mapping[str, Fate] | None = None,
+        outcomes: Iterable[Outcome] = (),
+        copies: Mapping[str, str] | None = None,
+    ) -> None:
+        self.answers = {each: list(script) for each, script in (answers or {}).items()}
+        self.fates = fates or {}
+        self.outcomes = list(outcomes)
+        self.copies = copies or {}
+        self.asked: list[ask.Request] = []
+        self.listed: list[ListedTransaction] = []
+        self.raising: dict[type, Exception] = {}
+
+    def __call__(self, request: ask.Request) -> Any:
+        self.asked.append(request)
+        if type(request) in self.raising:
+            raise self.raising[type(request)]
+        match request:
+            case ask.DescribeTransactions(ids):
+                return {each: self._state(each) for each in ids}
+            case ask.DescribeProducers():
+                return [ProducerState("t", 0, 10 + slot, 3, 4, 0, 100 * slot) for slot in range(9)]
+            case ask.BlockEndOffsets():
+                return (1, 2)
+            case ask.Append():
+                return self.outcomes.pop(0) if self.outcomes else Outcome.DONE
+            case ask.EndTransactions(endings, commit):
+                return [self._end(each.transactional_id, commit) for each in endings]
+            case ask.ListTransactions():
+                return self.listed
+            case ask.Look(wanted):
+                return self.fates[wanted.transactional_id]
+            case ask.CopyTransaction(wanted, transactional_id):
+                return self._copy(wanted, transactional_id)
+            case ask.Pause():
+                return None
+        raise AssertionError(request)
+
+    def _state(self, transactional_id: str) -> TransactionState:
+        slot = int(transactional_id[-1])
+        return TransactionState(transactional_id, "Ongoing", 10 + slot, 3, 100_000, 0, (("t", 0),))
+
+    def _end(self, transactional_id: str, commit: bool) -> EndAnswer:
+        if not commit:
+            return EndAnswer.COMPLETED
+        script = self.answers.get(transactional_id, ["C"])
+        letter = script.pop(0) if len(script) > 1 else script[0]
+        letters = {"C": EndAnswer.COMPLETED, "R": EndAnswer.REFUSED, "U": EndAnswer.UNKNOWN, "B": EndAnswer.BUSY}
+        return letters[letter]
+
+    def _copy(self, wanted: Committable, transactional_id: str) -> Committable | str:
+        if wanted.transactional_id in self.copies:
+            return self.copies[wanted.transactional_id]
+        return msgspec.structs.replace(wanted, transactional_id=transactional_id, producer_id=77, epoch=0)
+
+    def of(self, kind: type) -> list[Any]:
+        """The requests of one kind, in order."""
+        return [each for each in self.asked if isinstance(each, kind)]
+
+    @property
+    def appended(self) -> list[Manifest | Finalized | Repair]:
+        """All records that were appended, in order."""
+        return [record for each in self.of(ask.Append) for record in each.records]
+
+    def asked_for(self, commit: bool) -> list[str]:
+        """Ids that were asked to be committed, or aborted, in order."""
+        asked = [each.endings for each in self.of(ask.EndTransactions) if each.commit is commit]
+        return [each.transactional_id for endings in asked for each in endings]
+
+
+def decided(world: World, *precommits: Precommit) -> Decided | Refuse | Unresolved:
+    """Run the decision."""
+
+    def make(committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
+        assert ends == (1, 2)
+        return manifest(*committables)
+
+    def expire(made: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+        assert made in world.appended, "blocks expire only after the manifest is durable"
+        return (4,), (BLOCK,)
+
+    ages_ms = {each.transactional_id: 0 for each in precommits}
+    return ask.drive(decide(precommits, ages_ms, LIFE, make, expire), world)
+
+
+def test_a_decision_checks_then_writes_the_manifest_then_commits_then_finalizes() -> None:
+    """The requests of a decision come in this order: describe both, end offsets, manifest, commit, finalized mark
+    together with the tombstones."""
+    world = World()
+    verdict = decided(world, precommit(0), precommit(1, subtask=1))
+    expected = manifest(committable(0), committable(1, subtask=1))
+    fates = {name(0): "committed", name(1, 1): "committed"}
+    assert verdict == Decided(expected, Commits(fates))
+    assert verdict.finalized
+    assert [type(each) for each in world.asked] == [
+        ask.DescribeTransactions, ask.DescribeProducers, ask.BlockEndOffsets,
+        ask.Append, ask.EndTransactions, ask.Append,
+    ]  # fmt: skip
+    assert world.of(ask.Append) == [
+        ask.Append((expected,)),
+        ask.Append((Finalized(7, 3, 99, tuple(fates.items())),), (4,), (BLOCK,)),
+    ]
+
+
+def test_a_checkpoint_without_output_is_decided_and_finalized_all_the_same() -> None:
+    """Without committables nothing is described or ended, and the manifest and its mark are written."""
+    world = World()
+    assert decided(world, precommit(0, records=0)) == Decided(manifest(), Commits())
+    assert [type(each) for each in world.asked] == [ask.BlockEndOffsets, ask.Append, ask.Append]
+
+
+def test_a_refused_check_writes_nothing() -> None:
+    """When the check refuses, no manifest is written and nothing is ended."""
+    world = World()
+    assert isinstance(decided(world, precommit(0, records=4)), Refuse)
+    assert [type(each) for each in world.asked] == [ask.DescribeTransactions, ask.DescribeProducers]
+
+
+@pytest.mark.parametrize("question", [ask.DescribeTransactions, ask.DescribeProducers, ask.BlockEndOffsets])
+def test_a_broker_that_does_not_answer_the_check_refuses_the_checkpoint(question: type) -> None:
+    """Before the manifest is written the checkpoint never happened: a broker that is away refuses it, no more."""
+    world = World()
+    world.raising[question] = BrokerUnavailable("no broker answers")
+    assert decided(world, precommit(0)) == Refuse("no broker answers")
+    assert world.of(ask.Append) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict"),
+    [
+        (Outcome.NOT_WRITTEN, Refuse("the manifest of checkpoint 7 was not written")),
+        (Outcome.UNKNOWN, Unresolved(7)),
+    ],
+)
+def test_without_a_durable_manifest_nothing_is_ended(outcome: Outcome, verdict: Refuse | Unresolved) -> None:
+    """If the manifest was not written the checkpoint is refused, if that is unknown it is unresolved; in both cases
+    no transaction is committed or aborted."""
+    world = World(outcomes=[outcome])
+    assert decided(world, precommit(0)) == verdict
+    assert world.of(ask.EndTransactions) == []
+
+
+@pytest.mark.parametrize("answer", ["R", "U"])
+def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: str) -> None:
+    """If one commit is refused or unknown the checkpoint is decided and not finalized, and nothing expires."""
+    world = World({name(1, 1): answer})
+    verdict = decided(world, precommit(0), precommit(1, subtask=1))
+    assert isinstance(verdict, Decided)
+    assert not verdict.finalized
+    assert len(world.of(ask.Append)) == 1
+    assert world.asked_for(commit=False) == []
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
+def test_a_mark_that_could_not_be_written_ends_this_life(outcome: Outcome) -> None:
+    """If the finalized mark is not known to be durable the life ends: the next one reads what is true."""
+    with pytest.raises(Undetermined, match=r"Checkpoint 7 is complete and committed.*Nothing is lost"):
+        decided(World(outcomes=[Outcome.DONE, outcome]), precommit(0))
+
+
+def test_finalizing_with_an_unknown_fate_is_a_violation() -> None:
+    """A checkpoint cannot be finalized while the fate of one of its committables is not known."""
+    with pytest.raises(InvariantViolation, match="fate of every committable"):
+        ask.drive(finalize(manifest(committable(0)), {}, 3, 0), World())
+
+
+# --- finish ---------------------------------------------------------------------------------------------------------
+
+ENDS = ["C", "BC", "R", "U:committed", "U:aborted", "U:gone"]
+
+
+def finished(
+    world: World, made: Manifest, repairs: Iterable[Repair] = (), *, accept_loss: bool = False
+) -> dict[str, str]:
+    """Run the finish."""
+    return ask.drive(finish(made, repairs, LIFE, 99, accept_loss=accept_loss), world)
+
+
+def scripted(ends: Mapping[str, str], **more: Any) -> World:
+    """A world where each id ends as its word says."""
+    answers = {each: end.split(":")[0] for each, end in ends.items()}
+    fates = {each: Fate(end[2:]) for each, end in ends.items() if end.startswith("U")}
+    return World(answers, fates, **more)
+
+
+@pytest.mark.parametrize("ends", list(itertools.product(ENDS, repeat=2)), ids="+".join)
+def test_every_combination_of_answers_ends_proven_repaired_or_in_a_halt(ends: tuple[str, str]) -> None:
+    """Of two committables of different subtasks, whatever the broker answers: what it committed is committed, what its
+    records prove is proven, what it aborted is repaired by a copy, and what is gone halts; nothing decided is aborted
+    but what a durable repair stands in for; and the mark is written last, or not at all."""
+    first, second = committable(0, 0), committable(1, 1)
+    world = scripted({first.transactional_id: ends[0], second.transactional_id: ends[1]})
+    expected = {"C": "committed", "BC": "committed", "R": "repaired", "U:committed": "proven", "U:aborted": "repaired"}
+    if "U:gone" in ends:
+        with pytest.raises(Halt, match="Checkpoint 7"):
+            finished(world, manifest(first, second))
+        assert not any(isinstance(each, Finalized) for each in world.appended)
+    else:
+        fates = {c.transactional_id: expected[end] for c, end in zip((first, second), ends, strict=True)}
+        assert finished(world, manifest(first, second)) == fates
+        assert world.appended[-1] == Finalized(7, 3, 99, tuple(sorted(fates.items())))
+    stood_in_for = {each.replaced for each in world.appended if isinstance(each, Repair)}
+    assert set(world.asked_for(commit=False)) <= stood_in_for
+    named = {first.transactional_id, second.transactional_id} | {
+        each.committable.transactional_id for each in world.appended if isinstance(each, Repair)
+    }
+    assert set(world.asked_for(commit=True)) <= named
+    assert bool(world.of(ask.ListTransactions)) is bool({"R", "U:committed", "U:aborted", "U:gone"} & set(ends))
+
+
+def test_finishing_again_asks_the_same_commit_again() -> None:
+    """A finish that crashed behind its commits and is run again asks the same and gives the same."""
+    world = World()
+    assert finished(world, manifest(committable(0))) == finished(world, manifest(committable(0)))
+    assert world.asked_for(commit=True) == [name(0), name(0)]
+
+
+def test_undecided_transactions_are_swept_before_records_are_looked_at_and_decided_ones_are_protected() -> None:
+    """Before a look, everything older that could pin the readers is aborted, and nothing that the manifest names."""
+    world = scripted({name(0): "U:committed"})
+    world.listed = [ListedTransaction(each, 1, "CompleteAbort") for each in (name(0), name(5))]
+    assert finished(world, manifest(committable(0))) == {name(0): "proven"}
+    assert world.asked_for(commit=False) == [name(5)]
+    kinds = [type(each) for each in world.asked]
+    assert kinds.index(ask.ListTransactions) < kinds.index(ask.Look)
+
+
+def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_life() -> None:
+    """A copy repair copies under a new id of this incarnation and attempt, records it, commits it, then finalizes."""
+    lost = committable(0)
+    world = World({name(0): "R"})
+    assert finished(world, manifest(lost)) == {name(0): "repaired"}
+    copy = "eo:p:out:0:3.1:repair-7-1"
+    assert TransactionalId.parse(copy) is not None
+    assert world.of(ask.CopyTransaction) == [ask.CopyTransaction(lost, copy)]
+    stand_in = msgspec.structs.replace(lost, transactional_id=copy, producer_id=77, epoch=0)
+    assert world.appended == [
+        Repair(7, 1, 3, name(0), stand_in), Finalized(7, 3, 99, ((name(0), "repaired"),))
+    ]  # fmt: skip
+    kinds = [type(each) for each in world.asked]
+    assert kinds == [
+        ask.EndTransactions, ask.ListTransactions, ask.CopyTransaction,
+        ask.Append, ask.EndTransactions, ask.EndTransactions, ask.Append,
+    ]  # fmt: skip
+    assert world.asked_for(commit=True) == [name(0), copy]
+
+
+def repair_of(lost: Committable, number: int, life: str = "2.0") -> Repair:
+    """An older repair."""
+    stand_in = msgspec.structs.replace(lost, transactional_id=name(f"repair-7-{number}", lost.subtask, life))
+    return Repair(7, number, 2, lost.transactional_id, stand_in)
+
+
+def test_recovery_follows_the_newest_repair() -> None:
+    """Where repairs are recorded the newest is committed, and neither the original nor an older repair."""
+    lost = committable(0)
+    world = World({name(0): "R"})
+    repairs = [repair_of(lost, 2), repair_of(lost, 1)]
+    assert finished(world, manifest(lost), repairs) == {name(0): "repaired"}
+    assert world.asked_for(commit=True) == [name("repair-7-2")]
+    assert [type(each) for each in world.appended] == [Finalized]
+
+
+def test_a_repair_that_was_aborted_is_repaired_from_the_original_under_the_next_number() -> None:
+    """If the stand-in is refused too, the original's bytes are copied again, and numbers only grow."""
+    lost = committable(0)
+    world = World({name("repair-7-4"): "R"})
+    assert finished(world, manifest(lost), [repair_of(lost, 4)]) == {name(0): "repaired"}
+    assert world.of(ask.CopyTransaction) == [ask.CopyTransaction(lost, "eo:p:out:0:3.1:repair-7-5")]
+
+
+def test_a_stand_in_is_protected_from_the_sweep_and_the_original_is_not() -> None:
+    """The sweep before a look spares what the newest repair names; the lost original may be fenced."""
+    lost, other = committable(0), committable(1, 1)
+    stand_in = repair_of(lost, 1)
+    world = scripted({stand_in.committable.transactional_id: "C", other.transactional_id: "U:committed"})
+    world.listed = [
+        ListedTransaction(each, 1, "CompleteAbort")
+        for each in (name(0), stand_in.committable.transactional_id, other.transactional_id)
+    ]
+    assert finished(world, manifest(lost, other), [stand_in]) == {name(0): "repaired", name(1, 1): "proven"}
+    assert world.asked_for(commit=False) == [name(0)]
+
+
+def test_what_follows_a_lost_transaction_of_its_subtask_is_copied_behind_it() -> None:
+    """A transaction carried from an aborted checkpoint is lost, the next one of the same subtask is not: both are
+    copied, in order, recorded together, and only then is the original of the second aborted. It never becomes visible
+    before the first."""
+    first, second, other = committable(0, 0, 6), committable(1, 0, 7), committable(2, 1, 7)
+    world = World({name(0): "R"})
+    fates = finished(world, manifest(second, other, first))
+    assert fates == {name(0): "repaired", name(1): "repaired", name(2, 1): "committed"}
+    assert [each.committable for each in world.of(ask.CopyTransaction)] == [first, second]
+    copies = ["eo:p:out:0:3.1:repair-7-1", "eo:p:out:0:3.1:repair-7-2"]
+    recorded = next(i for i, each in enumerate(world.asked) if isinstance(each, ask.Append))
+    assert [each.replaced for each in world.appended if isinstance(each, Repair)] == [name(0), name(1)]
+    assert len(world.of(ask.Append)[0].records) == 2
+    aborted = next(i for i, e in enumerate(world.asked) if isinstance(e, ask.EndTransactions) and not e.commit)
+    assert recorded < aborted
+    assert world.asked_for(commit=False) == [name(0), name(1)]
+    assert world.asked_for(commit=True) == [name(0), name(2, 1), *copies]
+
+
+def test_what_follows_a_transaction_that_is_proven_is_committed_as_it_is() -> None:
+    """If the earlier transaction's records are visible, the later one of its subtask is committed after the look."""
+    first, second = committable(0, 0, 6), committable(1, 0, 7)
+    world = scripted({name(0): "U:committed"})
+    assert finished(world, manifest(first, second)) == {name(0): "proven", name(1): "committed"}
+    assert world.asked_for(commit=True) == [name(0), name(1)]
+
+
+def test_a_lost_middle_of_a_chain_leaves_what_was_committed_before_it() -> None:
+    """Of three transactions of one subtask the second is lost: the first stays, the second and third are copied."""
+    chain = [committable(slot, 0, 5 + slot) for slot in range(3)]
+    world = World({name(1): "R"})
+    assert finished(world, manifest(*chain)) == {name(0): "committed", name(1): "repaired", name(2): "repaired"}
+    assert [each.committable for each in world.of(ask.CopyTransaction)] == chain[1:]
+
+
+def test_copies_that_are_aborted_are_copied_again_and_end_before_their_successors_begin() -> None:
+    """If the first copy of a chain is refused, both are copied and recorded again, the copies they supersede are
+    aborted, and nothing of the chain is committed out of order."""
+    first, second = committable(0, 0, 6), committable(1, 0, 7)
+    world = World({name(0): "R", "eo:p:out:0:3.1:repair-7-1": "R"})
+    assert finished(world, manifest(first, second)) == {name(0): "repaired", name(1): "repaired"}
+    copies = [f"eo:p:out:0:3.1:repair-7-{number}" for number in (1, 2, 3, 4)]
+    assert [each.transactional_id for each in world.of(ask.CopyTransaction)] == copies
+    assert world.asked_for(commit=True) == [name(0), copies[0], copies[2], copies[3]]
+    assert world.asked_for(commit=False) == [name(0), name(1), copies[0], copies[1]]
+
+
+def test_repairs_that_are_aborted_one_after_the_other_end_in_a_halt() -> None:
+    """After so many repairs that the broker aborted, the job halts and says so."""
+    copies = {f"eo:p:out:0:3.1:repair-7-{number}": "R" for number in range(1, REPAIRS_MAX + 1)}
+    world = World({name(0): "R", **copies})
+    with pytest.raises(Halt, match=f"{REPAIRS_MAX} repairs of it were aborted"):
+        finished(world, manifest(committable(0)))
+    assert len(world.of(ask.CopyTransaction)) == REPAIRS_MAX
+
+
+COPY = "eo:p:out:0:3.1:repair-7-1"
+
+
+def test_a_copy_whose_fate_cannot_be_learnt_is_not_copied_again() -> None:
+    """If a committed copy is neither visible nor aborted the job halts: a second copy might double its records."""
+    world = World({name(0): "R", COPY: "U"}, {COPY: Fate.GONE})
+    with pytest.raises(Halt, match="fate is unknown"):
+        finished(world, manifest(committable(0)))
+    assert len(world.of(ask.CopyTransaction)) == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
+def test_a_repair_that_is_not_known_to_be_recorded_is_not_committed(outcome: Outcome) -> None:
+    """Without a durable record of the repair this life ends, the copy uncommitted."""
+    world = World({name(0): "R"}, outcomes=[outcome])
+    with pytest.raises(Undetermined, match="could not be recorded"):
+        finished(world, manifest(committable(0)))
+    assert world.asked_for(commit=True) == [name(0)]
+    assert world.asked_for(commit=False) == []
+
+
+@pytest.mark.parametrize(
+    ("world", "why"),
+    [
+        (World({name(0): "R"}, copies={name(0): "retention removed 3 of them"}), "retention removed 3 of them"),
+        (World({name(0): "U"}, {name(0): Fate.GONE}), "no longer in the output log"),
+    ],
+)
+def test_a_halt_names_what_is_affected_and_the_choices(world: World, why: str) -> None:
+    """The text of a halt names checkpoint, sink, subtask, transaction, topic, partition, offsets and count, why, and
+    every choice with the command to type."""
+    lost = committable(0, records=5)
+    with pytest.raises(Halt) as halt:
+        finished(world, manifest(msgspec.structs.replace(lost, written=(Written("t", 2, 340, 5),))))
+    text = str(halt.value)
+    for part in (
+        "Checkpoint 7", "sink 'out' subtask 0", why, "t[2] offsets 340 and on, 5 records", lost.transactional_id,
+        "restored from a replica or a backup", "`exactlyonce reset p`", "`exactlyonce run ... --accept-loss 7`",
+        "Nothing else is affected",
+    ):  # fmt: skip
+        assert part in text
+    assert not any(isinstance(each, Finalized) for each in world.appended)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World({name(0): "R"}, copies={name(0): "gone"}),
+        World({name(0): "U"}, {name(0): Fate.GONE}),
+        World({name(0): "R", COPY: "U"}, {COPY: Fate.GONE}),
+    ],
+)
+def test_an_accepted_loss_is_written_into_the_mark(world: World) -> None:
+    """With the user's word the checkpoint is finalized without the lost records, and the mark says so."""
+    fates = {name(0): "loss accepted", name(1, 1): "committed"}
+    assert finished(world, manifest(committable(0), committable(1, 1)), accept_loss=True) == fates
+    assert world.appended[-1] == Finalized(7, 3, 99, tuple(sorted(fates.items())))
+
+
+def test_an_accepted_loss_does_not_give_up_what_follows_it() -> None:
+    """If a lost transaction cannot be copied and its loss is accepted, the next one of its subtask is repaired."""
+    first, second = committable(0, 0, 6), committable(1, 0, 7)
+    world = World({name(0): "R"}, copies={name(0): "gone"})
+    fates = finished(world, manifest(first, second), accept_loss=True)
+    assert fates == {name(0): "loss accepted", name(1): "repaired"}
+
+
+@pytest.mark.parametrize("stop", range(1, 10))
+def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: int) -> None:
+    """Crashed before its request number *stop* and run again with the repairs that were recorded, a finish of a chain
+    with a loss ends with every committable repaired and commits no copy that is not recorded."""
+    first, second = committable(0, 0, 6), committable(1, 0, 7)
+    crashed = World({name(0): "R"})
+    procedure = finish(manifest(first, second), [], LIFE, 99)
+    request = next(procedure)
+    for _ in range(stop - 1):
+        request = procedure.send(crashed(request))
+    procedure.close()
+    repairs = [each for each in crashed.appended if isinstance(each, Repair)]
+    recorded = {each.committable.transactional_id for each in repairs}
+    world = World({name(0): "R"})
+    life = Life("p", 4, 0, "cluster", 2, 100_000)
+    assert set(ask.drive(finish(manifest(first, second), repairs, life, 99), world).values()) == {"repaired"}
+    recorded |= {each.committable.transactional_id for each in world.appended if isinstance(each, Repair)}
+    committed = set(crashed.asked_for(commit=True)) | set(world.asked_for(commit=True))
+    assert committed - {name(0)} <= recorded

@@ -1,0 +1,109 @@
+"""Which manifests and blocks are kept."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.retention import Ledger
+
+
+def block(number: int) -> BlockRef:
+    """A block that is told apart by its offset."""
+    return BlockRef(1, number, f"block/{number}", 1, b"")
+
+
+def blocks(*numbers: int) -> tuple[BlockRef, ...]:
+    """Several."""
+    return tuple(map(block, numbers))
+
+
+def test_the_newest_checkpoints_are_kept_and_older_ones_dropped_with_the_blocks_of_their_own() -> None:
+    """Beyond the number to retain, a checkpoint goes, and with it the blocks that no kept one refers to."""
+    ledger = Ledger(2)
+    ledger.completed(1, blocks(1, 2))
+    ledger.completed(2, blocks(2, 3))
+    assert ledger.expire() == ((), ())
+    ledger.completed(3, blocks(3, 4))
+    assert ledger.expire() == ((1,), blocks(1))
+    assert ledger.retained == [2, 3]
+    assert ledger.expire() == ((), ())
+
+
+def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
+    """What something pending builds on is kept with its blocks, and goes once nothing pins it."""
+    ledger = Ledger(1)
+    ledger.completed(1, blocks(1))
+    ledger.completed(2, blocks(2))
+    assert ledger.expire(pinned=[1]) == ((), ())
+    ledger.completed(3, blocks(3))
+    assert ledger.expire() == ((1, 2), blocks(1, 2))
+
+
+def test_a_savepoint_is_kept_for_ever() -> None:
+    """A savepoint and the blocks it refers to are never dropped."""
+    ledger = Ledger(1)
+    ledger.completed(1, blocks(1, 2), keep=True)
+    ledger.completed(2, blocks(2, 3))
+    ledger.completed(3, blocks(4))
+    assert ledger.expire() == ((2,), blocks(3))
+    assert ledger.retained == [1, 3]
+
+
+def test_the_blocks_of_an_aborted_checkpoint_go_once_a_later_one_is_complete() -> None:
+    """Blocks that no manifest claims are dropped when a checkpoint after theirs completes, and not before."""
+    ledger = Ledger(1)
+    ledger.completed(1, blocks(1))
+    ledger.written(2, blocks(20, 21))
+    assert ledger.expire() == ((), ())
+    ledger.written(3, blocks(30, 31))
+    ledger.written(4, blocks(40))
+    ledger.completed(3, blocks(1, 30, 21))
+    assert ledger.expire() == ((1,), blocks(20, 31))
+    assert ledger.expire() == ((), ())
+
+
+def test_a_block_that_is_reported_twice_belongs_to_the_first_checkpoint() -> None:
+    """Reporting a block again for a later checkpoint does not keep it longer."""
+    ledger = Ledger(1)
+    ledger.written(1, blocks(1))
+    ledger.written(9, blocks(1))
+    ledger.completed(2, blocks(2))
+    assert ledger.expire() == ((), blocks(1))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_nothing_that_is_needed_is_ever_dropped_and_nothing_is_dropped_twice(seed: int) -> None:
+    """Over random histories: no block of a retained or pinned checkpoint, or of a pending one, is ever dropped; none
+    is dropped twice; and in the end only what is retained is left."""
+    rng = random.Random(seed)
+    ledger = Ledger(rng.randint(1, 3))
+    needs: dict[int, set[BlockRef]] = {0: set()}
+    kept: set[int] = set()
+    written: set[BlockRef] = set()
+    dropped: set[BlockRef] = set()
+    ledger.completed(0, ())
+    base = 0
+    for checkpoint in range(1, 40):
+        new = set(blocks(*(100 * checkpoint + i for i in range(rng.randint(0, 4)))))
+        written |= new
+        ledger.written(checkpoint, new)
+        if rng.random() < 0.3:
+            continue  # aborted
+        chain = {each for each in needs[base] if rng.random() < 0.8} | new
+        keep = rng.random() < 0.1
+        needs[checkpoint] = chain
+        kept |= {checkpoint} if keep else set()
+        ledger.completed(checkpoint, chain, keep=keep)
+        pinned = {base} if rng.random() < 0.5 else set()
+        gone, tombstones = ledger.expire(pinned)
+        assert not dropped & set(tombstones)
+        dropped |= set(tombstones)
+        assert not set(gone) & (kept | pinned | {checkpoint})
+        needs = {n: refs for n, refs in needs.items() if n not in gone}
+        assert ledger.retained == sorted(needs)
+        assert not dropped & set().union(*needs.values())
+        base = checkpoint
+    assert written - dropped <= set().union(*needs.values()) | {b for b in written if b.offset // 100 > base}

@@ -1,0 +1,64 @@
+"""Settings of checkpoints, and what they demand of the broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.pipeline.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("interval_ms", 9, "interval is 9 ms"),
+        ("timeout_ms", 0, "timeout_ms is 0"),
+        ("max_concurrent", 0, "max_concurrent is 0"),
+        ("num_retained", 0, "num_retained is 0"),
+        ("min_pause_ms", -1, "min_pause_ms is -1"),
+        ("tolerable_failed", -1, "tolerable_failed is -1"),
+        ("restart_budget_ms", -1, "restart_budget_ms is -1"),
+        ("transaction_timeout_ms", -1, "transaction_timeout_ms is -1"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(name: str, value: int, said: str) -> None:
+    """A setting out of range is refused with its name and its value."""
+    with pytest.raises(ConfigError, match=said):
+        CheckpointSettings(**{name: value})
+
+
+def test_slots_cover_those_in_flight_those_carried_and_the_next() -> None:
+    """A sink subtask has an id for every checkpoint in flight, every tolerated failure, and three more."""
+    assert CheckpointSettings(max_concurrent=2, tolerable_failed=3).slots == 8
+
+
+def test_a_transaction_may_have_to_outlive_every_tolerated_failure_and_a_restart() -> None:
+    """The time needed is an interval and a timeout for each checkpoint that may fail, and the restart's budget."""
+    settings = CheckpointSettings(interval_ms=1_000, timeout_ms=10_000, tolerable_failed=2, restart_budget_ms=5_000)
+    assert settings.transaction_timeout_needed_ms == 3 * 11_000 + 5_000
+
+
+def test_without_a_timeout_of_ones_own_it_is_the_brokers_cap() -> None:
+    """By default a transaction may stay open for as long as the broker allows."""
+    assert CheckpointSettings().transaction_timeout_for(900_000) == 900_000
+
+
+def test_a_timeout_that_suffices_is_used_as_it_is() -> None:
+    """A transaction timeout between what is needed and what the broker allows is used as it is."""
+    assert CheckpointSettings(transaction_timeout_ms=121_000).transaction_timeout_for(900_000) == 121_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "cap_ms", "said"),
+    [
+        (CheckpointSettings(transaction_timeout_ms=900_001), 900_000, "the broker allows 900000 ms at most"),
+        (CheckpointSettings(transaction_timeout_ms=120_999), 900_000, "transaction_timeout to 121000 ms or more"),
+        (CheckpointSettings(), 120_999, "transaction.max.timeout.ms to 121000 ms or more"),
+    ],
+)
+def test_timeouts_that_cannot_be_brought_together_name_the_settings_to_change(
+    settings: CheckpointSettings, cap_ms: int, said: str
+) -> None:
+    """Where the broker's cap and the settings exclude each other, the error says which to change to what."""
+    with pytest.raises(ConfigError, match=said):
+        settings.transaction_timeout_for(cap_ms)
