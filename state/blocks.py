@@ -20,7 +20,7 @@ import msgspec
 
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.errors import require
-from exactlyonce.state.errors import DamagedBlock, StateUnstorable
+from exactlyonce.state.errors import UNDECODABLE, DamagedBlock, StateUnstorable
 
 IMAGE = 0
 INCREMENT = 1
@@ -128,7 +128,7 @@ class BlockReader:
         _check(start <= len(body), "its header is cut off")
         try:
             self.header = _header_decoder.decode(body[_PREFIX:start])
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise DamagedBlock(f"A block of state is damaged: its header does not decode: {error}.") from error
         self._packed = memoryview(body)[start:]
         self._raw: memoryview | None = None
@@ -149,7 +149,7 @@ class BlockReader:
         middle = end - section.state_bytes
         try:
             keys, deleted = _keys_decoder.decode(self._raw[middle - section.key_bytes : middle])
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise DamagedBlock(f"A block of state is damaged: keys do not decode: {error}.") from error
         _check(len(keys) + len(deleted) == section.entries, "it holds another number of keys than its header says")
         return keys, deleted, self._raw[middle:end]

@@ -19,7 +19,7 @@ import msgspec
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import BlockHeader
-from exactlyonce.state.errors import DamagedBlock
+from exactlyonce.state.errors import UNDECODABLE, DamagedBlock
 
 _MAGIC = b"EOX1"
 _PREFIX = len(_MAGIC) + 4
@@ -109,12 +109,12 @@ def encode_index(
 def decode_index(body: bytes) -> Index:
     """Raises `DamagedBlock` for bytes that are no index."""
     size = int.from_bytes(body[len(_MAGIC) : _PREFIX], "big")
-    if body[: len(_MAGIC)] != _MAGIC or size > _PART_SIZE_MAX:
+    if body[: len(_MAGIC)] != _MAGIC or not 0 < size <= _PART_SIZE_MAX:
         raise DamagedBlock("An index of state is damaged: it does not start with EOX1 and a possible size.")
     try:
         unpack = zlib.decompressobj()
         return _decoder.decode(unpack.decompress(memoryview(body)[_PREFIX:], size))
-    except (zlib.error, msgspec.DecodeError) as error:
+    except (zlib.error, *UNDECODABLE) as error:
         raise DamagedBlock(f"An index of state is damaged: {error}.") from error
 
 

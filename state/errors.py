@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from exactlyonce.pipeline.errors import Halt, UserError
 
+UNDECODABLE = (ValueError, RecursionError, MemoryError)
+"""What msgspec raises on bytes that are not what they should be; `ValueError` includes its own errors and Unicode's."""
+
 
 class ApplyFailed(Exception):
     """A user's function raised, or did not return a pair, on the record at `index` of the batch: see `__cause__`."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Generic, TypeVar
 
+from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockWriter, EncodedBlock, encode_keys
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.state_type import StateType
@@ -22,6 +23,7 @@ S = TypeVar("S")
 SLICE_ENTRIES = 2048
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
+_DONE = object()
 
 
 class Interval(Generic[S]):
@@ -38,7 +40,7 @@ class Interval(Generic[S]):
     ) -> None:
         self.checkpoint = checkpoint
         self.changes = changes
-        """Empty once they are encoded, and so in the tables."""
+        """Those that are not in the tables yet."""
         self.blocks: list[EncodedBlock] = []
         self.encoded = False
         self._touched = touched
@@ -51,39 +53,43 @@ class Interval(Generic[S]):
 
     def advance(self) -> None:
         """Encode one slice more."""
-        next(self._slices, None)
+        if next(self._slices, _DONE) is _DONE:
+            require(self.encoded, "an interval whose encoding failed is not encoded further")
 
     def _encode(self) -> Iterator[None]:
         merged = self._merging.choose(self.checkpoint, len(self.changes), self._tables)
         for group in sorted(self._touched.keys() | merged):
             table = self._tables[group]
             keys: list[bytes] = []
+            states: list[S] = []
             deleted: list[bytes] = []
-            yield from self._fold(self._touched.pop(group, []), table, keys, deleted)
+            yield from self._fold(self._touched.pop(group, []), table, keys, states, deleted)
             if group in merged or ((keys or deleted) and len(keys) == len(table)):
                 self._merging.imaged(group)
                 yield from self._add_sections(group, IMAGE, iter(table), iter(table.values()), [], len(table))
             elif keys or deleted:
                 entries = len(keys) + len(deleted)
                 self._merging.incremented(group, self.checkpoint, entries)
-                states = map(table.__getitem__, keys)
-                yield from self._add_sections(group, INCREMENT, iter(keys), states, deleted, entries)
+                yield from self._add_sections(group, INCREMENT, iter(keys), iter(states), deleted, entries)
         self._keep(self._writer.flush())
         self.changes = {}
         self.encoded = True
 
     def _fold(
-        self, touched: list[bytes], table: dict[bytes, S], keys: list[bytes], deleted: list[bytes]
+        self, touched: list[bytes], table: dict[bytes, S], keys: list[bytes], states: list[S], deleted: list[bytes]
     ) -> Iterator[None]:
-        """Bring *table* to this barrier; *keys* and *deleted* receive what differs from the barrier before."""
+        """Move changes to *table*; *keys*, *states* and *deleted* receive what differs from the barrier before."""
         for start in range(0, len(touched), SLICE_ENTRIES):
             some = touched[start : start + SLICE_ENTRIES]
-            states = map(self.changes.__getitem__, some)
-            present = {key: state for key, state in zip(some, states, strict=True) if state is not None}
-            table.update(present)
-            keys += present
-            if len(present) < len(some):
-                deleted += [key for key in some if key not in present and table.pop(key, None) is not None]
+            changed = list(map(self.changes.pop, some))
+            absent = {key for key, state in zip(some, changed, strict=True) if state is None}
+            if absent:
+                deleted += [key for key in absent if table.pop(key, None) is not None]
+                some = [key for key in some if key not in absent]
+            present = [state for state in changed if state is not None]
+            table.update(zip(some, present, strict=True))
+            keys += some
+            states += present
             yield
 
     def _add_sections(

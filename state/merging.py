@@ -20,25 +20,26 @@ class Merging:
 
     def __init__(self) -> None:
         self._entries: dict[int, int] = {}
-        self._oldest: dict[int, int] = {}
+        self.oldest: dict[int, int] = {}
+        """By group, the checkpoint of its first increment since its image."""
         self._credit = 0.0
 
     def incremented(self, group: int, checkpoint: int, entries: int) -> None:
         """*group* got an increment. Checkpoints may come in any order."""
         self._entries[group] = self._entries.get(group, 0) + entries
-        self._oldest[group] = min(checkpoint, self._oldest.get(group, checkpoint))
+        self.oldest[group] = min(checkpoint, self.oldest.get(group, checkpoint))
 
     def imaged(self, group: int) -> None:
         """*group* got an image; its increments are no longer needed."""
         self._entries.pop(group, None)
-        self._oldest.pop(group, None)
+        self.oldest.pop(group, None)
 
     def choose(self, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> set[int]:
         """The groups to write whole at *checkpoint*, in which *changed* keys changed: those most in need of it."""
         total = sum(map(len, tables.values()))
         cycle = _cycle(total)
         needs = {
-            group: max(entries / (RATIO * (len(tables[group]) or 1)), (checkpoint - self._oldest[group]) / cycle)
+            group: max(entries / (RATIO * (len(tables[group]) or 1)), (checkpoint - self.oldest[group]) / cycle)
             for group, entries in self._entries.items()
         }
         self._credit += max(changed / RATIO, total / cycle)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from exactlyonce.pipeline.schema import describe, type_name
-from exactlyonce.state.errors import DamagedBlock, StateIncompatible, StateUnstorable
+from exactlyonce.state.errors import UNDECODABLE, DamagedBlock, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
 
@@ -54,7 +54,7 @@ class StateType(Generic[S]):
         try:
             encoded = _encode(states)
             self._decoder.decode(encoded)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StateUnstorable(
                 f"A state of operator {self.operator!r} is not a valid {self.name}: {error}. Its function returned this"
                 f" state: return {self.name}, or declare another type by state=."
@@ -69,7 +69,7 @@ class StateType(Generic[S]):
             if written == self.schema:
                 raise self.damaged(str(error)) from error
             raise self._incompatible(written, str(error)) from error
-        except (msgspec.DecodeError, ValueError) as error:
+        except UNDECODABLE as error:
             raise self.damaged(str(error)) from error
 
     def require_readable(self, written: Any) -> None:

@@ -149,9 +149,9 @@ class KeyedTable(Generic[S]):
         changes, touched, tables = self._changes, self._touched, self._tables
         groups = key_groups(keys, self.max_parallelism)
         require(tables.keys() >= set(groups), f"all keys are of the key groups {self.groups}")
+        changes.update(zip(keys, map(dict.get, map(tables.__getitem__, groups), keys), strict=True))
         for key, group in zip(keys, groups, strict=True):
             touched[group].append(key)
-            changes[key] = tables[group].get(key)
         for interval in self._intervals:
             if frozen := interval.changes:
                 changes.update((key, frozen[key]) for key in keys if key in frozen)

@@ -1,0 +1,45 @@
+"""What the tests of state share: a place to write blocks to and read them from, which counts what is read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.snapshot import Snapshot
+
+
+class Topic:
+    """Blocks in memory, found by reference."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[BlockRef, bytes] = {}
+        self.bytes_read = 0
+
+    def write(self, block: EncodedBlock, checkpoint: int) -> BlockRef:
+        """Write one block."""
+        offset = len(self.bodies)
+        key = f"block/1/{checkpoint}/{block.header.operator}/{block.group}/{offset}/1-0"
+        ref = BlockRef(1, offset, key, len(block.body), hashlib.sha256(block.body).digest())
+        self.bodies[ref] = block.body
+        return ref
+
+    def write_all(self, snapshot: Snapshot) -> tuple[bytes, ...]:
+        """Encode and write a snapshot; returns the parts of its index."""
+        refs = [self.write(block, snapshot.checkpoint) for block in snapshot.encode() if block is not None]
+        return snapshot.seal(refs)
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
+        """The blocks, newest first, since no order is promised."""
+        for ref in sorted(refs, key=lambda each: each.offset, reverse=True):
+            self.bytes_read += ref.size
+            yield ref, self.bodies[ref]
+
+
+@pytest.fixture
+def topic() -> Topic:
+    """An empty place for blocks."""
+    return Topic()

@@ -1,0 +1,228 @@
+"""Random histories of tables against a plain dict.
+
+Records change, delete and mutate states in place while older snapshots are half encoded; checkpoints overlap, abort and
+complete; the job restarts with another parallelism. Whatever happens, a checkpoint restores to what the dict was at its
+barrier.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.state import blocks, interval
+from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.key_groups import group_range, subtask_of
+from exactlyonce.state.restore import restore
+from exactlyonce.state.snapshot import Snapshot
+from exactlyonce.state.table import KeyedTable
+
+MAX_PARALLELISM = 4
+KEYS = [canonical_key(f"k{number}") for number in range(16)]
+
+
+class Cart(msgspec.Struct):
+    items: list[int]
+    total: int = 0
+
+
+def put(cart: Cart | None, amount: int) -> tuple[Cart | None, Cart | None]:
+    """Changes the cart in place; 0 deletes it, and a negative amount makes a new one."""
+    if amount == 0:
+        return None, cart
+    if cart is None or amount < 0:
+        cart = Cart([])
+    cart.items.append(amount)
+    cart.total += amount
+    return cart, cart
+
+
+def put_number(number: int | None, amount: int) -> tuple[int | None, int | None]:
+    """The same for a state that cannot change in place."""
+    number = None if amount == 0 else amount if amount < 0 else (number or 0) + amount
+    return number, number
+
+
+@dataclass
+class Pending:
+    """A checkpoint on its way, on all subtasks."""
+
+    checkpoint: int
+    model: dict[bytes, Any]
+    snapshots: list[Snapshot]
+    encoders: list[Iterator[EncodedBlock | None]] = field(init=False)
+    refs: list[list[BlockRef]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.encoders = [snapshot.encode() for snapshot in self.snapshots]
+        self.refs = [[] for _ in self.snapshots]
+
+
+class Histories(RuleBasedStateMachine):
+    """One operator of a job: its subtasks' tables, and its checkpoints."""
+
+    type_: Any = Cart
+    fn: Any = staticmethod(put)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST
+        interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST = 2, 60, 2
+
+    def teardown(self) -> None:
+        interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST = self.sizes
+
+    @initialize(parallelism=st.integers(1, 3))
+    def start(self, parallelism: int) -> None:
+        self.bodies: dict[BlockRef, bytes] = {}
+        self.model: dict[bytes, Any] = {}
+        self.completed, self.completed_model, self.indexes = 0, {}, [b""][:0]
+        self.latest = 0
+        self.restart(parallelism)
+
+    @rule(parallelism=st.integers(1, 3))
+    def restart(self, parallelism: int) -> None:
+        """Everything since the last completed checkpoint is lost; its state comes back."""
+        self.parallelism = parallelism
+        self.pending: list[Pending] = []
+        self.tables: list[KeyedTable[Any]] = [
+            restore(
+                "carts",
+                self.type_,
+                group_range(each, parallelism, MAX_PARALLELISM),
+                MAX_PARALLELISM,
+                self.completed,
+                self.indexes,
+                lambda refs: [(ref, self.bodies[ref]) for ref in refs],
+            )
+            for each in range(parallelism)
+        ]
+        self.model = copy.deepcopy(self.completed_model)
+
+    @rule(records=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(-2, 5)), max_size=30))
+    def process(self, records: list[tuple[bytes, int]]) -> None:
+        """A batch of records, split over the subtasks by key."""
+        batches: dict[int, tuple[list[bytes], list[int], list[Any]]] = {}
+        for key, amount in records:
+            subtask = subtask_of(key_group(key, MAX_PARALLELISM), self.parallelism, MAX_PARALLELISM)
+            keys, amounts, expected = batches.setdefault(subtask, ([], [], []))
+            state, output = self.fn(self.model.pop(key, None), amount)
+            if state is not None:
+                self.model[key] = state
+            keys.append(key)
+            amounts.append(amount)
+            expected.append(copy.deepcopy(output))
+        for subtask, (keys, amounts, expected) in batches.items():
+            assert self.tables[subtask].apply(self.fn, keys, amounts) == expected
+
+    @precondition(lambda self: len(self.pending) < 3)
+    @rule(gap=st.integers(1, 3))
+    def barrier(self, gap: int) -> None:
+        """All subtasks freeze; ids of checkpoints only grow, with gaps."""
+        self.latest += gap
+        snapshots = [table.freeze(self.latest, self.completed) for table in self.tables]
+        self.pending.append(Pending(self.latest, copy.deepcopy(self.model), snapshots))
+
+    @precondition(lambda self: self.pending)
+    @rule(which=st.integers(0, 2), slices=st.integers(1, 40))
+    def encode(self, which: int, slices: int) -> None:
+        """Some slices of one of the snapshots."""
+        pending = self.pending[which % len(self.pending)]
+        for subtask in range(self.parallelism):
+            for _ in range(slices):
+                self._advance(pending, subtask)
+
+    @precondition(lambda self: self.pending)
+    @rule(which=st.integers(0, 2))
+    def abort(self, which: int) -> None:
+        """A checkpoint is given up, wherever it stands."""
+        del self.pending[which % len(self.pending)]
+
+    @precondition(lambda self: self.pending)
+    @rule(which=st.integers(0, 2), parallelism=st.integers(1, 4))
+    def complete(self, which: int, parallelism: int) -> None:
+        """A checkpoint completes, older ones abort; it restores to the state at its barrier, at any parallelism."""
+        which %= len(self.pending)
+        done, self.pending = self.pending[which], self.pending[which + 1 :]
+        for subtask in range(self.parallelism):
+            while self._advance(done, subtask):
+                pass
+        self.indexes = [
+            part for snapshot, refs in zip(done.snapshots, done.refs, strict=True) for part in snapshot.seal(refs)
+        ]
+        self.completed, self.completed_model = done.checkpoint, done.model
+        restored: dict[bytes, Any] = {}
+        for each in range(parallelism):
+            groups = group_range(each, parallelism, MAX_PARALLELISM)
+            table = restore(
+                "carts",
+                self.type_,
+                groups,
+                MAX_PARALLELISM,
+                self.completed,
+                self.indexes,
+                lambda refs: [(ref, self.bodies[ref]) for ref in reversed(refs)],
+            )
+            restored.update(table.items())
+        assert restored == done.model
+
+    @invariant()
+    def newest_states_are_the_models(self) -> None:
+        """The tables hold what the model holds."""
+        if hasattr(self, "tables"):
+            assert {key: state for table in self.tables for key, state in table.items()} == self.model
+            for key in KEYS:
+                subtask = subtask_of(key_group(key, MAX_PARALLELISM), self.parallelism, MAX_PARALLELISM)
+                assert self.tables[subtask].get(key) == self.model.get(key)
+
+    def _advance(self, pending: Pending, subtask: int) -> bool:
+        """One slice; False at the end."""
+        done = object()
+        block = next(pending.encoders[subtask], done)
+        if isinstance(block, EncodedBlock):
+            offset = len(self.bodies)
+            ref = BlockRef(1, offset, f"block/{pending.checkpoint}/{offset}", len(block.body), bytes(32))
+            self.bodies[ref] = block.body
+            pending.refs[subtask].append(ref)
+        return block is not done
+
+
+class NumberHistories(Histories):
+    """The same with states that are never cloned."""
+
+    type_ = int
+    fn = staticmethod(put_number)
+
+
+TestHistoriesOfMutableStates = Histories.TestCase
+TestHistoriesOfMutableStates.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestHistoriesOfImmutableStates = NumberHistories.TestCase
+TestHistoriesOfImmutableStates.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_long_histories_stay_short_chains(topic: Any) -> None:
+    """Over many checkpoints with few changes the chain stays bounded, and still restores to the state."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(8), 8)
+    model = {}
+    keys = [canonical_key(number) for number in range(400)]
+    index: tuple[bytes, ...] = ()
+    longest = 0
+    for checkpoint in range(1, 400):
+        changed = keys if checkpoint == 1 else [keys[checkpoint * 7 % 400], keys[checkpoint * 31 % 400]]
+        states = [checkpoint * number for number in range(len(changed))]
+        model.update(zip(changed, states, strict=True))
+        table.apply(lambda _, state: (state, None), changed, states)
+        snapshot = table.freeze(checkpoint, checkpoint - 1)
+        index = topic.write_all(snapshot)
+        longest = max(longest, len(snapshot.chain.blocks))
+    assert longest < 40
+    assert dict(restore("totals", int, range(8), 8, 399, index, topic.fetch).items()) == model

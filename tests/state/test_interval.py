@@ -1,0 +1,142 @@
+"""The encoding of an interval: slices, sections, images and increments."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.state import interval
+from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
+from exactlyonce.state.errors import StateUnstorable
+from exactlyonce.state.restore import restore
+from exactlyonce.state.table import KeyedTable
+
+
+def _put(table: KeyedTable[Any], states: dict[bytes, Any]) -> None:
+    table.apply(lambda _, state: (state, None), list(states), list(states.values()))
+
+
+def _sections(blocks: list[EncodedBlock]) -> dict[int, list[Section]]:
+    by_group: dict[int, list[Section]] = {}
+    for block in blocks:
+        for section in block.header.sections:
+            by_group.setdefault(section.group, []).append(section)
+    return by_group
+
+
+def _seal(table: KeyedTable[Any], topic: Any, checkpoint: int, base: int) -> list[EncodedBlock]:
+    snapshot = table.freeze(checkpoint, base)
+    blocks = [block for block in snapshot.encode() if block is not None]
+    snapshot.seal([topic.write(block, checkpoint) for block in blocks])
+    return blocks
+
+
+class Counting(dict[bytes, Any]):
+    """A table that counts the entries that are put into it."""
+
+    entries = 0
+
+    def update(self, items: Any) -> None:  # type: ignore[override]
+        before = list(items)
+        Counting.entries += len(before)
+        super().update(before)
+
+
+@pytest.mark.parametrize("groups", [1, 128])
+def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slice folds and encodes at most `SLICE_ENTRIES` entries, in a first image as in increments and merges."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(groups), groups)
+    table._tables = {group: Counting() for group in range(groups)}
+    encoded = 0
+    encode = table.state_type.encode
+
+    def counted(states: Any) -> bytes:
+        nonlocal encoded
+        encoded += len(states)
+        return encode(states)
+
+    monkeypatch.setattr(table.state_type, "encode", counted)
+    keys = [canonical_key(number) for number in range(30_000)]
+    for checkpoint in range(1, 12):
+        changed = keys if checkpoint == 1 else keys[checkpoint :: 5 + checkpoint]
+        _put(table, dict.fromkeys(changed, checkpoint))
+        snapshot = table.freeze(checkpoint, 0)
+        slices = 0
+        for _ in snapshot.encode():
+            assert Counting.entries + encoded <= interval.SLICE_ENTRIES
+            slices += Counting.entries + encoded > 0
+            Counting.entries = encoded = 0
+        assert slices > len(changed) / interval.SLICE_ENTRIES
+
+
+def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> None:
+    """Where all keys of a group changed its section is an image, since it costs no more; elsewhere an increment."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(4), 4)
+    keys = [canonical_key(number) for number in range(200)]
+    _put(table, dict.fromkeys(keys, 1))
+    first = _sections(_seal(table, topic, 1, 0))
+    assert {section.kind for sections in first.values() for section in sections} == {IMAGE}
+    assert sum(section.entries for sections in first.values() for section in sections) == 200
+    two = [key for key in keys if key_group(key, 4) == 2]
+    three = next(key for key in keys if key_group(key, 4) == 3)
+    _put(table, dict.fromkeys([*two, three], 2))
+    second = _sections(_seal(table, topic, 2, 1))
+    assert [(section.kind, section.entries) for section in second[2]] == [(IMAGE, len(two))]
+    assert [(section.kind, section.entries) for section in second[3]] == [(INCREMENT, 1)]
+    assert second.keys() == {2, 3}
+
+
+def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
+    """A key made and deleted within an interval is not written; one deleted later is."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    _put(table, {canonical_key(1): 1, canonical_key(2): 2})
+    _seal(table, topic, 1, 0)
+    _put(table, {canonical_key(3): 3})
+    _put(table, {canonical_key(3): None})
+    assert _seal(table, topic, 2, 1) == []
+    _put(table, {canonical_key(2): None})
+    (block,) = _seal(table, topic, 3, 2)
+    assert [(section.kind, section.entries) for section in block.header.sections] == [(INCREMENT, 1)]
+
+
+def test_a_group_whose_keys_are_all_gone_is_an_empty_image(topic: Any) -> None:
+    """After the last key of a group is deleted, its older blocks are needed no longer."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    _put(table, {canonical_key(1): 1})
+    _seal(table, topic, 1, 0)
+    _put(table, {canonical_key(1): None})
+    snapshot = table.freeze(2, 1)
+    index = topic.write_all(snapshot)
+    assert len(snapshot.chain.blocks) == 1
+    assert dict(restore("totals", int, range(1), 1, 2, index, topic.fetch).items()) == {}
+
+
+def test_values_of_all_sizes_fit(topic: Any) -> None:
+    """Groups larger than a block are split over several, and huge values get blocks of their own."""
+    noise = random.Random(5)
+    states = {canonical_key(number): noise.randbytes(10 ** noise.randrange(0, 6)) for number in range(400)}
+    states[canonical_key("huge")] = noise.randbytes(850_000)
+    table: KeyedTable[bytes] = KeyedTable("totals", bytes, range(2), 2)
+    _put(table, states)
+    snapshot = table.freeze(1, 0)
+    index = topic.write_all(snapshot)
+    assert len(snapshot.chain.blocks) > 10
+    assert max(map(len, topic.bodies.values())) < BLOCK_SIZE_MAX
+    assert dict(restore("totals", bytes, range(2), 2, 1, index, topic.fetch).items()) == states
+
+
+@pytest.mark.parametrize(
+    ("type_", "state", "why"), [(bytes, bytes(900_001), "at most 900000"), (int, "x", "not a valid int")]
+)
+def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, why: str) -> None:
+    """The snapshot fails naming operator and cause, and never goes on as if it were complete."""
+    table: KeyedTable[Any] = KeyedTable("totals", type_, range(2), 2)
+    _put(table, {canonical_key(1): state})
+    with pytest.raises(StateUnstorable, match=f"operator 'totals'.*{why}"):
+        list(table.freeze(1, 0).encode())
+    with pytest.raises(Exception, match="not encoded further"):
+        list(table.freeze(2, 0).encode())

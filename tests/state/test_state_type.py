@@ -1,0 +1,201 @@
+"""State types: mutability, clones, and what may be read as what."""
+
+import dataclasses
+import datetime
+import enum
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import pytest
+
+from exactlyonce.state.errors import DamagedBlock, StateIncompatible, StateUnstorable
+from exactlyonce.state.state_type import StateType
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    sum: int
+
+
+class Flat(msgspec.Struct):
+    sum: int
+    name: str = ""
+
+
+class Nested(msgspec.Struct):
+    days: dict[str, list[int]]
+
+
+class FrozenWithList(msgspec.Struct, frozen=True):
+    items: list[int]
+
+
+class Tree(msgspec.Struct, frozen=True):
+    children: tuple["Tree", ...]
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenData:
+    sum: int
+
+
+@dataclasses.dataclass
+class Data:
+    sum: int
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        int,
+        float,
+        str,
+        bytes,
+        bool,
+        int | str,
+        datetime.datetime,
+        Color,
+        Literal[1, 2],
+        tuple[int, str],
+        tuple[int, ...],
+        frozenset[str],
+        Frozen,
+        Frozen | int,
+        Tree,
+        Pair,
+        FrozenData,
+        Annotated[int, msgspec.Meta(ge=0)],
+    ],
+)
+def test_immutable_types_are_known(type_: Any) -> None:
+    """Types whose values cannot change in place are not cloned."""
+    assert not StateType("totals", type_).mutable
+
+
+@pytest.mark.parametrize(
+    ("type_", "state"),
+    [
+        (list[int], [1]),
+        (set[str], {"a"}),
+        (dict[str, int], {"a": 1}),
+        (bytearray, bytearray(b"a")),
+        (list[list[int]], [[1]]),
+        (tuple[list[int], int], ([1], 2)),
+        (Flat, Flat(1)),
+        (Nested, Nested({"mon": [1]})),
+        (FrozenWithList, FrozenWithList([1])),
+        (Data, Data(1)),
+        (Flat | int, Flat(1)),
+        (Any, {"a": [1]}),
+    ],
+)
+def test_mutable_types_are_cloned(type_: Any, state: Any) -> None:
+    """The clone of a value of any other type is equal to it and shares nothing that could change."""
+    state_type = StateType[Any]("totals", type_)
+    assert state_type.mutable
+    clone = state_type.clone(state)
+    assert clone == state
+    assert clone is not state
+    before = msgspec.msgpack.encode(state)
+    _spoil(clone)
+    assert msgspec.msgpack.encode(state) == before
+
+
+def _spoil(value: Any) -> None:
+    """Change everything that can be changed in *value*."""
+    if isinstance(value, msgspec.Struct | tuple):
+        for part in msgspec.structs.astuple(value) if isinstance(value, msgspec.Struct) else value:
+            _spoil(part)
+        if isinstance(value, Flat):
+            value.sum += 1
+    elif isinstance(value, Data):
+        value.sum += 1
+    elif isinstance(value, dict):
+        for part in value.values():
+            _spoil(part)
+        value["spoilt"] = 0
+    elif isinstance(value, list):
+        for part in value:
+            _spoil(part)
+        value.append(0)
+    elif isinstance(value, set):
+        value.add("spoilt")
+    elif isinstance(value, bytearray):
+        value += b"spoilt"
+
+
+@pytest.mark.parametrize(("type_", "state"), [(int, 1.5), (int, 2**64), (int, object()), (Flat, Frozen("1"))])  # type: ignore[arg-type]
+def test_values_of_another_type_are_refused(type_: Any, state: Any) -> None:
+    """A state that could not be restored is refused when it is encoded, naming operator and type."""
+    with pytest.raises(StateUnstorable, match=rf"operator 'totals' is not a valid {type_.__name__}"):
+        StateType[Any]("totals", type_).encode([state])
+
+
+def _versions() -> tuple[Any, Any, Any, Any]:
+    first = msgspec.defstruct("Total", [("sum", int), ("name", str)])
+    grown = msgspec.defstruct("Total", [("sum", int), ("name", str), ("count", int, 0)])
+    renamed = msgspec.defstruct("Total", [("name", str), ("total", int, 0)])
+    demanding = msgspec.defstruct("Total", [("sum", int), ("name", str), ("count", int)])
+    return first, grown, renamed, demanding
+
+
+def test_a_new_field_with_a_default_is_compatible() -> None:
+    """States written before a field with a default was added are read with the default."""
+    first, grown, _, _ = _versions()
+    old, new = StateType[Any]("totals", first), StateType[Any]("totals", grown)
+    new.require_readable(old.schema)
+    assert new.decode(old.encode([first(1, "a")]), old.schema) == [grown(1, "a", 0)]
+
+
+def test_a_lost_field_is_an_error_even_if_the_rest_decodes() -> None:
+    """A renamed or removed field is refused, since its states would silently be the default."""
+    first, _, renamed, _ = _versions()
+    pairs = [(first, renamed), (list[first], list[renamed]), (dict[str, first | int], dict[str, renamed | int])]  # type: ignore[valid-type]
+    for old, new in pairs:
+        with pytest.raises(StateIncompatible, match=r"operator 'totals'.*\.sum would be lost.*Keep every old field"):
+            StateType("totals", new).require_readable(StateType("totals", old).schema)
+
+
+def test_a_new_field_without_a_default_is_an_error() -> None:
+    """What does not decode as the new type is refused with both schemas."""
+    first, _, _, demanding = _versions()
+    old, new = StateType[Any]("totals", first), StateType[Any]("totals", demanding)
+    new.require_readable(old.schema)
+    with pytest.raises(StateIncompatible, match=r"`count`.*It was written as .*the pipeline now declares"):
+        new.decode(old.encode([first(1, "a")]), old.schema)
+
+
+def test_fields_stored_by_position_may_only_be_added_to() -> None:
+    """Fields of an array-like Struct that change places are refused."""
+    old = msgspec.defstruct("Total", [("sum", int), ("count", int)], array_like=True)
+    swapped = msgspec.defstruct("Total", [("count", int), ("sum", int)], array_like=True)
+    longer = msgspec.defstruct("Total", [("sum", int), ("count", int), ("name", str, "")], array_like=True)
+    StateType("totals", longer).require_readable(StateType("totals", old).schema)
+    with pytest.raises(StateIncompatible, match="stored by position"):
+        StateType("totals", swapped).require_readable(StateType("totals", old).schema)
+
+
+def test_a_field_that_became_optional_is_still_looked_into() -> None:
+    """A field lost inside a field that got a default is found."""
+    first, grown, renamed, _ = _versions()
+    old = msgspec.defstruct("Outer", [("inner", first)])
+    new = msgspec.defstruct("Outer", [("inner", renamed, msgspec.field(default_factory=lambda: renamed("")))])
+    with pytest.raises(StateIncompatible, match=r"Outer\.inner\.sum would be lost"):
+        StateType("totals", new).require_readable(StateType("totals", old).schema)
+    StateType("totals", grown).require_readable(StateType("totals", grown).schema)
+
+
+def test_bytes_of_the_same_type_that_do_not_decode_are_damage() -> None:
+    """Only a change of type is the user's to mend; anything else is a damaged block."""
+    state_type = StateType[int]("totals", int)
+    for bad in (b"", b"\x91", b"\x91\xa1a", b"\xdd\xff\xff\xff\xff"):
+        with pytest.raises(DamagedBlock, match="operator 'totals'"):
+            state_type.decode(bad, state_type.schema)
