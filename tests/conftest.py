@@ -1,13 +1,15 @@
-"""What holds for all tests: which may be skipped, and the image that the container tests run."""
+"""What holds for all tests: which may be skipped, what the repository holds, and the image of the container tests."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,6 +20,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and os.environ.get("CI") != "true" and not _docker_answers():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> list[Path]:
+    """Every file of the repository, relative to its root: all that .gitignore does not name."""
+    ignored = GitIgnoreSpec.from_lines([".git", *(ROOT / ".gitignore").read_text().splitlines()])
+
+    def walk(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            is_folder = path.is_dir() and not path.is_symlink()
+            place = path.relative_to(ROOT)
+            if not ignored.match_file(f"{place}/" if is_folder else place):
+                yield from walk(path) if is_folder else [place]
+
+    return list(walk(ROOT))
 
 
 @pytest.fixture(scope="session")

