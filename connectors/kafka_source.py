@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from exactlyonce.pipeline import hints, schema
@@ -65,6 +66,30 @@ class KafkaSource(Source[T]):
         topic: str,
         *,
         value: TypeForm[V] | Codec[V],
+        key: type[Any] = ...,
+        start: Start = ...,
+        metadata: Literal[True],
+        on_error: Literal["fail", "skip"] = ...,
+    ) -> None: ...
+
+    # type checkers see no TypeForm in ``Order | None`` where there are overloads
+    @overload
+    def __init__(
+        self: KafkaSource[Any],
+        topic: str,
+        *,
+        value: UnionType | type[Any],
+        start: Start = ...,
+        metadata: Literal[False] = ...,
+        on_error: Literal["fail", "skip"] = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: KafkaSource[Record[Any]],
+        topic: str,
+        *,
+        value: UnionType | type[Any],
         key: type[Any] = ...,
         start: Start = ...,
         metadata: Literal[True],

@@ -43,13 +43,13 @@ class Builder:
         """Note a mistake at the user's line."""
         self._problems.append(Problem(location(caller()), text))
 
-    def read(self, fn: Any, takes: tuple[str, ...], generator: str | None = None) -> Function:
-        """Read a user's function; *generator* says what to do instead where a generator cannot stand."""
+    def read(self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value") -> Function:
+        """Read a user's function; *yields* says what to do if it is a generator, None that it may be one."""
         function = functions.read(fn, takes, caller().f_locals)
         for problem in function.problems:
             self.problem(problem)
-        if function.generator and generator:
-            self.problem(f"{function.name} is a generator, which cannot stand here: {generator}")
+        if function.generator and yields:
+            self.problem(f"{function.name} yields, which this operator cannot take: {yields}")
         return function
 
     def type_of(self, origin: Input) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,8 +21,8 @@ from typing import Any
 import msgspec
 
 from exactlyonce.pipeline import hints, schema
-from exactlyonce.pipeline.errors import ConfigError, UserError
-from exactlyonce.pipeline.location import caller
+from exactlyonce.pipeline.errors import ConfigError, GraphError, UserError
+from exactlyonce.pipeline.location import caller, raised_at
 from exactlyonce.pipeline.stream import Pipeline
 
 Reference = dict[str, object]
@@ -153,11 +152,14 @@ def _users_code(doing: str) -> Iterator[None]:
     """What the user's own code raises, as an error that names its line."""
     try:
         yield
+    except schema.UnsupportedType as error:
+        raise GraphError(f"{raised_at(error)}: {error}") from None
     except (UserError, ModuleNotFoundError):
         raise
     except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(f"{doing} failed: {type(error).__name__}: {error} ({last.filename}:{last.lineno})") from error
+        where = raised_at(error)
+        at = f"{where}: " if where else ""
+        raise ConfigError(f"{at}{doing} failed: {type(error).__name__}: {error}") from error
 
 
 def _made(target: str, found: Any, params: Mapping[str, str]) -> Pipeline:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from types import FrameType
 
 _OURS = ("exactlyonce.pipeline.", "exactlyonce.connectors.", "exactlyonce.sinks.")
+_PYTHONS = ("importlib", "contextlib")
 
 
 def caller() -> FrameType:
@@ -19,6 +21,18 @@ def caller() -> FrameType:
 
 def location(frame: FrameType) -> str:
     """``orders.py:12``, relative to the working directory where the file is below it."""
-    path = frame.f_code.co_filename
+    return _written(frame, frame.f_lineno)
+
+
+def raised_at(error: BaseException) -> str | None:
+    """The innermost line of the user's that *error* went through, if it went through one."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not frame.f_globals.get("__name__", "").startswith((*_OURS, *_PYTHONS)):
+            found = _written(frame, line)
+    return found
+
+
+def _written(frame: FrameType, line: int) -> str:
     below = os.path.join(os.getcwd(), "")
-    return f"{path.removeprefix(below)}:{frame.f_lineno}"
+    return f"{frame.f_code.co_filename.removeprefix(below)}:{line}"

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from exactlyonce.pipeline.errors import GraphError
+
 _SCALARS: dict[type[inspect.Type], str] = {
     inspect.AnyType: "any",
     inspect.NoneType: "null",
@@ -32,8 +34,8 @@ _SCALARS: dict[type[inspect.Type], str] = {
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
 
 
-class UnsupportedType(TypeError):
-    """The message names the type and says what it may be instead."""
+class UnsupportedType(GraphError):
+    """A type that no codec can write. The message names it and says what it may be instead."""
 
 
 def describe(type_: Any) -> Any:

@@ -7,14 +7,14 @@ used several times: each use gets all of its records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
-from exactlyonce.pipeline.location import caller
+from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.output import Emit, Output
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
@@ -26,6 +26,16 @@ T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
 K = TypeVar("K")
+
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class _Partial(Protocol[R_co]):
+    """`functools.partial` of a class, to type checkers, which else take it for a function that returns an instance."""
+
+    @property
+    def func(self) -> Callable[..., R_co]: ...
 
 
 class Pipeline:
@@ -71,12 +81,17 @@ class _Stream(Generic[T]):
         self._origin = origin
 
     def __iter__(self) -> NoReturn:
-        raise GraphError("a stream cannot be looped over: it has no records before the pipeline runs")
+        where = location(caller())
+        raise GraphError(f"{where}: a stream cannot be looped over: it has no records before the pipeline runs")
 
 
 class Stream(_Stream[T]):
     """A stream of records."""
 
+    @overload
+    def map(
+        self, fn: _Partial[Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...
+    ) -> Stream[U]: ...
     @overload
     def map(self, fn: Callable[[T], U], *, id: str | None = ..., output: TypeForm[U] | None = ...) -> Stream[U]: ...
     @overload
@@ -85,7 +100,7 @@ class Stream(_Stream[T]):
     ) -> Stream[U]: ...
     def map(self, fn: Any, *, id: str | None = None, output: Any = None) -> Stream[Any]:
         """One output for each record: ``fn(record)``."""
-        function = self._builder.read(fn, ("record",), generator="flat_map")
+        function = self._builder.read(fn, ("record",), yields="use flat_map")
         return self._then(Kind.MAP, id, function, _given(output, function.returns))
 
     @overload
@@ -94,7 +109,7 @@ class Stream(_Stream[T]):
     def filter(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
     def filter(self, fn: Any, *, id: str | None = None) -> Stream[T]:
         """The records for which ``fn(record)`` is true."""
-        function = self._builder.read(fn, ("record",), generator="flat_map")
+        function = self._builder.read(fn, ("record",))
         return self._then(Kind.FILTER, id, function, self._type)
 
     @overload
@@ -107,7 +122,7 @@ class Stream(_Stream[T]):
     ) -> Stream[U]: ...
     def flat_map(self, fn: Any, *, id: str | None = None, output: Any = None) -> Stream[Any]:
         """0 to n outputs for each record: what ``fn(record)`` returns or yields. *output* is the type of one."""
-        function = self._builder.read(fn, ("record",))
+        function = self._builder.read(fn, ("record",), yields=None)
         return self._then(Kind.FLAT_MAP, id, function, _given(output, function.item))
 
     @overload
@@ -116,7 +131,7 @@ class Stream(_Stream[T]):
     def peek(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
     def peek(self, fn: Any = print, *, id: str | None = None) -> Stream[T]:
         """The same records, with ``fn(record)`` called for each: to look on. After a failure it is called again."""
-        return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",), generator="flat_map"), self._type)
+        return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",)), self._type)
 
     @overload
     def process(
@@ -143,7 +158,7 @@ class Stream(_Stream[T]):
 
         The type of the main output comes from ``emit: Emit[U]`` or *output*; `side` gives the other streams.
         """
-        function = self._builder.read(fn, ("record", "emit"), generator="flat_map")
+        function = self._builder.read(fn, ("record", "emit"))
         type_ = _given(output, function.emitted)
         return Stream(self._builder, self._builder.add_process(id, self._origin, function, type_, outputs))
 
@@ -170,7 +185,7 @@ class Stream(_Stream[T]):
         A key is anything that msgspec encodes; 1, "1" and True are three keys. *partitioned* says that all records of a
         key are in one partition of the topic that is read, as when the topic has that key: nothing is shuffled then.
         """
-        function = self._builder.read(fn, ("record",), generator="flat_map")
+        function = self._builder.read(fn, ("record",))
         origin = self._builder.add(
             Kind.KEY_BY,
             id,
@@ -197,7 +212,7 @@ class Stream(_Stream[T]):
 
         def __getattr__(self, name: str) -> Any:
             if name in ("stateful_map", "stateful_flat_map", "reduce"):
-                raise GraphError(f"{name} keeps state by key: put .key_by(...) before it")
+                raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
 
@@ -227,7 +242,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
         The state is None at a key's first record; a new state of None deletes the key.
         """
-        function = self._builder.read(fn, ("state", "record"), generator="stateful_flat_map")
+        function = self._builder.read(fn, ("state", "record"), yields="use stateful_flat_map")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         return self._keep(Kind.STATEFUL_MAP, id, function, state_type, _given(output, returned))
@@ -252,7 +267,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[U]: ...
     def stateful_flat_map(self, id: str, fn: Any, *, state: Any = None, output: Any = None) -> Stream[Any]:
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs."""
-        function = self._builder.read(fn, ("state", "record"), generator="return (state, outputs)")
+        function = self._builder.read(fn, ("state", "record"), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, state_type, _given(output, hints.element(returned)))
@@ -264,7 +279,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     def reduce(self, id: str, fn: Any) -> Stream[T]:
         """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``."""
         type_ = self._builder.type_of(self._origin)
-        function = self._builder.read(fn, ("reduced", "record"), generator="stateful_flat_map")
+        function = self._builder.read(fn, ("reduced", "record"))
         return self._keep(Kind.REDUCE, id, function, hints.without_none(type_), type_)
 
     def _keep(self, kind: Kind, id: str, function: Function, state_type: Any, type_: Any) -> Stream[Any]:
@@ -275,7 +290,8 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(Stream, name) and not name.startswith("_"):
-                raise GraphError(f"{name} does not stand on a keyed stream: put it before .key_by(...)")
+                where = location(caller())
+                raise GraphError(f"{where}: {name} does not stand on a keyed stream: put it before .key_by(...)")
             raise AttributeError(f"a KeyedStream has no {name!r}")
 
 

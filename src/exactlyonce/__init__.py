@@ -1,5 +1,6 @@
 """Exactly-once pipelines between Kafka and other stores, in Python."""
 
+from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
 from exactlyonce.pipeline.errors import (
@@ -12,6 +13,7 @@ from exactlyonce.pipeline.errors import (
     InvariantViolation,
     RecordError,
     TopicError,
+    Undetermined,
     UserError,
 )
 from exactlyonce.pipeline.output import Emit, Output
@@ -19,6 +21,7 @@ from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import KeyedStream, Pipeline, Stream
 
 __all__ = [
+    "AvroCodec",
     "BrokerUnavailable",
     "BytesCodec",
     "Codec",
@@ -40,5 +43,6 @@ __all__ = [
     "StrCodec",
     "Stream",
     "TopicError",
+    "Undetermined",
     "UserError",
 ]

@@ -1,0 +1,147 @@
+"""Avro by fastavro: one record per value, without the container's header; what a type looks like as an Avro schema."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, time
+from decimal import Decimal
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import fastavro
+import msgspec
+from fastavro.schema import SchemaParseException
+from msgspec import inspect
+
+from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.schema import UnsupportedType, type_name
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+
+_FASTAVRO_TYPES = (bytes, datetime, date, time, Decimal, UUID)
+_SCALARS: dict[type[inspect.Type], Any] = {
+    inspect.NoneType: "null",
+    inspect.BoolType: "boolean",
+    inspect.IntType: "long",
+    inspect.FloatType: "double",
+    inspect.StrType: "string",
+    inspect.BytesType: "bytes",
+    inspect.DateType: {"type": "int", "logicalType": "date"},
+    inspect.TimeType: {"type": "long", "logicalType": "time-micros"},
+    inspect.UUIDType: {"type": "string", "logicalType": "uuid"},
+}
+
+
+class AvroCodec(Codec[T]):
+    """Avro, as ``AvroCodec(Order)``: the schema is derived from the type, unless *schema* gives one.
+
+    *schema_id* is for topics that are shared with users of a schema registry: every value begins with a zero byte and
+    this id in four bytes. Nothing is asked of the registry, so a value with another id is an error.
+    """
+
+    def __init__(
+        self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None
+    ) -> None:
+        self.schema: Any = avro_schema(type_) if schema is None else schema
+        try:
+            parsed = fastavro.parse_schema(self.schema)
+        except (SchemaParseException, fastavro.schema.UnknownType) as error:
+            raise UnsupportedType(f"{type_name(type_)}: the Avro schema is wrong: {error}") from None
+        header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
+        to_builtins, convert = msgspec.to_builtins, msgspec.convert
+
+        def encode(value: T) -> bytes:
+            out = BytesIO()
+            out.write(header)
+            fastavro.schemaless_writer(out, parsed, to_builtins(value, builtin_types=_FASTAVRO_TYPES))
+            return out.getvalue()
+
+        def decode(data: bytes) -> T:
+            if not data.startswith(header):
+                raise ValueError(f"it begins with {data[:5]!r}, and schema id {schema_id} with {header!r}")
+            source = BytesIO(data)
+            source.seek(len(header))
+            try:
+                read = fastavro.schemaless_reader(source, parsed, None)
+            except (EOFError, IndexError) as error:
+                raise ValueError(f"the bytes do not fit the schema: {str(error) or 'they end too early'}") from None
+            if source.read(1):
+                raise ValueError("bytes are left over: was it written with another schema, or with a schema id?")
+            value: T = convert(read, type_)
+            return value
+
+        super().__init__("avro", type_, encode, decode)
+
+    def describe(self) -> dict[str, Any]:
+        """Name and Avro schema."""
+        return {"codec": self.name, "schema": self.schema}
+
+
+def avro_schema(type_: Any) -> Any:
+    """The Avro schema of a type. Raises `UnsupportedType` for what has no single Avro form.
+
+    >>> avro_schema(list[int | None])
+    {'type': 'array', 'items': ['long', 'null']}
+    """
+    try:
+        return _schema(inspect.type_info(type_), set())
+    except _NoForm as error:
+        raise UnsupportedType(f"{type_name(type_)} has no Avro schema of its own, give one: {error}") from None
+
+
+class _NoForm(Exception):
+    """The message names the part of the type and the reason."""
+
+
+def _schema(info: inspect.Type, named: set[str]) -> Any:
+    if scalar := _SCALARS.get(type(info)):
+        return scalar
+    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
+        return _record(info, named)
+    if isinstance(info, inspect.UnionType):
+        return _union(info, named)
+    if isinstance(info, inspect.DictType) and isinstance(info.key_type, inspect.StrType):
+        return {"type": "map", "values": _schema(info.value_type, named)}
+    if isinstance(info, inspect.CollectionType):
+        return {"type": "array", "items": _schema(info.item_type, named)}
+    if isinstance(info, inspect.EnumType | inspect.LiteralType):
+        values = [member.value for member in info.cls] if isinstance(info, inspect.EnumType) else info.values
+        return "string" if isinstance(values[0], str) else "long"
+    if isinstance(info, inspect.Metadata):
+        return _schema(info.type, named)
+    if isinstance(info, inspect.DateTimeType) and info.tz is not None:
+        return {"type": "long", "logicalType": "timestamp-micros" if info.tz else "local-timestamp-micros"}
+    if isinstance(info, inspect.DateTimeType):
+        raise _NoForm("a datetime may have a time zone or none: make it Annotated[datetime, msgspec.Meta(tz=True)]")
+    raise _NoForm(f"{type(info).__name__.removesuffix('Type').lower()} could be written in several ways, or in none")
+
+
+def _union(info: inspect.UnionType, named: set[str]) -> Any:
+    if sum(isinstance(member, inspect.StructType) for member in info.types) > 1:
+        raise _NoForm("of several records in a union, Avro would guess which one a value is")
+    return [_schema(member, named) for member in info.types]
+
+
+def _record(info: Any, named: set[str]) -> Any:
+    name = re.sub(r"\W", "_", type_name(info.cls))
+    if getattr(info, "array_like", False):
+        raise _NoForm(f"{name} is array_like, and Avro's records have names")
+    if name in named:
+        return name
+    named.add(name)
+    tag = [] if getattr(info, "tag", None) is None else [{"name": info.tag_field, "type": "string"}]
+    return {"type": "record", "name": name, "fields": tag + [_field(field, named) for field in info.fields]}
+
+
+def _field(field: inspect.Field, named: set[str]) -> dict[str, Any]:
+    schema = _schema(field.type, named)
+    if isinstance(schema, list) and field.default is None:
+        schema = ["null", *(member for member in schema if member != "null")]  # a default is of the first member
+    written = {"name": field.encode_name, "type": schema}
+    if field.default is None or (isinstance(field.default, bool | int | float | str) and not isinstance(schema, list)):
+        written["default"] = field.default
+    return written

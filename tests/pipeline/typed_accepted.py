@@ -1,0 +1,124 @@
+"""What mypy --strict must accept, and the types that it must infer. Never run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+from typing_extensions import assert_type
+
+from exactlyonce import AvroCodec, Context, Emit, Operator, Output, Pipeline, Record, Stream
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink, PrintSink
+
+
+class Order(msgspec.Struct):
+    id: int
+    customer: str
+    total: int
+    ts: int
+
+
+class Total(msgspec.Struct):
+    customer: str
+    sum: int
+
+
+def add(total: int | None, order: Order) -> tuple[int, Total]:
+    total = (total or 0) + order.total
+    return total, Total(order.customer, total)
+
+
+def forget(total: int | None, order: Order) -> tuple[int | None, Total | None]:
+    return None, None
+
+
+def split(total: int | None, order: Order) -> tuple[int | None, list[Total]]:
+    return total, []
+
+
+def larger(left: Order, right: Order) -> Order:
+    return max(left, right, key=lambda order: order.total)
+
+
+def words(text: str) -> Iterator[str]:
+    yield from text.split()
+
+
+class Enrich(Operator):
+    def __init__(self, path: str = "names.db") -> None:
+        self.path = path
+
+    def open(self, context: Context) -> None:
+        self.names: dict[str, str] = {context.operator: self.path}
+
+    def __call__(self, order: Order) -> Total:
+        return Total(self.names[order.customer], order.total)
+
+
+class Remember:
+    def __call__(self, state: list[int] | None, order: Order) -> tuple[list[int], int]:
+        return [*(state or []), order.id], order.id
+
+
+pipeline = Pipeline("order-totals")
+orders = pipeline.source("orders", KafkaSource("orders", value=Order))
+assert_type(orders, Stream[Order])
+
+# the program of the documentation
+(
+    orders.filter(lambda order: order.total > 0)
+    .key_by(lambda order: order.customer)
+    .stateful_map("totals", add)
+    .sink("out", KafkaSink("order-totals", key=lambda total: total.customer))
+)
+
+# each operator
+by_customer = orders.key_by(lambda order: order.customer)
+assert_type(orders.map(lambda order: order.total, output=int), Stream[int])
+assert_type(orders.map(Enrich), Stream[Total])
+assert_type(orders.map(functools.partial(Enrich, "other.db")), Stream[Total])
+assert_type(orders.flat_map(lambda order: [order.id, order.ts], output=int), Stream[int])
+assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words), Stream[str])
+assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
+assert_type(by_customer.stateful_map("a", add), Stream[Total])
+assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
+assert_type(by_customer.stateful_map("c", Remember), Stream[int])
+assert_type(
+    by_customer.stateful_map("d", lambda n, order: ((n or 0) + 1, order.id), state=int, output=int), Stream[int]
+)
+assert_type(by_customer.stateful_flat_map("e", split), Stream[Total])
+assert_type(by_customer.reduce("f", larger), Stream[Order])
+assert_type(orders.union(orders), Stream[Order])
+assert_type(orders.union(orders.map(Enrich)), Stream[Order | Total])
+
+# sources and sinks
+assert_type(pipeline.source("raw", KafkaSource("raw", value=bytes)), Stream[bytes])
+assert_type(pipeline.source("nullable", KafkaSource("n", value=Order | None)), Stream[Any])
+assert_type(pipeline.source("avro", KafkaSource("avro", value=AvroCodec(Order))), Stream[Order])
+assert_type(pipeline.source("lists", KafkaSource("lists", value=list[Order])), Stream[list[Order]])
+with_metadata = pipeline.source("m", KafkaSource("m", value=Order, metadata=True, key=str, on_error="skip"))
+assert_type(with_metadata, Stream[Record[Order]])
+pipeline.source("since", KafkaSource("since", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc)))
+pipeline.source("from", KafkaSource("from", value=Order, start={0: 17}))
+with_metadata.sink("copy", KafkaSink("copy"))
+with_metadata.map(lambda record: record.value.total, output=int).sink("print", PrintSink("total: "))
+orders.sink("avro-out", KafkaSink("avro-out", value=AvroCodec(Order), headers=lambda order: [("v", b"1")]))
+
+# several outputs
+late = Output("late", Order)
+
+
+def route(order: Order, emit: Emit[int]) -> None:
+    if order.ts < 0:
+        emit(order, late)
+    else:
+        emit(order.id)
+
+
+routed = orders.process("route", route, outputs=[late])
+assert_type(routed, Stream[int])
+assert_type(routed.side(late), Stream[Order])

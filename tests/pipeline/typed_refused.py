@@ -1,0 +1,56 @@
+"""What mypy --strict must refuse: under it an ignore that ignores nothing is an error. Never run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from exactlyonce import Emit, Output, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink, PrintSink
+
+
+class Order(msgspec.Struct):
+    id: int
+    customer: str
+
+
+class Total(msgspec.Struct):
+    sum: int
+
+
+def add(total: int | None, order: Order) -> tuple[int, Total]:
+    return 1, Total(1)
+
+
+def never_none(total: int, order: Order) -> tuple[int, Total]:
+    return total, Total(total)
+
+
+def of_total(total: Total) -> int:
+    return total.sum
+
+
+pipeline = Pipeline("wrong")
+orders = pipeline.source("orders", KafkaSource("orders", value=Order))
+totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+
+orders.stateful_map("unkeyed", add)  # type: ignore[attr-defined]
+orders.key_by(lambda order: order.customer).map(of_total)  # type: ignore[attr-defined]
+orders.map(of_total)  # type: ignore[arg-type]
+orders.filter(lambda order: order.price > 0)  # type: ignore[attr-defined]
+totals.key_by(lambda total: total.sum).stateful_map("other", add)  # type: ignore[arg-type]
+orders.key_by(lambda order: order.id).stateful_map("none", never_none)  # type: ignore[arg-type]
+orders.key_by(lambda order: order.id).reduce("reduce", lambda left, right: left.id)  # type: ignore[arg-type, return-value]
+totals.sink("key", KafkaSink("out", key=lambda total: total.customer))  # type: ignore[attr-defined]
+orders.sink("total-sink", KafkaSink("out", key=of_total))  # type: ignore[arg-type]
+orders.sink(PrintSink())  # type: ignore[call-arg, arg-type]
+KafkaSource("t", value=Order, key=str)  # type: ignore[call-overload]
+KafkaSource("t", value=Order, start="latets")  # type: ignore[call-overload]
+pipeline.source("s", KafkaSink("t"))  # type: ignore[arg-type]
+
+late = Output("late", Order)
+
+
+def route(order: Order, emit: Emit[int]) -> None:
+    emit("text")  # type: ignore[call-overload]
+    emit(5, late)  # type: ignore[misc]
