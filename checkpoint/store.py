@@ -57,7 +57,7 @@ class DecisionLog:
         self.topic = topic
         self._config = config
         self._clock = clock
-        self._append_timeout_s = append_timeout_s
+        self.append_timeout_s = append_timeout_s
         self._producer: Producer | None = None
         self._admin = store_client.admin(config)
         self._history = History(pipeline)
@@ -122,7 +122,7 @@ class DecisionLog:
         outcome = self._commit([life], [DecisionKey(Incarnation, each) for each in forgotten], [])
         if outcome is not Outcome.DONE:
             raise BrokerUnavailable(
-                f"The broker did not confirm the start of {self.pipeline} within {self._append_timeout_s:.0f} s. "
+                f"The broker did not confirm the start of {self.pipeline} within {self.append_timeout_s:.0f} s. "
                 f"Nothing was read or written yet: run it again."
             )
         self._life = life
@@ -167,7 +167,10 @@ class DecisionLog:
         staged.forget(dropped)
         needed = staged.references() if blocks else set()
         require(not any(ref.key in needed for ref in blocks), "A block that a manifest names must not be tombstoned")
-        outcome = self._transact(records, dropped, blocks)
+        deadline = time.monotonic() + self.append_timeout_s
+        outcome = self._transact(records, dropped, blocks, deadline)
+        if outcome is Outcome.NOT_WRITTEN and self._ended is None and time.monotonic() < deadline:
+            outcome = self._transact(records, dropped, blocks, deadline)  # a gap in sequences is mended by the abort
         if outcome is Outcome.DONE:
             self._history = staged
             self._remember_tombstones(blocks)
@@ -183,8 +186,9 @@ class DecisionLog:
         if self._life is not None:
             require(record.incarnation == self._life.incarnation, "A life writes only decisions of its own")
 
-    def _transact(self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Outcome:
-        deadline = time.monotonic() + self._append_timeout_s
+    def _transact(
+        self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef], deadline: float
+    ) -> Outcome:
         require(self._producer is not None, "The log must be open")
         assert self._producer is not None
         lost: list[KafkaError] = []

@@ -7,6 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.manifest import (
@@ -62,6 +70,7 @@ class Store:
         self.pipeline = pipeline
         self.topic: TopicInfo = prepare_topic(self.config, pipeline)
         self.clock = SimulatedClock()
+        self.admin = AdminClient(self.config)
 
     def opened(self, **settings: Any) -> DecisionLog:
         """A decision log that has fenced all older ones."""
@@ -85,6 +94,21 @@ class Store:
     def mark(self, checkpoint: int, incarnation: int = 1) -> Finalized:
         """The finalized mark of such a manifest."""
         return Finalized(checkpoint, incarnation, 1_200, ())
+
+    def configure(self, **settings: str) -> None:
+        """Change settings of the topic; `max_message_bytes` stands for max.message.bytes."""
+        entries = [
+            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, self.topic.name, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result()
+
+    def write(self, key: str, value: bytes | None, partition: int = 0) -> None:
+        """Write a record as somebody who is neither the coordinator nor a worker."""
+        producer = Producer(self.config)
+        producer.produce(self.topic.name, value, key, partition)
+        assert producer.flush(30.0) == 0
 
     def life(self, number: int) -> Incarnation:
         """What an incarnation of `living` looks like in the log."""
