@@ -85,7 +85,7 @@ class TerminalReporter:
         )
         if self._last:
             last = self._last
-            line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {_size(last['bytes'])}"
+            line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {size(last['bytes'])}"
         else:
             line += f"   {figures['state']}"
         width = shutil.get_terminal_size().columns - 1
@@ -98,10 +98,10 @@ class TerminalReporter:
         self._stream.flush()
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
     """Bytes for people.
 
-    >>> _size(2_500_000)
+    >>> size(2_500_000)
     '2.5 MB'
     """
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
