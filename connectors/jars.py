@@ -90,10 +90,11 @@ def _download(folder: Path, java: Path, progress: Progress) -> None:
 
 def _download_command(part: Path, java: Path) -> list[str]:
     """What to run so that the jars come to *part*/jars: Maven where it is installed, otherwise Ivy out of PySpark."""
-    if shutil.which("mvn"):
+    maven = shutil.which("mvn")
+    if maven:
         (part / "pom.xml").write_text(_maven_project())
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={part / 'jars'}"]
-        return ["mvn", "--batch-mode", "--file", str(part / "pom.xml"), *goal]
+        return [maven, "--batch-mode", "--file", str(part / "pom.xml"), *goal]
     pyspark = importlib.util.find_spec("pyspark")
     ivy = next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"), None) if pyspark and pyspark.origin else None
     if not ivy:
@@ -109,7 +110,7 @@ def _download_command(part: Path, java: Path) -> list[str]:
 
 def _run(command: list[str], java: Path, progress: Progress) -> None:
     """Run *command*, telling *progress* each jar once as it comes; addresses of registries are not passed on."""
-    environment = {**os.environ, "PATH": f"{java.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{java.parent}"}
     wanted = [jar.name for jar in listed_jars()]
     seen: dict[str, None] = {}
     lines: list[str] = []

@@ -70,7 +70,13 @@ class KafkaCluster:
     ) -> None:
         """Write values, or (key, value) pairs, in order; returns when all of them are durable."""
         failures: list[KafkaError] = []
-        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "enable.idempotence": True,
+                "topic.metadata.propagation.max.ms": 2000,  # how long a missing topic may turn up yet
+            }
+        )
         for record in records:
             key, value = record if isinstance(record, tuple) else (None, record)
             while not _accepted(producer, topic, key, value, partition, failures):
