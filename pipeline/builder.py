@@ -142,6 +142,7 @@ class Builder:
     def _claimed(self, id: str) -> str:
         if problem := name_problem(id):
             self.problem(f"id {problem}")
+            return self._derived(str(id))
         if (first := self._nodes.get(id)) is None:
             return id
         self.problem(f"id {id!r} is taken at {first.location}: give it another")

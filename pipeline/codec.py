@@ -31,7 +31,11 @@ class Codec(Generic[T]):
 
     def describe(self) -> dict[str, Any]:
         """Name and schema, as JSON values: kept in manifests."""
-        return {"codec": self.name, "schema": schema.describe(self.type)}
+        try:
+            described = schema.describe(self.type)
+        except schema.UnsupportedType:  # only this codec knows what the type looks like
+            described = schema.type_name(self.type)
+        return {"codec": self.name, "schema": described}
 
 
 class JsonCodec(Codec[T]):

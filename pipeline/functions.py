@@ -54,9 +54,10 @@ def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
         return Function(fn, name, problems=(f"{name} has open(), so an instance cannot be passed: {mend}",))
     if _takes_nothing(fn):
         returned = hints.declared(made, names).get("return", UNKNOWN)
-        if not _defines_call(returned):
-            return Function(fn, _name(made), factory=True)
-        return _read_class(fn, returned, takes, names)
+        if _defines_call(returned):
+            return _read_class(fn, returned, takes, names)
+        misfit = () if returned is UNKNOWN else _misfit(fn, inspect.signature, takes)
+        return Function(fn, _name(made), factory=True, problems=misfit)
     target = made if inspect.isroutine(made) else type(made).__call__
     return _shaped(fn, target, inspect.signature, takes, names, name=_name(made))
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -115,8 +116,9 @@ class LogicalGraph:
 
     def node(self, node_id: str) -> Node:
         """The node of this id; raises KeyError."""
-        return self._by_id()[node_id]
+        return self._by_id[node_id]
 
+    @cached_property
     def _by_id(self) -> dict[str, Node]:
         return {node.id: node for node in self.nodes}
 

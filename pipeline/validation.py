@@ -49,7 +49,7 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.sink:
         yield from _sink(graph, node)
     if node.kind is Kind.KEY_BY:
-        yield from _encodable(graph, node.type, Input(node.id), "they may be sent to another process")
+        yield from _key_by(graph, node)
     if node.stateful:
         yield from _state(node)
 
@@ -87,21 +87,34 @@ def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
         if node.kind is not Kind.REDUCE:  # whose state is of its input's type, which key_by has asked for
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
-        return
-    try:
-        schema.describe(node.state_type)
-    except schema.UnsupportedType as error:
-        yield f"the state cannot be kept in a checkpoint: {error}"
+    elif problem := _encoding_problem(node.state_type):
+        yield f"the state cannot be kept in a checkpoint: {problem}"
 
 
-def _encodable(graph: LogicalGraph, type_: Any, origin: Input, why: str) -> Iterator[str]:
-    if type_ is UNKNOWN:
-        yield _unknown(graph, origin, why)
-        return
+def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    if node.type is UNKNOWN:
+        yield _unknown(graph, Input(node.id), "they may be sent to another process")
+    elif problem := _encoding_problem(node.type):
+        yield f"records may be sent to another process, and {problem}"
+    if node.key_type is not UNKNOWN and (problem := _encoding_problem(node.key_type)):
+        yield f"the key must be encoded, and {problem}"
+    shuffled = {edge.stateful for edge in graph.shuffles}
+    if node.partitioned and any(read.node in shuffled for read in _above(graph, node)):
+        yield "partitioned=True is about the topic that is read, and records were shuffled since: leave it out"
+
+
+def _above(graph: LogicalGraph, node: Node) -> Iterator[Input]:
+    for read in node.inputs:
+        yield read
+        yield from _above(graph, graph.node(read.node))
+
+
+def _encoding_problem(type_: Any) -> str | None:
     try:
         schema.describe(type_)
     except schema.UnsupportedType as error:
-        yield f"{error} ({why})"
+        return str(error)
+    return None
 
 
 def _unknown(graph: LogicalGraph, origin: Input, why: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import topic_problem
@@ -95,9 +95,13 @@ class KafkaSink(Sink[T], Generic[T]):
 
     def _codec_problems(self, type_: Any) -> Iterator[str]:
         try:
-            self.codec(type_)
+            encoded = hints.without_none(self.codec(type_).type)
         except schema.UnsupportedType as error:
             yield str(error)
+            return
+        given = hints.without_none(_value_type(type_))
+        if isinstance(encoded, type) and isinstance(given, type) and encoded not in given.__mro__:
+            yield f"value= encodes {schema.type_name(encoded)}, and the stream is of {schema.type_name(given)}"
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Topic and codec; functions are not part of what it is."""
@@ -131,7 +135,10 @@ class KafkaEncoder:
 
     def keys(self, outputs: Iterable[Any]) -> list[bytes | None] | None:
         """The keys, encoded; None if there are none."""
-        return None if self._key is None else [encode_key(key) for key in map(self._key, outputs)]
+        if self._key is None:
+            return None
+        keys = list(map(self._key, outputs))
+        return list(map(str.encode, keys)) if set(map(type, keys)) == {str} else list(map(encode_key, keys))  # type: ignore[arg-type]
 
     def headers(self, outputs: Iterable[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""

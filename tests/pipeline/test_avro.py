@@ -1,0 +1,127 @@
+"""Avro, with and without a schema id."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import date, datetime, time, timezone
+from io import BytesIO
+from typing import Annotated, Any, TypedDict
+from uuid import UUID
+
+import fastavro
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactlyonce.pipeline.avro import AvroCodec, avro_schema
+from exactlyonce.pipeline.schema import UnsupportedType
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Line:
+    sku: str
+    count: int = 1
+
+
+class Note(TypedDict):
+    text: str
+
+
+class Order(msgspec.Struct, rename="camel"):
+    id: int
+    total_sum: float
+    lines: list[Line]
+    colour: Colour
+    key: UUID
+    day: date
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    clock: time
+    raw: bytes
+    paid: bool
+    counts: dict[str, int]
+    note: Note | None = None
+    parent: Order | None = None
+
+
+orders: st.SearchStrategy[Order] = st.builds(
+    Order,
+    id=st.integers(-(2**63), 2**63 - 1),
+    total_sum=st.floats(allow_nan=False),
+    lines=st.lists(st.builds(Line, st.text(), st.integers(0, 9)), max_size=3),
+    at=st.datetimes(timezones=st.just(timezone.utc)),
+    clock=st.times(),
+    counts=st.dictionaries(st.text(), st.integers(0, 9), max_size=3),
+    note=st.none() | st.fixed_dictionaries({"text": st.text()}),
+    parent=st.none(),
+)
+
+
+@given(orders, st.none() | orders, st.none() | st.integers(0, 2**32 - 1))
+def test_avro_gives_back_every_type(order: Order, parent: Order | None, schema_id: int | None) -> None:
+    """A record of records, maps, arrays and logical types comes back equal, with and without a schema id."""
+    codec = AvroCodec(Order, schema_id=schema_id)
+    order.parent = parent
+    assert codec.decode(codec.encode(order)) == order
+
+
+def test_other_readers_of_avro_read_it() -> None:
+    """fastavro alone reads what the codec wrote, by the schema in the codec's description."""
+    codec = AvroCodec(Line)
+    data = codec.encode(Line("a", 2))
+    assert fastavro.schemaless_reader(BytesIO(data), codec.describe()["schema"], None) == {"sku": "a", "count": 2}
+
+
+def test_defaults_and_names_are_in_the_schema() -> None:
+    """Renamed fields have their written name, optional ones a default that other writers may rely on."""
+    fields = {field["name"]: field for field in avro_schema(Order)["fields"]}
+    assert fields["totalSum"]["type"] == "double"
+    assert fields["parent"] == {"name": "parent", "type": ["null", "Order"], "default": None}
+
+
+def test_a_schema_can_be_given() -> None:
+    """With a schema the type only says what to make of what is read."""
+    schema = {"type": "record", "name": "Other", "fields": [{"name": "sku", "type": "string"}]}
+    assert AvroCodec(Line, schema).decode(AvroCodec(Line, schema).encode(Line("a", 5))) == Line("a", 1)
+
+
+@pytest.mark.parametrize("cut", [b"", b"\x02", b"\x02a\x04\x00"], ids=["empty", "short", "long"])
+def test_bytes_that_do_not_fit_are_refused(cut: bytes) -> None:
+    """Too few bytes and bytes left over are errors."""
+    with pytest.raises(ValueError, match=r"do not fit the schema|left over"):
+        AvroCodec(Line).decode(cut)
+
+
+def test_another_schema_id_is_refused() -> None:
+    """A value of another schema id is an error that names both."""
+    data = AvroCodec(Line, schema_id=8).encode(Line("a"))
+    with pytest.raises(ValueError, match="schema id 7"):
+        AvroCodec(Line, schema_id=7).decode(data)
+
+
+@pytest.mark.parametrize(
+    ("type_", "why"),
+    [
+        (datetime, "time zone"),
+        (tuple[int, str], "tuple"),
+        (dict[int, int], "dict"),
+        (Any, "any"),
+        (complex, "custom"),
+    ],
+)
+def test_types_without_one_avro_form_are_refused(type_: Any, why: str) -> None:
+    """What Avro could write in several ways, or in none, needs a schema; the error says why."""
+    with pytest.raises(UnsupportedType, match=why):
+        AvroCodec(type_)
+
+
+def test_a_wrong_schema_is_refused() -> None:
+    """A schema that is none is an error when the codec is made."""
+    with pytest.raises(UnsupportedType, match="schema is wrong"):
+        AvroCodec(Line, {"type": "nonsense"})

@@ -1,0 +1,120 @@
+"""Codecs: what one writes, the same one reads."""
+
+from __future__ import annotations
+
+import enum
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any, NamedTuple, TypedDict
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec, codec_for
+from exactlyonce.pipeline.schema import UnsupportedType
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Place(NamedTuple):
+    x: int
+    y: float
+
+
+class Note(TypedDict):
+    text: str
+
+
+class Thing(msgspec.Struct):
+    id: int
+    colour: Colour
+    place: Place
+    notes: list[Note]
+    day: date
+    at: datetime
+    price: Decimal
+    key: UUID
+    raw: bytes
+    parts: dict[str, int | None]
+    parent: Thing | None = None
+
+
+things: st.SearchStrategy[Thing] = st.builds(
+    Thing,
+    id=st.integers(-(2**63), 2**63 - 1),
+    colour=st.sampled_from(Colour),
+    place=st.builds(Place, st.integers(-5, 5), st.floats(allow_nan=False, allow_infinity=False)),
+    notes=st.lists(st.fixed_dictionaries({"text": st.text()}), max_size=2),
+    at=st.datetimes(timezones=st.just(timezone.utc)),
+    price=st.decimals(allow_nan=False, allow_infinity=False, places=2),
+    raw=st.binary(),
+    parent=st.none(),
+)
+
+
+@given(things, st.none() | things)
+def test_json_gives_back_every_supported_type(thing: Thing, parent: Thing | None) -> None:
+    """A Struct of enums, tuples, dicts, dates, decimals, UUIDs, bytes and itself comes back equal."""
+    codec = JsonCodec(Thing)
+    thing.parent = parent
+    assert codec.decode(codec.encode(thing)) == thing
+
+
+def test_json_names_the_field_that_does_not_fit() -> None:
+    """A field of another type is an error with its path."""
+    with pytest.raises(ValueError, match=r"Expected `int \| null`, got `str` - at `\$\[0\]\.parts"):
+        JsonCodec(list[Thing]).decode(b'[{"id": 1, "parts": {"a": "x"}, "colour": "red", "place": [1, "x"]}]')
+    with pytest.raises(ValueError, match="missing required field `id`"):
+        JsonCodec(Thing).decode(b"{}")
+
+
+@given(st.binary())
+def test_bytes_pass_as_the_same_object(data: bytes) -> None:
+    """Bytes are not copied, and only bytes pass."""
+    codec = BytesCodec()
+    assert codec.decode(data) is data
+    assert codec.encode(data) is data
+    with pytest.raises(TypeError):
+        codec.encode("text")  # type: ignore[arg-type]
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_text_is_utf_8(text: str) -> None:
+    """Text comes back, and what is no UTF-8 is refused."""
+    codec = StrCodec()
+    assert codec.decode(codec.encode(text)) == text
+    with pytest.raises(UnicodeDecodeError):
+        codec.decode(b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("type_", "name"),
+    [(bytes, "bytes"), (bytes | None, "bytes"), (str, "str"), (int, "json"), (Thing, "json"), (Thing | None, "json")],
+)
+def test_the_codec_of_a_type(type_: Any, name: str) -> None:
+    """Bytes and text have their own codec, also where None may stand in; all else is JSON."""
+    assert codec_for(type_).name == name
+
+
+def test_a_codec_of_ones_own_is_its_own_codec() -> None:
+    """A Codec passes through `codec_for`, and says in manifests what it is called if its type says nothing."""
+
+    class Row:
+        pass
+
+    codec = Codec("rows", Row, encode=lambda row: b"row", decode=lambda data: Row())
+    assert codec_for(codec) is codec
+    assert codec.describe() == {"codec": "rows", "schema": "Row"}
+
+
+@pytest.mark.parametrize("type_", [complex, object(), list[complex], dict[str, type]], ids=repr)
+def test_json_refuses_what_it_cannot_write(type_: Any) -> None:
+    """A type that msgspec does not know is refused when the codec is made, not at the first record."""
+    with pytest.raises(UnsupportedType):
+        JsonCodec(type_)
