@@ -75,7 +75,7 @@ def _produce(producer: Producer, log: Log, lost: Committable, written: Written) 
                     record.key,
                     written.partition,
                     timestamp=record.timestamp_ms,
-                    headers=record.headers,
+                    headers=[*record.headers],
                 )
                 break
             except BufferError:

@@ -6,13 +6,18 @@ fetched records); partitions are assigned and sought, never subscribed; a remove
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+
+_partition = cast("Callable[[Message], int]", Message.partition)
+_offset = cast("Callable[[Message], int]", Message.offset)
+"""A consumed message always has both."""
 
 FETCH_BACKOFF_MS = 10
 """How soon the client fetches again after its queue was full. Its default of a second starves a fast loop."""
@@ -74,11 +79,10 @@ class KafkaReader:
         if not messages:
             return messages
         end = 0
-        for partition, group in groupby(map(Message.partition, messages)):
-            count = sum(1 for _ in group)
+        for partition, count in _runs(list(map(_partition, messages))):
             end += count
             self.runs.append((partition, count))
-            offset = self.offsets[partition] = messages[end - 1].offset() + 1
+            offset = self.offsets[partition] = _offset(messages[end - 1]) + 1
             if partition in self._unfinished and offset >= self.targets[partition]:
                 self._unfinished.discard(partition)
         return messages
@@ -91,8 +95,8 @@ class KafkaReader:
             if error is None:
                 kept.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                if message.offset() >= self.targets.get(message.partition(), 0):
-                    self._unfinished.discard(message.partition())
+                if _offset(message) >= self.targets.get(_partition(message), 0):
+                    self._unfinished.discard(_partition(message))
             else:
                 self._raise(error, message)
         return kept
@@ -142,3 +146,14 @@ class KafkaReader:
         """Leave; nothing is committed."""
         if self._consumer is not None:
             self._consumer.close()
+
+
+def _runs(partitions: list[int]) -> Iterable[tuple[int, int]]:
+    """Run lengths; most batches are of one partition.
+
+    >>> list(_runs([3, 3, 1]))
+    [(3, 2), (1, 1)]
+    """
+    if partitions.count(partitions[0]) == len(partitions):
+        return ((partitions[0], len(partitions)),)
+    return ((partition, len(list(group))) for partition, group in groupby(partitions))

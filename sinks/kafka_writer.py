@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import length_hint
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -23,8 +25,20 @@ from exactlyonce.sinks.transaction_pool import SlotState, TransactionPool
 PREPARE_TIMEOUT_S = 60.0
 BACKLOG_RECORDS_MAX = 50_000
 
-Output = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None]
-"""(value, key, headers), encoded."""
+
+@dataclass
+class Outputs:
+    """Encoded outputs in order; those before `done` have been produced."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    headers: Sequence[list[tuple[str, bytes | None]]] | None
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many are still to be produced."""
+        return len(self.values) - self.done
 
 
 class SinkFailed(ExactlyOnceError):
@@ -68,7 +82,7 @@ class KafkaWriter:
     _ready: deque[Transaction] = field(default_factory=deque)
     _current: Transaction | None = None
     _draining: Transaction | None = None
-    _backlog: deque[tuple[Iterator[Output], int] | _Barrier] = field(default_factory=deque)
+    _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
     _backlog_records: int = 0
     _precommits: dict[int, Precommit | None] = field(default_factory=dict)
     _error: str = ""
@@ -141,15 +155,16 @@ class KafkaWriter:
         """Transactions of this subtask that are open on the broker."""
         return self.pool.open
 
-    def write(self, outputs: Iterator[Output], count: int) -> None:
-        """Produce *count* outputs, now or as soon as possible."""
-        if not count:
+    def write(self, outputs: Outputs) -> None:
+        """Produce *outputs*, now or as soon as possible."""
+        if not outputs.left:
             return
         if self._backlog or not self._activate():
-            self._backlog.append((outputs, count))
-            self._backlog_records += count
-        else:
-            self._produce(outputs, count)
+            self._backlog.append(outputs)
+            self._backlog_records += outputs.left
+        elif not self._produce(outputs):
+            self._backlog.appendleft(outputs)
+            self._backlog_records += outputs.left
 
     def barrier(self, checkpoint: int) -> None:
         """What was written before belongs to *checkpoint*; `take_precommit` tells when it is flushed."""
@@ -169,29 +184,28 @@ class KafkaWriter:
         self._current.opened_s = time.monotonic()
         return True
 
-    def _produce(self, outputs: Iterator[Output], count: int) -> bool:
-        """Produce until librdkafka's queue is full; what is left becomes the head of the backlog. True if all went."""
+    def _produce(self, outputs: Outputs) -> bool:
+        """Produce until librdkafka's queue is full; True if all went."""
         assert self._current is not None
-        produce, topic = self._current.producer.produce, self.topic
-        done = 0
+        produce, topic, begin = self._current.producer.produce, self.topic, outputs.done
+        values = iter(outputs.values[begin:])
+        keys = repeat(None) if outputs.keys is None else outputs.keys[begin:]
+        full = False
         try:
-            for value, key, headers in outputs:
-                if headers is None:
+            if outputs.headers is None:
+                for value, key in zip(values, keys):  # noqa: B905 - keys may be endless
                     produce(topic, value, key)
-                else:
-                    produce(topic, value, key, headers=headers)
-                done += 1
+            else:
+                for value, key, headers in zip(values, keys, outputs.headers[begin:]):  # noqa: B905
+                    produce(topic, value, key, headers=[*headers])
         except BufferError:
-            outputs = _chain_first((value, key, headers), outputs)
+            full = True
         except KafkaException as error:
             raise SinkFailed(f"sink {self.sink!r} cannot write to {topic}: {error.args[0].str()}") from None
-        self._current.records += done
-        self.records += done
-        if done == count:
-            return True
-        self._backlog.appendleft((outputs, count - done))
-        self._backlog_records += count - done
-        return False
+        outputs.done = len(outputs.values) - length_hint(values) - full
+        self._current.records += outputs.done - begin
+        self.records += outputs.done - begin
+        return not outputs.left
 
     def _cut(self, checkpoint: int) -> None:
         transaction, self._current = self._current, None
@@ -207,22 +221,24 @@ class KafkaWriter:
         self._prepare()
         moved = self._drain()
         while self._backlog and self._draining is None:
-            entry = self._backlog.popleft()
+            entry = self._backlog[0]
             if isinstance(entry, _Barrier):
                 self._cut(entry.checkpoint)
-            elif not self._activate():
-                self._backlog.appendleft(entry)
+            elif not self._activate() or not self._work_off(entry):
                 break
-            else:
-                self._backlog_records -= entry[1]
-                if not self._produce(*entry):
-                    break
+            self._backlog.popleft()
             moved = True
         if self._current is not None:
             self._current.producer.poll(0)
         if self._error:
             raise SinkFailed(f"sink {self.sink!r}: {self._error}")
         return moved
+
+    def _work_off(self, outputs: Outputs) -> bool:
+        before = outputs.left
+        finished = self._produce(outputs)
+        self._backlog_records -= before - outputs.left
+        return finished
 
     def _drain(self) -> bool:
         transaction = self._draining
@@ -251,11 +267,6 @@ class KafkaWriter:
         if checkpoint not in self._precommits:
             return False, None
         return True, self._precommits.pop(checkpoint)
-
-
-def _chain_first(first: Output, rest: Iterator[Output]) -> Iterator[Output]:
-    yield first
-    yield from rest
 
 
 def _drop(transaction: Transaction) -> None:

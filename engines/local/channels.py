@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
-OUTBOX_BYTES_MAX = 4 << 20
-INBOX_BYTES_MAX = 4 << 20
+OUTBOX_BYTES_MAX = 1 << 20
+INBOX_BYTES_MAX = 1 << 19
 _HEADER = struct.Struct("<IBQ")
 _DATA, _BARRIER = 0, 1
 

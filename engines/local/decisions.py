@@ -44,7 +44,9 @@ SWEEP_AGAIN_MS = 60_000
 class Decisions:
     """See the module. Making one checks topics and settings, fences older coordinators and reads what they decided."""
 
-    def __init__(self, plan: Plan, options: RunOptions, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: Plan, options: RunOptions, note: Callable[[str], None], step: Callable[[str, int], None]
+    ) -> None:
         self._plan, self._options, self._note = plan, options, note
         self._clock = SystemClock()
         self._transactions = Transactions(options.client)
@@ -58,7 +60,9 @@ class Decisions:
         self._sinks = prepare_outputs(self._topics, plan.graph, note)
         self._topic = prepare_topic(self._settings, plan.graph.pipeline_id, options.checkpoint_partitions)
         self._log = DecisionLog(self._settings, plan.graph.pipeline_id, self._topic, self._clock)
-        self._performer = Performer(options.client, self._transactions, self._output_log, self._log, self._timeout_ms)
+        self._performer = Performer(
+            options.client, self._transactions, self._output_log, self._log, self._timeout_ms, step
+        )
         self._log.open().halt_if_damaged()
         self.life: Incarnation = self._log.begin_life(socket.gethostname(), os.getpid())
         self.attempt = 0

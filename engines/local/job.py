@@ -172,9 +172,17 @@ class Job:
 
     def _open(self) -> Decisions:
         """Runs on the broker thread."""
-        self.decisions = decisions = Decisions(self.plan, self.options, self.report.note)
+        self.decisions = decisions = Decisions(self.plan, self.options, self._note, self._step)
         decisions.recover()
         return decisions
+
+    def _note(self, text: str) -> None:
+        """From the broker thread."""
+        self._post(lambda: self.report.note(text))
+
+    def _step(self, step: str, checkpoint: int) -> None:
+        """From the broker thread."""
+        self._post(lambda: self.report.step(step, checkpoint=checkpoint))
 
     def _opened(self, decisions: Decisions) -> None:
         self.recovered = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, repeat
 from operator import length_hint
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from exactlyonce.pipeline.errors import RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks.kafka_sink import KafkaEncoder
-from exactlyonce.sinks.kafka_writer import KafkaWriter
+from exactlyonce.sinks.kafka_writer import KafkaWriter, Outputs
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.table import KeyedTable
 
@@ -211,18 +211,13 @@ class KafkaOutput(Operator):
         if not batch.records:
             return
         try:
-            columns = self._encoded(batch.records)
+            outputs = self._encoded(batch.records)
         except Exception as error:
             raise record_error(self.id, batch.origins[self._culprit(batch)], error) from error
-        self.writer.write(zip(*columns), len(batch.records))  # noqa: B905 - headers may be endless
+        self.writer.write(outputs)
 
-    def _encoded(self, records: list[Any]) -> tuple[Iterable[Any], Iterable[Any], Iterable[Any]]:
-        keys, headers = self.encoder.keys(records), self.encoder.headers(records)
-        return (
-            self.encoder.values(records),
-            repeat(None) if keys is None else keys,
-            repeat(None) if headers is None else headers,
-        )
+    def _encoded(self, records: list[Any]) -> Outputs:
+        return Outputs(self.encoder.values(records), self.encoder.keys(records), self.encoder.headers(records))
 
     def _culprit(self, batch: Batch) -> int:
         """Which record cannot be encoded; encoding is free of effects, so it is tried again one by one."""

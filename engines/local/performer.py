@@ -7,7 +7,7 @@ failure.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
@@ -21,7 +21,11 @@ from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.pipeline.failpoints import hit
 
-_AFTER_APPEND = {Manifest: "coordinator-decided", Finalized: "coordinator-finalized", Repair: "repair-recorded"}
+_AFTER_APPEND = {
+    Manifest: ("decided", "coordinator-decided"),
+    Finalized: ("finalized", "coordinator-finalized"),
+    Repair: ("repair recorded", "repair-recorded"),
+}
 
 
 class Performer:
@@ -34,12 +38,14 @@ class Performer:
         output_log: Log,
         log: DecisionLog,
         transaction_timeout_ms: int,
+        step: Callable[[str, int], None],
     ) -> None:
         self.config = config
         self.transactions = transactions
         self.output_log = output_log
         self.log = log
         self.transaction_timeout_ms = transaction_timeout_ms
+        self.step = step
 
     def __call__(self, request: ask.Request) -> Any:
         match request:
@@ -82,5 +88,7 @@ class Performer:
         outcome = self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks)
         if outcome is Outcome.DONE:
             for record in records:
-                hit(_AFTER_APPEND[type(record)])
+                name, failpoint = _AFTER_APPEND[type(record)]
+                self.step(name, record.checkpoint)
+                hit(failpoint)
         return outcome
