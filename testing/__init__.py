@@ -1,6 +1,7 @@
 """For tests of pipelines and of exactlyonce itself: a broker in memory, a clock that is moved by hand, faults on order.
 
-The stand-ins here pass the same contract tests as what they stand for.
+The stand-ins here pass the same contract tests as what they stand for. What needs a client library is imported from its
+own module: `exactlyonce.testing.real_broker`, `exactlyonce.testing.scripted`.
 """
 
 from exactlyonce.testing.broker import (

@@ -1,8 +1,8 @@
 """A broker that knows transactions, as an interface: the in-memory model and a real cluster answer it alike.
 
 Every operation is one request of the Kafka protocol (or, for `produce`, the pair that librdkafka sends) and returns
-the broker's answer as it stands: nothing is retried here. Operations answer; only `NoAnswer` is raised, where a request
-or its answer was lost.
+the broker's answer as it stands: nothing is retried here. `NoAnswer` is raised where a request or its
+answer was lost.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TransactionalBroker(Protocol):
         """ListTransactions, of ids that begin with *prefix*, sorted by id."""
 
     def describe_producers(self, partitions: Iterable[tuple[str, int]]) -> list[ProducerState]:
-        """DescribeProducers, sorted by topic, partition and producer id."""
+        """DescribeProducers, sorted by topic, partition and producer id. Raises `TopicError` for an unknown one."""
 
     def fetch(
         self, topic: str, partition: int, offset: int = 0, isolation: Isolation = Isolation.READ_COMMITTED

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.transaction import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker import Error, Fetched, Initialized, Isolation, NoAnswer, Produced
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.partition_log import PartitionLog
@@ -83,7 +84,9 @@ class BrokerModel:
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
         self._topics_created = 0
-        self._coordinator = TransactionCoordinator(self.settings.transaction_timeout_max_ms, self._await_markers)
+        self._coordinator = TransactionCoordinator(
+            clock, self.settings.transaction_timeout_max_ms, self._await_markers
+        )
         self._markers: list[_Marker] = []
         self._markers_ordered = 0
         self._running = True
@@ -142,21 +145,17 @@ class BrokerModel:
         log = self._log(topic, partition)
         if log is None:
             return Produced(Error.UNKNOWN_TOPIC_OR_PARTITION)
-        wall_ms = self._clock.now_ms()
         if transactional_id is not None:
-            place = (topic, partition)
-            if not added and (
-                error := self._coordinator.add_partition(transactional_id, producer_id, epoch, place, now_ms, wall_ms)
-            ):
+            producer = (transactional_id, producer_id, epoch, (topic, partition))
+            if not added and (error := self._coordinator.add_partition(*producer, now_ms)):
                 return Produced(error)
-            if not log.has_open(producer_id, epoch) and (
-                error := self._coordinator.verify(transactional_id, producer_id, epoch, place)
-            ):
+            if not log.has_open(producer_id, epoch) and (error := self._coordinator.verify(*producer)):
                 return Produced(error)
         if self._topics[topic].compact and any(key is None for key, _ in records):
             return Produced(Error.INVALID_RECORD)
+        transactional = transactional_id is not None
         return log.append(
-            producer_id, epoch, sequence, records, transactional=transactional_id is not None, now_ms=wall_ms
+            producer_id, epoch, sequence, records, transactional=transactional, now_ms=self._clock.now_ms()
         )
 
     def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
@@ -177,7 +176,9 @@ class BrokerModel:
         self._catch_up()
         states = []
         for topic, partition in sorted(partitions):
-            log = self._log(topic, partition) or PartitionLog()
+            log = self._log(topic, partition)
+            if log is None:
+                raise TopicError(f"The in-memory broker has no partition {partition} of topic {topic}. Create it.")
             states += [
                 ProducerState(
                     topic,
@@ -234,7 +235,7 @@ class BrokerModel:
             twin._topics[name] = _Topic(topic.topic_id, 0, topic.compact)
             twin._topics[name].logs = [log.copy() for log in topic.logs]
         twin._topics_created = self._topics_created
-        twin._coordinator = self._coordinator.copy(twin._await_markers)
+        twin._coordinator = self._coordinator.copy(clock, twin._await_markers)
         twin._markers, twin._markers_ordered = list(self._markers), self._markers_ordered
         twin._running = self._running
         twin._started_ms, twin._check_due_ms, twin._due_ms = self._started_ms, self._check_due_ms, self._due_ms

@@ -1,6 +1,6 @@
 """A real cluster as a `TransactionalBroker`: each operation is sent once and answered as the broker answered.
 
-For contract tests. It speaks as librdkafka does (AddPartitionsToTxn of version 3, Produce of version 10), so that what
+For contract tests. It speaks as librdkafka does (AddPartitionsToTxn of version 0, Produce of version 10), so that what
 is learnt here holds for the producers of the engine. Only lookups are repeated: who coordinates an id, who leads a
 partition.
 """
@@ -13,8 +13,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]  # its stubs hide two
+from kafka.protocol.admin.topics import DeleteRecordsRequest
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
@@ -24,13 +25,14 @@ from kafka.record.memory_records import MemoryRecords
 from exactlyonce.checkpoint.transaction import ListedTransaction, ProducerState, TransactionState
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.connectors.wire import Again, Wire, refuse
+from exactlyonce.connectors.wire import Again, Request, Wire, refuse
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker import Error, Fetched, Initialized, Isolation, NoAnswer, Produced, Record
 
 TIMEOUT_MS = 30_000
 FETCH_BYTES_MAX = 16 << 20
 BATCH_BYTES_MAX = 1 << 20
+REQUESTS_AT_ONCE = 1_000
 _MOVING = (14, 15, 16)
 """The transaction coordinator loads, is not there, or moved."""
 
@@ -72,15 +74,15 @@ class RealBroker:
             return None
 
     def init_transactions(self, transactional_id: str | None, timeout_ms: int = 60_000) -> Initialized:
-        request = InitProducerIdRequest(
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=4,
-        )
-        answer = self._ask_coordinator(transactional_id, request)
+        answer = self._ask_coordinator(transactional_id, _init_request(transactional_id, timeout_ms))
         return Initialized(Error(answer.error_code), answer.producer_id, answer.producer_epoch)
+
+    def use_up_epochs(self, transactional_id: str, count: int) -> None:
+        """Initialise *count* times, as fast as the broker can."""
+        node = self._coordinator(transactional_id)
+        for first in range(0, count, REQUESTS_AT_ONCE):
+            requests = range(first, min(count, first + REQUESTS_AT_ONCE))
+            self._wire.ask_all([Request(_init_request(transactional_id, TIMEOUT_MS), node) for _ in requests])
 
     def produce(
         self,
@@ -100,37 +102,31 @@ class RealBroker:
                 return Produced(error)
         position = (topic, partition, producer_id, epoch)
         first_sequence = self._sequences[position] if sequence is None else sequence
-        transactional = transactional_id is not None
-        batch = DefaultRecordBatchBuilder(2, 0, transactional, producer_id, epoch, first_sequence, BATCH_BYTES_MAX)
-        for index, (key, value) in enumerate(records):
-            batch.append(index, None, key, value, [])
-        in_topic = ProduceRequest.TopicProduceData
-        data = in_topic.PartitionProduceData(index=partition, records=bytes(batch.build()))
-        request = ProduceRequest(
-            transactional_id=transactional_id,
-            acks=-1,
-            timeout_ms=TIMEOUT_MS,
-            topic_data=[in_topic(name=topic, partition_data=[data])],
-            max_version=10,
-        )
+        request = _produce_request(transactional_id, producer_id, epoch, topic, partition, records, first_sequence)
         answer = self._ask_leader(topic, partition, request)
         if answer is None:
             return Produced(Error.UNKNOWN_TOPIC_OR_PARTITION)
-        result = answer.responses[0].partition_responses[0]
-        if result.error_code == 0:
+        produced = _produced(answer)
+        if produced.error is Error.NONE:
             self._sequences[position] = max(self._sequences[position], first_sequence + len(records))
-        return Produced(Error(result.error_code), result.base_offset)
+        return produced
 
     def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
-        request = EndTxnRequest(
-            transactional_id=transactional_id,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            committed=commit,
-            min_version=5,
-            max_version=5,
-        )
+        request = _end_request(transactional_id, producer_id, epoch, commit)
         return Error(self._ask_coordinator(transactional_id, request).error_code)
+
+    def commit_in_a_rush(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int, late: Sequence[Any]
+    ) -> tuple[Error, Error, Error, Produced]:
+        """A commit, the same again, an abort and a *late* batch, all sent before the first answer has come."""
+        node = self._coordinator(transactional_id)
+        endings = [_end_request(transactional_id, producer_id, epoch, commit) for commit in (True, True, False)]
+        sequence = self._sequences[topic, partition, producer_id, epoch]
+        batch = _produce_request(transactional_id, producer_id, epoch, topic, partition, late, sequence)
+        leader = self._wire.leaders([(topic, partition)])[topic, partition].node_id
+        requests = [*(Request(ending, node) for ending in endings), Request(batch, leader)]
+        first, again, abort, produced = self._wire.ask_all(requests)
+        return Error(first.error_code), Error(again.error_code), Error(abort.error_code), _produced(produced)
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionState | None]:
         return self._transactions.describe(transactional_ids)
@@ -164,7 +160,13 @@ class RealBroker:
             position = batches[-1].last_offset + 1
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> Error:
-        return _error(self._admin.delete_records([TopicPartition(topic, partition, before_offset)]))
+        in_topic = DeleteRecordsRequest.DeleteRecordsTopic
+        of_partition = in_topic.DeleteRecordsPartition(partition_index=partition, offset=before_offset)
+        topics = [in_topic(name=topic, partitions=[of_partition])]
+        answer = self._ask_leader(topic, partition, DeleteRecordsRequest(topics=topics, timeout_ms=TIMEOUT_MS))
+        if answer is None:
+            return Error.UNKNOWN_TOPIC_OR_PARTITION
+        return Error(answer.topics[0].partitions[0].error_code)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -178,7 +180,7 @@ class RealBroker:
             v3_and_below_producer_id=producer_id,
             v3_and_below_producer_epoch=epoch,
             v3_and_below_topics=[in_topic(name=topic, partitions=[partition])],
-            max_version=3,
+            max_version=0,
         )
         answer = self._ask_coordinator(transactional_id, request)
         return Error(answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
@@ -224,7 +226,7 @@ class RealBroker:
         def attempt(partition: int) -> None:
             request = _fetch_request(topic, partition, 0, Isolation.READ_UNCOMMITTED)
             answer = self._ask_leader(topic, partition, request)
-            if answer is None or _fetched(answer).error_code:
+            if answer is None or _fetched(answer).error_code not in (Error.NONE, Error.OFFSET_OUT_OF_RANGE):
                 raise Again(f"{topic}-{partition} has no leader yet")
 
         for partition in range(partitions):
@@ -233,6 +235,56 @@ class RealBroker:
     def _require_gone(self, topic: str) -> None:
         if self.topic_id(topic) is not None:
             raise Again(f"{topic} is still there")
+
+
+def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
+    return InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=4,
+    )
+
+
+def _end_request(transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Any:
+    return EndTxnRequest(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        committed=commit,
+        min_version=5,
+        max_version=5,
+    )
+
+
+def _produce_request(
+    transactional_id: str | None,
+    producer_id: int,
+    epoch: int,
+    topic: str,
+    partition: int,
+    records: Sequence[tuple[Any, Any]],
+    first_sequence: int,
+) -> Any:
+    transactional = transactional_id is not None
+    batch = DefaultRecordBatchBuilder(2, 0, transactional, producer_id, epoch, first_sequence, BATCH_BYTES_MAX)
+    for index, (key, value) in enumerate(records):
+        batch.append(index, None, key, value, [])
+    in_topic = ProduceRequest.TopicProduceData
+    data = in_topic.PartitionProduceData(index=partition, records=bytes(batch.build()))
+    return ProduceRequest(
+        transactional_id=transactional_id,
+        acks=-1,
+        timeout_ms=TIMEOUT_MS,
+        topic_data=[in_topic(name=topic, partition_data=[data])],
+        max_version=10,
+    )
+
+
+def _produced(answer: Any) -> Produced:
+    result = answer.responses[0].partition_responses[0]
+    return Produced(Error(result.error_code), result.base_offset)
 
 
 def _error(futures: Mapping[Any, Future[Any]]) -> Error:

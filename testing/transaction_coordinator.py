@@ -13,6 +13,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.transaction import ListedTransaction, TransactionState
 from exactlyonce.pipeline.errors import require
 from exactlyonce.testing.broker import Error, Initialized
@@ -101,10 +102,11 @@ class Transaction:
 
 
 class TransactionCoordinator:
-    """All transactional ids. *prepared* is called when a transaction awaits its markers."""
+    """All transactional ids. *prepared* is called when a transaction awaits its markers, with the time."""
 
-    def __init__(self, timeout_max_ms: int, prepared: Callable[[Transaction, int], None]) -> None:
+    def __init__(self, clock: Clock, timeout_max_ms: int, prepared: Callable[[Transaction, int], None]) -> None:
         self.transactions: dict[str, Transaction] = {}
+        self._clock = clock
         self._timeout_max_ms = timeout_max_ms
         self._prepared = prepared
         self._producer_ids = 0
@@ -136,7 +138,7 @@ class TransactionCoordinator:
         return Initialized(Error.NONE, transaction.producer_id, transaction.epoch)
 
     def add_partition(
-        self, transactional_id: str, producer_id: int, epoch: int, partition: tuple[str, int], now_ms: int, wall_ms: int
+        self, transactional_id: str, producer_id: int, epoch: int, partition: tuple[str, int], now_ms: int
     ) -> Error:
         """Make *partition* part of the transaction, which begins with its first."""
         transaction = self.transactions.get(transactional_id)
@@ -147,10 +149,10 @@ class TransactionCoordinator:
         if transaction.producer_id != producer_id:
             return Error.INVALID_PRODUCER_ID_MAPPING
         if transaction.epoch != epoch:
-            return Error.PRODUCER_FENCED
+            return Error.INVALID_PRODUCER_EPOCH
         if transaction.state is not State.ONGOING:
             transaction.enter(State.ONGOING, now_ms)
-            transaction.started_at_ms, transaction.start_time_ms = now_ms, wall_ms
+            transaction.started_at_ms, transaction.start_time_ms = now_ms, self._clock.now_ms()
         if partition not in transaction.partitions:
             transaction.enter(State.ONGOING, now_ms)
             transaction.partitions[partition] = None
@@ -191,6 +193,8 @@ class TransactionCoordinator:
 
     def prepare(self, transaction: Transaction, state: State, now_ms: int) -> None:
         """Settle the outcome: from here on only markers are missing."""
+        if transaction.state is not State.ONGOING:
+            transaction.start_time_ms = self._clock.now_ms()
         transaction.enter(state, now_ms)
         transaction.producer_id_next = self.new_producer_id() if transaction.exhausted else NO_PRODUCER_ID
         transaction.epoch += 1
@@ -229,9 +233,9 @@ class TransactionCoordinator:
             if name.startswith(prefix)
         ]
 
-    def copy(self, prepared: Callable[[Transaction, int], None]) -> TransactionCoordinator:
+    def copy(self, clock: Clock, prepared: Callable[[Transaction, int], None]) -> TransactionCoordinator:
         """One of its own with the same ids."""
-        twin = TransactionCoordinator(self._timeout_max_ms, prepared)
+        twin = TransactionCoordinator(clock, self._timeout_max_ms, prepared)
         twin.transactions = {name: transaction.copy() for name, transaction in self.transactions.items()}
         twin._producer_ids = self._producer_ids
         return twin

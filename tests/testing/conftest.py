@@ -1,0 +1,74 @@
+"""Stages to play histories on: the in-memory broker, and a real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from exactlyonce.testing import BrokerModel, SimulatedClock
+from exactlyonce.testing.histories import Stage
+from exactlyonce.testing.real_broker import RealBroker
+
+if TYPE_CHECKING:
+    from exactlyonce.testing.cluster import KafkaCluster
+
+
+def _sleep(duration_ms: int) -> None:
+    time.sleep(duration_ms / 1000)
+
+
+@pytest.fixture
+def pause() -> Callable[[int], None]:
+    """How a real broker is waited for."""
+    return _sleep
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock()
+
+
+@pytest.fixture
+def model(clock: SimulatedClock) -> BrokerModel:
+    return BrokerModel(clock)
+
+
+@pytest.fixture
+def new_model_stage() -> Callable[[], Stage]:
+    """Makes a stage on a broker model of its own."""
+
+    def make() -> Stage:
+        clock = SimulatedClock()
+        return Stage(BrokerModel(clock), clock.advance, "")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_broker(kafka: KafkaCluster) -> Iterator[RealBroker]:
+    broker = RealBroker(kafka.bootstrap_servers)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def new_real_stage(real_broker: RealBroker, topic_name: str) -> Callable[[], Stage]:
+    """Makes a stage on the real broker with names of its own."""
+    stages = 0
+
+    def make() -> Stage:
+        nonlocal stages
+        stages += 1
+        return Stage(real_broker, _sleep, f"{topic_name}-{stages}-")
+
+    return make
+
+
+@pytest.fixture(params=["model", pytest.param("real", marks=pytest.mark.broker)])
+def stage(request: pytest.FixtureRequest) -> Stage:
+    """A stage: once the model's, once the real broker's."""
+    made: Stage = request.getfixturevalue(f"new_{request.param}_stage")()
+    return made
