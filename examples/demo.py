@@ -71,7 +71,7 @@ class Feeder(threading.Thread):
         self.done = threading.Event()
 
     def run(self) -> None:
-        producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 10})
+        producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 10, "log_level": 3})
         began, total = time.monotonic(), len(self.rows)
         for number, row in enumerate(self.rows):
             value = {"carrier": row["carrier"], "hour": int(float(row["hour"])), "dep_delay": delay(row)}
