@@ -147,6 +147,7 @@ class BlockReader:
 
     def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
         deadline = time.monotonic() + self._idle_timeout_s
+        at_end: set[int] = set()
         sought: set[BlockRef] = set()
         while wanted:
             message = consumer.poll(0.1)
@@ -157,6 +158,7 @@ class BlockReader:
                 reached = next_offset(self._config, message)
                 if reached is not None:
                     deadline = time.monotonic() + self._idle_timeout_s
+                    (at_end.discard if message.error() is None else at_end.add)(partition)
                     yield from _taken(queue, message, reached)
                 if not queue:
                     del wanted[partition]
@@ -165,10 +167,13 @@ class BlockReader:
                     sought.add(queue[0])
                     consumer.seek(TopicPartition(self.topic.name, partition, queue[0].offset))
             if time.monotonic() > deadline:
-                raise BrokerUnavailable(
-                    f"{_named(next(iter(wanted.values()))[0])} could not be read for {self._idle_timeout_s:.0f} s. "
-                    f"Check the broker."
-                )
+                raise self._silent(next(iter(wanted.values()))[0], at_end)
+
+    def _silent(self, ref: BlockRef, at_end: set[int]) -> Exception:
+        """Why *ref* was not read in time. After a change of leaders a partition may seem to end early, for a moment."""
+        if ref.partition in at_end:
+            return DamagedBlock(f"{_named(ref)} is gone: the partition ends before it.", ref)
+        return BrokerUnavailable(f"{_named(ref)} could not be read for {self._idle_timeout_s:.0f} s. Check the broker.")
 
 
 def _by_partition(refs: Iterable[BlockRef]) -> dict[int, deque[BlockRef]]:
