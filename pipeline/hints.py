@@ -85,8 +85,8 @@ def element(type_: Any) -> Any:
 
 def pair(type_: Any) -> tuple[Any, Any]:
     """The first and second of the returned tuple, also where it is a union of tuples."""
-    returned = members(type_)
-    if not all(get_origin(each) is tuple and len(get_args(each)) == 2 and ... not in get_args(each) for each in returned):
+    returned = [get_args(member) if get_origin(member) is tuple else () for member in members(type_)]
+    if any(len(items) != 2 or ... in items for items in returned):
         return UNKNOWN, UNKNOWN
-    firsts, seconds = zip(*(get_args(member) for member in returned), strict=True)
+    firsts, seconds = zip(*returned, strict=True)
     return union(map(known, firsts)), union(map(known, seconds))

@@ -1,0 +1,77 @@
+"""The description of a Kafka topic as a source: its types, its decoders, and what it says of a bad record."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import AvroCodec, Record
+from exactlyonce.connectors import KafkaSource
+
+
+class Order(msgspec.Struct):
+    id: int
+
+
+@pytest.mark.parametrize(
+    ("source", "type_"),
+    [
+        (KafkaSource("t", value=Order), Order),
+        (KafkaSource("t", value=Order | None), Order | None),
+        (KafkaSource("t", value=bytes), bytes),
+        (KafkaSource("t", value=list[Order]), list[Order]),
+        (KafkaSource("t", value=AvroCodec(Order)), Order),
+        (KafkaSource("t", value=Order, metadata=True), Record[Order]),
+        (KafkaSource("t", value=Order | None, metadata=True), Record[Order | None]),
+    ],
+)
+def test_the_type_of_its_records(source: KafkaSource[Any], type_: Any) -> None:
+    """It is the value's type, or a Record of it with metadata."""
+    assert source.type == type_
+
+
+def test_a_null_value_needs_a_type_that_admits_none() -> None:
+    """A tombstone decodes to None where the type admits it; otherwise it is refused, and the reason says so."""
+    assert KafkaSource("t", value=Order | None).decode_value(None) is None
+    assert KafkaSource("t", value=Order | None).decode_value(b'{"id":1}') == Order(1)
+    source = KafkaSource("t", value=Order)
+    with pytest.raises(TypeError) as raised:
+        source.decode_value(None)
+    assert source.value_problem(None, raised.value) == (
+        "the value is null (a tombstone): declare value=Order | None if the topic has them"
+    )
+
+
+@pytest.mark.parametrize("value", [bytes, str, Order, AvroCodec(Order)], ids=["bytes", "str", "json", "avro"])
+def test_no_codec_takes_null_for_a_value(value: Any) -> None:
+    """A null value raises in every codec, rather than turning into something."""
+    with pytest.raises((TypeError, AttributeError)):
+        KafkaSource("t", value=value).decode_value(None)
+
+
+def test_a_bad_value_is_told_with_its_field() -> None:
+    """The reason names the type, the format and the path to the field."""
+    source = KafkaSource("t", value=Order)
+    with pytest.raises(ValueError, match="id") as raised:
+        source.decode_value(b'{"id":"x"}')
+    problem = source.value_problem(b'{"id":"x"}', raised.value)
+    assert problem == "the value is no Order in json: Expected `int`, got `str` - at `$.id`"
+
+
+def test_keys_decode_by_their_own_type() -> None:
+    """A key is bytes unless key= says another type; a null key is None."""
+    assert KafkaSource("t", value=Order, metadata=True).decode_key(b"7") == b"7"
+    assert KafkaSource("t", value=Order, metadata=True, key=str).decode_key(b"7") == "7"
+    assert KafkaSource("t", value=Order, metadata=True, key=int).decode_key(b"7") == 7
+    assert KafkaSource("t", value=Order, metadata=True, key=int).decode_key(None) is None
+
+
+def test_where_it_starts_is_not_what_it_is() -> None:
+    """Topic, codec and metadata are in the description that manifests keep; start and on_error are not."""
+    late = KafkaSource("t", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc), on_error="skip")
+    assert late.describe() == KafkaSource("t", value=Order).describe()
+    assert late.describe()["value"]["codec"] == "json"
+    assert late.describe() != KafkaSource("t", value=Order, metadata=True).describe()

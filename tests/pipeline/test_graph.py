@@ -1,0 +1,143 @@
+"""The graph as engines and people see it: the fingerprint and the picture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import AvroCodec, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.loading import load
+from exactlyonce.sinks import KafkaSink
+
+PROGRAM = '''
+import msgspec
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.loading import load
+from exactlyonce.sinks import KafkaSink
+
+class Order(msgspec.Struct):
+    id: int
+    tags: set[str]
+    note: str | int | None = None
+
+def count(n: int | None, order: Order) -> tuple[int, Order]:
+    return (n or 0) + 1, order
+
+pipeline = Pipeline("p")
+orders = pipeline.source("orders", KafkaSource("orders", value=Order))
+orders.key_by(lambda order: order.id).stateful_map("count", count).sink("out", KafkaSink("out"))
+if __name__ == "__main__":
+    print(pipeline.build().fingerprint())
+'''
+
+
+class Order(msgspec.Struct):
+    id: int
+    total: int
+
+
+class Changed(msgspec.Struct):
+    id: int
+    total: float
+
+
+Changed.__name__ = "Order"
+
+
+def add(total: int | None, order: Any) -> tuple[int, int]:
+    return (total or 0) + 1, 1
+
+
+def subtract(total: int | None, order: Any) -> tuple[int, int]:
+    return (total or 0) - 1, -1
+
+
+def graph(
+    name: str = "p",
+    max_parallelism: int = 128,
+    topic: str = "in",
+    value: Any = Order,
+    source: str = "orders",
+    key: Any = lambda order: order.id,
+    operator: str = "totals",
+    fn: Any = add,
+    state: Any = int,
+    out: str = "out",
+    output: Any = None,
+    metadata: bool = False,
+    partitioned: bool = False,
+    start: Any = "earliest",
+    filtered: bool = False,
+) -> LogicalGraph:
+    """A pipeline of which each part can be another."""
+    pipeline = Pipeline(name, max_parallelism)
+    kafka: KafkaSource[Any] = KafkaSource(topic, value=value, metadata=metadata, start=start)  # type: ignore[call-overload]
+    orders = pipeline.source(source, kafka)
+    orders = orders.filter(lambda order: True) if filtered else orders
+    counted = orders.key_by(key, partitioned=partitioned).stateful_map(operator, fn, state=state)
+    counted.sink("out", KafkaSink(out, value=output))
+    return pipeline.build()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "q"},
+        {"max_parallelism": 64},
+        {"topic": "other"},
+        {"value": Changed},
+        {"value": AvroCodec(Order)},
+        {"source": "others"},
+        {"operator": "sums"},
+        {"state": float},
+        {"out": "other"},
+        {"output": AvroCodec(int, {"type": "long"})},
+        {"metadata": True},
+        {"partitioned": True},
+        {"filtered": True},
+    ],
+    ids=str,
+)
+def test_the_fingerprint_changes_with(other: dict[str, Any]) -> None:
+    """Names, ids, topics, edges, types and codecs are in the fingerprint."""
+    assert graph(**other).fingerprint() != graph().fingerprint()
+
+
+@pytest.mark.parametrize("other", [{"fn": subtract}, {"key": lambda order: 5}, {"start": "latest"}], ids=str)
+def test_the_fingerprint_stays_with(other: dict[str, Any]) -> None:
+    """Code and start positions are not in the fingerprint."""
+    assert graph(**other).fingerprint() == graph().fingerprint()
+
+
+def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program run as `__main__` under two hash seeds, and imported, has one fingerprint."""
+    (tmp_path / "fingerprinted.py").write_text(PROGRAM)
+    runs = [
+        subprocess.run([sys.executable, "fingerprinted.py"], cwd=tmp_path, env={"PYTHONHASHSEED": seed}, stdout=-1)
+        for seed in ("1", "2")
+    ]
+    monkeypatch.chdir(tmp_path)
+    imported = load("fingerprinted:pipeline").pipeline.build().fingerprint()
+    assert {run.stdout.decode().strip() for run in runs} == {imported}
+
+
+def test_the_picture() -> None:
+    """A node a line, with what it reads, its state and its type; an arrow of two lines is a shuffle."""
+    lines = [line.split() for line in graph(filtered=True).explain().splitlines()]
+    assert lines == [
+        ["p"],
+        ["orders", "source", "KafkaSource", "in", ":", "Order"],
+        ["filter-after-orders", "filter", "<-", "orders", ":", "Order"],
+        ["key_by-after-orders", "key_by", "<-", "filter-after-orders", ":", "Order"],
+        ["totals", "stateful_map", "<=", "key_by-after-orders", "state", "int", ":", "int"],
+        ["out", "sink", "<-", "totals", "KafkaSink", "out"],
+    ]
+    assert "<=" not in graph(partitioned=True).explain()

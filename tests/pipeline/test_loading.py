@@ -1,0 +1,221 @@
+"""From a name to a pipeline, and from a script or a prompt to a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exactlyonce import ConfigError, GraphError, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.loading import load, load_reference, run
+from exactlyonce.sinks import PrintSink
+
+PIPELINE = '''
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import PrintSink
+
+def make(topic: str, days: float = 1.5, loud: bool = False, *, tries: "int | None" = None) -> Pipeline:
+    pipeline = Pipeline(f"{topic}-{days:g}-{loud}-{tries}".replace(".", "_"))
+    pipeline.source("in", KafkaSource(topic, value=bytes)).sink("out", PrintSink())
+    return pipeline
+
+pipeline = make("orders")
+number = 5
+
+def make_nothing():
+    return None
+
+def fail():
+    return {}["missing"]
+'''
+
+ENGINE = '''
+import json
+
+def run(loaded, **options):
+    from exactlyonce.pipeline.loading import load_reference
+    same = load_reference(loaded.reference).build().fingerprint() == loaded.pipeline.build().fingerprint()
+    print(json.dumps([loaded.reference, same, options]))
+    return 7
+'''
+
+Write = Callable[[str], str]
+numbers = count()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a module into an empty working directory; returns its name, which no other test uses."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+
+    def write(text: str) -> str:
+        name = f"module_{next(numbers)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) -> None:
+    """`module:attribute` is imported from the working directory, and the reference survives JSON."""
+    loaded = load(f"{module(PIPELINE)}:pipeline")
+    reference = msgspec.json.decode(msgspec.json.encode(loaded.reference))
+    assert loaded.pipeline.name == "orders-1_5-False-None"
+    assert load_reference(reference) is loaded.pipeline
+
+
+def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
+    """Text becomes a number or a truth value where the annotation says so, and the reference makes the same graph."""
+    loaded = load(f"{module(PIPELINE)}:make", {"topic": "7", "days": "2", "loud": "true", "tries": "3"})
+    assert loaded.pipeline.name == "7-2-True-3"
+    assert load_reference(loaded.reference).build().fingerprint() == loaded.pipeline.build().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("target", "params", "problem"),
+    [
+        ("{}", {}, "names no pipeline: write module:attribute"),
+        ("{}:", {}, "names no pipeline"),
+        (":pipeline", {}, "names no pipeline"),
+        ("{}.py:pipeline", {}, r"is a file: name it as a module, module_\d+:pipeline"),
+        ("./sub/flow.py:pipeline", {}, "name it as a module, sub.flow:pipeline"),
+        ("__main__:pipeline", {}, "cannot import __main__"),
+        ("absent:pipeline", {}, "there is no module 'absent' in "),
+        ("{}.sub:pipeline", {}, "there is no module"),
+        ("{}:absent", {}, "has no 'absent'; the pipelines in it: pipeline"),
+        ("{}:number", {}, "is no pipeline and no function that makes one, but 5"),
+        ("{}:pipeline", {"topic": "a"}, "is a pipeline and takes no parameters"),
+        ("{}:make", {}, "needs parameter topic; it takes: topic: str, days: float = 1.5"),
+        ("{}:make", {"topic": "a", "day": "1"}, "has no parameter day; it takes: topic: str"),
+        ("{}:make", {"topic": "a", "days": "x"}, "days='x' is no float"),
+        ("{}:make_nothing", {}, "must return a Pipeline, and returned None"),
+        ("{}:fail", {}, r"module_\d+.py:\d+: .*:fail\(\) failed: KeyError: 'missing'"),
+    ],
+)
+def test_what_cannot_be_loaded(module: Write, target: str, params: dict[str, str], problem: str) -> None:
+    """Each wrong name or parameter is a ConfigError that says what there is instead."""
+    with pytest.raises(ConfigError, match=problem):
+        load(target.format(module(PIPELINE)), params)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "problem"),
+    [
+        ("import nowhere_to_be_found", ConfigError, "imports 'nowhere_to_be_found', which is not installed"),
+        ("x = 1\ny = z", ConfigError, r"module_\d+.py:2: importing .* failed: NameError: name 'z'"),
+        ("def (", ConfigError, "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", ConfigError, "SystemExit: 3"),
+        ("from exactlyonce import JsonCodec\nJsonCodec(complex)", GraphError, r"module_\d+.py:2: complex cannot"),
+        (PIPELINE + "pipeline.run()", ConfigError, r"calls run\(\) while it is imported: put the call under if "),
+    ],
+    ids=["missing", "name", "syntax", "exit", "codec", "run"],
+)
+def test_a_module_that_does_not_import(module: Write, text: str, error: type[Exception], problem: str) -> None:
+    """What goes wrong in the user's module is told with its line, without a traceback of ours."""
+    with pytest.raises(error, match=problem):
+        load(f"{module(text)}:pipeline")
+
+
+def simple() -> Pipeline:
+    pipeline = Pipeline("simple")
+    pipeline.source("in", KafkaSource("in", value=bytes)).sink("out", PrintSink())
+    return pipeline
+
+
+of_this_module = simple()
+
+
+class Engine:
+    """An installed engine, as an entry point: its module is found on the path."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "some_engine.py").write_text(ENGINE)
+        info = folder / "some_engine-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-engine\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[exactlyonce.engines]\nsome = some_engine:run\n")
+        self.folder = folder
+
+    def python(self, *arguments: str, cwd: Path | None = None) -> str:
+        """What Python prints with this engine installed; its error if it fails."""
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, cwd=cwd or self.folder, env={"PYTHONPATH": str(self.folder)}, capture_output=True, text=True
+        )
+        return done.stdout.strip() or done.stderr
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some", parallelism=2) == 7\n'
+
+
+def test_a_script_runs_itself_under_its_files_name(engine: Engine) -> None:
+    """Run as a file from anywhere, or by -m, a script is imported again by its name and gives the same graph."""
+    (engine.folder / "script.py").write_text(SCRIPT)
+    reference = {"module": "script", "attribute": "pipeline", "params": {}, "path": str(engine.folder)}
+    for printed in (
+        engine.python("script.py"),
+        engine.python("-m", "script"),
+        engine.python(str(engine.folder / "script.py"), cwd=Path("/")),
+    ):
+        assert msgspec.json.decode(printed) == [reference, True, {"parallelism": 2}]
+
+
+def test_a_module_of_a_package_runs_by_its_full_name(engine: Engine) -> None:
+    """By -m, a module in a package is imported by its dotted name from the package's parent."""
+    (engine.folder / "flows").mkdir()
+    (engine.folder / "flows" / "orders.py").write_text(SCRIPT)
+    reference = {"module": "flows.orders", "attribute": "pipeline", "params": {}, "path": str(engine.folder)}
+    assert msgspec.json.decode(engine.python("-m", "flows.orders"))[:2] == [reference, True]
+
+
+def test_a_prompt_is_refused_and_may_run_inline(engine: Engine) -> None:
+    """What is typed cannot be imported: the error names inline=True, and with it the pipeline itself is run."""
+    assert "run(inline=True) runs everything in this process" in engine.python("-c", PIPELINE + "pipeline.run('some')")
+    printed = engine.python("-c", PIPELINE + "pipeline.run('some', inline=True)")
+    assert msgspec.json.decode(printed)[1:] == [True, {"inline": True}]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (SCRIPT.replace("pipeline.run", "make('x').run"), "no name of a module is bound to it"),
+        (SCRIPT.replace('make("orders")', 'make(__name__.strip("_"))'), "gives another graph"),
+        (SCRIPT.replace('"some"', '"none"'), "there is no engine 'none'; installed: "),
+    ],
+    ids=["unbound", "changing", "engine"],
+)
+def test_a_script_that_cannot_run(engine: Engine, text: str, problem: str) -> None:
+    """A pipeline without a name, one that is another when it is imported, and an unknown engine are told."""
+    (engine.folder / "script.py").write_text(text)
+    assert problem in engine.python("script.py")
+
+
+def test_a_file_without_a_modules_name_is_told(engine: Engine) -> None:
+    """A script that cannot be imported because of its name is told to be renamed."""
+    (engine.folder / "my-script.py").write_text(SCRIPT)
+    assert "cannot import a file called my-script.py: rename it" in engine.python("my-script.py")
+
+
+def test_a_pipeline_of_another_process_is_refused() -> None:
+    """A reference to an inline pipeline means nothing in another process."""
+    with pytest.raises(ConfigError, match="another process"):
+        load_reference({"here": 1})
+
+
+def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` returns what the engine returns."""
+    monkeypatch.syspath_prepend(str(engine.folder))
+    assert run(of_this_module, "some", {"inline": True}) == 7

@@ -1,0 +1,241 @@
+"""The graph that a written pipeline becomes: kinds, edges, ids and types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import Context, Emit, GraphError, Operator, Output, Pipeline, Record, Stream
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.sinks import PrintSink
+
+
+class Order(msgspec.Struct):
+    id: int
+    customer: str
+    total: int
+
+
+class Total(msgspec.Struct):
+    customer: str
+    sum: int
+
+
+def larger(left: Order, right: Order) -> Order:
+    return max(left, right, key=lambda order: order.total)
+
+
+def add(total: int | None, order: Order) -> tuple[int, Total]:
+    total = (total or 0) + order.total
+    return total, Total(order.customer, total)
+
+
+def written(write: Callable[[Stream[Order]], Stream[Any]]) -> LogicalGraph:
+    """The graph of orders through what *write* makes of them."""
+    pipeline = Pipeline("p")
+    write(pipeline.source("orders", KafkaSource("orders", value=Order))).sink("out", PrintSink())
+    return pipeline.build()
+
+
+def totals(orders: Stream[Order]) -> Stream[Total]:
+    by_customer = orders.filter(lambda order: order.total > 0).key_by(lambda order: order.customer)
+    return by_customer.stateful_map("totals", add)
+
+
+def test_the_program_of_the_documentation() -> None:
+    """Source, filter, key_by, stateful_map and sink are five nodes, each reading the one before."""
+    graph = written(totals)
+    kinds = [Kind.SOURCE, Kind.FILTER, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.SINK]
+    ids = ["orders", "filter-after-orders", "key_by-after-orders", "totals", "out"]
+    assert [node.kind for node in graph.nodes] == kinds
+    assert [node.id for node in graph.nodes] == ids
+    assert [node.inputs for node in graph.nodes] == [(), *((Input(each),) for each in ids[:-1])]
+    assert [node.type for node in graph.nodes[:4]] == [Order, Order, Order, Total]
+    assert graph.node("totals").state_type is int
+
+
+def test_every_node_knows_its_line() -> None:
+    """A node's location is the line of the user's file."""
+    for node in written(totals).nodes:
+        assert node.location.startswith("tests/pipeline/test_stream.py:") or node.location.startswith("/")
+
+
+def test_derived_ids_do_not_change_by_edits_elsewhere() -> None:
+    """Another branch from another source leaves the ids of this one as they were."""
+    pipeline = Pipeline("p")
+    pipeline.source("others", KafkaSource("others", value=Order)).filter(bool).sink("others-out", PrintSink())
+    totals(pipeline.source("orders", KafkaSource("orders", value=Order))).filter(bool).sink("out", PrintSink())
+    ids = {node.id for node in pipeline.build().nodes}
+    assert {"filter-after-others", "filter-after-orders", "key_by-after-orders", "filter-after-totals"} <= ids
+
+
+def test_a_second_of_a_kind_is_numbered_and_any_may_be_named() -> None:
+    """Two maps after one source are told apart by a number, and an explicit id is kept."""
+    graph = written(lambda orders: orders.peek().peek().peek(id="look").peek())
+    assert [node.id for node in graph.nodes[1:5]] == [
+        "peek-after-orders",
+        "peek-after-orders-2",
+        "look",
+        "peek-after-look",
+    ]
+
+
+def words(order: Order) -> Iterator[str]:
+    yield order.customer
+
+
+def route(order: Order, emit: Emit[int]) -> None:
+    emit(order.id)
+
+
+class Enrich(Operator):
+    def __init__(self, suffix: str = "!") -> None:
+        self.suffix = suffix
+
+    def open(self, context: Context) -> None:
+        self.suffix += context.operator
+
+    def __call__(self, order: Order) -> str:
+        return order.customer + self.suffix
+
+
+@pytest.mark.parametrize(
+    ("write", "type_"),
+    [
+        (lambda s: s.map(lambda order: order.id), UNKNOWN),
+        (lambda s: s.map(lambda order: order.id, output=int), int),
+        (lambda s: s.map(lambda order: order.id, output=int | None), int | None),
+        (lambda s: s.map(Enrich), str),
+        (lambda s: s.flat_map(words), str),
+        (lambda s: s.flat_map(lambda order: [order.id], output=int), int),
+        (lambda s: s.filter(lambda order: True), Order),
+        (lambda s: s.peek(), Order),
+        (lambda s: s.process("route", route), int),
+        (lambda s: s.process("route", lambda order, emit: None, output=int), int),
+        (lambda s: s.union(s), Order),
+        (lambda s: s.union(s.map(Enrich)), Order | str),
+        (lambda s: s.union(s.map(lambda order: order)), UNKNOWN),
+        (lambda s: s.key_by(lambda order: order.id).stateful_map("t", add), Total),
+        (lambda s: s.key_by(lambda order: order.id).reduce("t", larger), Order),
+        (lambda s: s.key_by(lambda o: o.id).stateful_map("t", lambda n, o: (n, o), state=int, output=Order), Order),
+        (lambda s: s.key_by(lambda o: o.id).stateful_flat_map("t", lambda n, o: (n, [o]), state=int, output=int), int),
+    ],
+)
+def test_the_type_of_a_stream(write: Callable[[Stream[Order]], Stream[Any]], type_: Any) -> None:
+    """The type comes from annotations or `output=`, passes through what changes no record, and is never guessed."""
+    graph = written(write)
+    assert graph.type_of(graph.node("out").inputs[0]) == type_
+
+
+def keep(state: dict[str, int] | None, order: Order) -> tuple[dict[str, int] | None, None]:
+    return state, None
+
+
+def keep_untyped(state, order) -> tuple[list[int] | None, int]:
+    return state, 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "state", "kept"),
+    [
+        (add, None, int),
+        (keep, None, dict[str, int]),
+        (keep_untyped, None, list[int]),
+        (lambda state, order: (state, 1), set[str], set[str]),
+        (add, float, float),
+    ],
+)
+def test_the_type_of_the_state(fn: Any, state: Any, kept: Any) -> None:
+    """It is that of the first parameter or of the first returned, without None, unless `state=` says another."""
+    graph = written(lambda orders: orders.key_by(lambda order: order.id).stateful_map("t", fn, state=state, output=int))
+    assert graph.node("t").state_type == kept
+
+
+def test_the_state_of_reduce_is_a_record() -> None:
+    """A reduced record is its key's state."""
+    graph = written(lambda orders: orders.key_by(lambda order: order.id).reduce("max", larger))
+    assert graph.node("max").state_type is Order
+
+
+def test_a_class_makes_one_instance_for_each_subtask() -> None:
+    """`make` gives a new instance each time for a class, and the function itself for a function."""
+    graph = written(lambda orders: orders.map(functools.partial(Enrich, "?"), id="enrich").filter(len, id="filter"))
+    first, second = graph.node("enrich").make(), graph.node("enrich").make()
+    assert isinstance(first, Enrich)
+    assert first is not second
+    assert first.suffix == "?"
+    assert graph.node("filter").make() is len
+
+
+def make_five():
+    return 5
+
+
+def test_a_factory_that_makes_no_function_is_told() -> None:
+    """The error names the operator and what its factory made."""
+    graph = written(lambda orders: orders.map(make_five, id="five", output=int))
+    with pytest.raises(TypeError, match=r"five .* made 5"):
+        graph.node("five").make()
+
+
+def test_side_outputs() -> None:
+    """A side output has a type and consumers of its own."""
+    late = Output("late", Order)
+    pipeline = Pipeline("p")
+    orders = pipeline.source("orders", KafkaSource("orders", value=Order, metadata=True))
+    routed = orders.process("route", lambda record, emit: emit(1), outputs=[late], output=int)
+    routed.sink("out", PrintSink())
+    routed.side(late).sink("late-out", PrintSink())
+    graph = pipeline.build()
+    assert graph.type_of(Input("orders")) == Record[Order]
+    assert graph.node("route").outputs == {"late": Order}
+    assert graph.node("late-out").inputs == (Input("route", "late"),)
+    assert [node.id for node in graph.consumers("route")] == ["out"]
+    assert [node.id for node in graph.consumers("route", "late")] == ["late-out"]
+
+
+def test_branches_read_the_same_output() -> None:
+    """A stream that is used twice has two consumers; used twice by one, it is counted twice."""
+    graph = written(lambda orders: orders.union(orders, orders.map(Enrich), id="all"))
+    assert [node.id for node in graph.consumers("orders")] == ["map-after-orders", "all", "all"]
+
+
+def test_stateful_operators_share_a_key_by() -> None:
+    """A keyed stream used twice is one key_by with a shuffle to each operator."""
+
+    def both(orders: Stream[Order]) -> Stream[Any]:
+        keyed = orders.key_by(lambda order: order.customer)
+        return keyed.stateful_map("first", add).union(keyed.stateful_map("second", add))
+
+    graph = written(both)
+    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == [
+        ("key_by-after-orders", "first"),
+        ("key_by-after-orders", "second"),
+    ]
+    assert [node.id for node in graph.stateful] == ["first", "second"]
+
+
+def test_a_partitioned_key_needs_no_shuffle() -> None:
+    """With `partitioned=True` there is state by key and no shuffle."""
+    graph = written(lambda orders: orders.key_by(lambda order: order.id, partitioned=True).reduce("max", larger))
+    assert graph.shuffles == ()
+    assert graph.node("max").stateful
+
+
+def test_operators_out_of_place_say_where_they_stand() -> None:
+    """State without a key, a map on a keyed stream and a loop over a stream are errors with their line."""
+    orders: Any = Pipeline("p").source("orders", KafkaSource("orders", value=Order))
+    with pytest.raises(GraphError, match=r"test_stream.py:\d+: reduce keeps state by key: put .key_by"):
+        orders.reduce("max", larger)
+    with pytest.raises(GraphError, match=r"test_stream.py:\d+: map does not stand on a keyed stream"):
+        orders.key_by(len).map(len)
+    with pytest.raises(GraphError, match="cannot be looped over"):
+        list(orders)
+    with pytest.raises(AttributeError, match="mapp"):
+        orders.mapp(len)
