@@ -1,0 +1,112 @@
+"""What the commands share: how their help looks, how `name=value` is written, and how the cluster is named.
+
+Invariant: no message of a parser repeats the value of an argument that may hold a secret.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from exactlyonce.pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exactlyonce.connectors.client_config import ClientConfig
+
+HELP_WIDTH_MAX = 100
+Command = Callable[[argparse.Namespace], int]
+Commands = Any  # argparse's own type for it is private
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows examples before options, takes no abbreviations, and names unknown arguments without their values."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_formatter, **options)
+
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(each.partition('=')[0] for each in unknown)}")
+        return known
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    width = min(HELP_WIDTH_MAX, shutil.get_terminal_size().columns)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=width)
+
+
+def add_command(commands: Commands, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
+    """The parser of one command; *summary* is its line in the list of commands, *text* stands before the options."""
+    parser: Parser = commands.add_parser(name, usage=f"%(prog)s {usage}", help=summary, description=text)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which pipeline is meant, and what it is made with."""
+    parser.add_argument("pipeline", metavar="MODULE:PIPELINE", help="a pipeline, or a function that makes one")
+    parser.add_argument(
+        "--param",
+        metavar="NAME=VALUE",
+        type=pair,
+        action="append",
+        default=[],
+        help="an argument of that function, any number of them",
+    )
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """The options that say which cluster is meant."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument(
+        "--bootstrap-servers",
+        metavar="HOST:PORT",
+        help="one or more brokers, separated by commas (default: $EXACTLYONCE_BOOTSTRAP_SERVERS)",
+    )
+    group.add_argument(
+        "--kafka",
+        metavar="NAME=VALUE",
+        type=pair,
+        action="append",
+        default=[],
+        help="a setting of librdkafka, any number of them; secrets as NAME=env:VARIABLE or NAME=file:PATH",
+    )
+    group.add_argument("--config", metavar="FILE", help="settings in TOML; what is given here wins over the file")
+
+
+def pair(text: str) -> tuple[str, str]:
+    """`name=value`, split.
+
+    >>> pair("linger.ms=5")
+    ('linger.ms', '5')
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError("write it as NAME=VALUE")
+    return name, value
+
+
+def pipeline_name(text: str) -> str:
+    """The name of the pipeline that the user means by its name or as `module:attribute`."""
+    from exactlyonce.pipeline.loading import load
+    from exactlyonce.pipeline.names import name_problem
+
+    if ":" in text:
+        return load(text).pipeline.name
+    if problem := name_problem(text):
+        raise ConfigError(f"The name of a pipeline, {problem}. Give the name, or module:pipeline.")
+    return text
+
+
+def client(args: argparse.Namespace) -> ClientConfig:
+    """How to reach the cluster that the options name; from here on *args* knows what to redact."""
+    from exactlyonce.engines.local.configuration import client_from, read_file
+
+    given = {"bootstrap_servers": args.bootstrap_servers, "kafka": dict(args.kafka)}
+    config = client_from(given, read_file(args.config))
+    args.redact = config.redact
+    config.check()
+    return config

@@ -1,0 +1,30 @@
+"""`exactlyonce explain`: the graph of a pipeline as text. Opens no connection."""
+
+from __future__ import annotations
+
+import argparse
+
+from exactlyonce.cli.arguments import Commands, add_command, add_pipeline
+
+_EXAMPLES = """\
+Check a pipeline and show its graph: of each node its id, its kind, what it reads (`<=`
+after a shuffle) and its types. Opens no connection.
+
+examples:
+  exactlyonce explain orders:pipeline
+  exactlyonce explain orders:make --param region=eu
+"""
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    usage, summary = "MODULE:PIPELINE [options]", "check a pipeline and show its graph"
+    add_pipeline(add_command(commands, "explain", usage, summary, _EXAMPLES, explain))
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Print it."""
+    from exactlyonce.pipeline.loading import load
+
+    print(load(args.pipeline, dict(args.param)).pipeline.build().explain())
+    return 0

@@ -1,0 +1,120 @@
+"""The `exactlyonce` command: finds the command that is meant, and turns what it raises into a message and an exit code.
+
+Invariants: what a user can cause ends in one message without a traceback; no secret of the configuration is in it.
+What a command needs is imported when it runs, so that help is quick and only `broker` asks for Java.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from exactlyonce.cli import broker, checkpoints, explain, init, reset, run
+from exactlyonce.cli.arguments import Parser
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
+
+DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
+INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
+"""Exit codes as the shell gives them to a command that a signal has ended."""
+
+_EXAMPLES = """\
+Exactly-once pipelines between Kafka and other stores, in Python.
+
+examples:
+  exactlyonce init totals                write a pipeline to start from
+  exactlyonce broker start               run a Kafka of your own on this machine
+  exactlyonce run orders:pipeline --bootstrap-servers 127.0.0.1:9092
+                                         run `pipeline` of orders.py until Ctrl-C
+  exactlyonce checkpoints order-totals   see how far it has come
+"""
+_EPILOG = f"""\
+`exactlyonce COMMAND --help` shows examples of each command.
+
+exit codes:
+  0  a clean end
+  2  something to correct: a setting, a topic, the pipeline
+  3  a record that cannot be decoded or processed
+  4  no broker answers
+  5  a newer instance of the pipeline took over
+  6  a halt: going on would lose or double records; the message has the choices
+  7  it could not be learnt what became of a decision: run it again
+  70 a defect of exactlyonce
+
+With {DEBUG_VARIABLE}=1 errors come with a traceback.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the code to exit with."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter still flushes
+        return READER_GONE
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
+    root.add_argument("--version", action=_Version, help="show the version, then exit")
+    commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
+    for module in (init, broker, run, explain, checkpoints, reset):
+        module.add(commands)
+    return root
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked for it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"exactlyonce {version('exactlyonce')}")
+        parser.exit()
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    args = argparse.Namespace(redact=str)
+    try:
+        parser().parse_args(argv, args)
+        code: int = args.command(args)
+    except ExactlyOnceError as error:
+        return _failed(error, args.redact)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}. This is a defect of exactlyonce: please report it"
+        return _failed(InvariantViolation(said).with_traceback(error.__traceback__), args.redact)
+    return code
+
+
+def _failed(error: ExactlyOnceError, redact: Callable[[str], str]) -> int:
+    if isinstance(error, InvariantViolation) or os.environ.get(DEBUG_VARIABLE) == "1":
+        sys.stderr.write(redact("".join(traceback.format_exception(error))))
+    print(f"exactlyonce: {redact(str(error))}", file=sys.stderr)
+    return error.exit_code
+
+
+def _reader_gone() -> bool:
+    """Whether it is our own output that nobody reads, and not a connection that broke."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

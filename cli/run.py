@@ -1,0 +1,126 @@
+"""`exactlyonce run`: a pipeline on this machine, until it is stopped or has read what is there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline
+
+if TYPE_CHECKING:
+    from exactlyonce.engines.local.reporting import Reporter
+
+_EXAMPLES = """\
+Run a pipeline from its last checkpoint on. Ctrl-C and SIGTERM end it cleanly: with a
+last checkpoint and no open transaction. Killed at any instant, the next run goes on
+without losing or doubling a record.
+
+examples:
+  exactlyonce run orders:pipeline --bootstrap-servers 127.0.0.1:9092
+  exactlyonce run orders:pipeline --until latest
+  exactlyonce run orders:pipeline --checkpoint-interval 500ms --parallelism 2
+  exactlyonce run orders:make --param region=eu --config production.toml
+  exactlyonce run orders:pipeline --kafka security.protocol=SASL_SSL \\
+      --kafka sasl.mechanism=PLAIN --kafka sasl.username=ann \\
+      --kafka sasl.password=env:KAFKA_PASSWORD
+  exactlyonce run orders:pipeline --restart fixed_delay:attempts=3,delay=1s
+
+In a terminal a line on stderr shows how it stands; otherwise each checkpoint is a line
+of JSON there. Durations T are written 500ms, 1.5s, 10m or 1h.
+"""
+
+
+_DURATION, _COUNT = ("T", str), ("N", int)
+_CHECKPOINTS = (
+    ("checkpoint-interval", "checkpoint_interval", _DURATION, "from one to the next (default: 1s)"),
+    ("checkpoint-timeout", "checkpoint_timeout", _DURATION, "one that takes longer is aborted (default: 1m)"),
+    ("min-pause", "checkpoint_min_pause", _DURATION, "from the end of one to the next (default: 0s)"),
+    ("max-concurrent", "checkpoint_max_concurrent", _COUNT, "how many may be under way (default: 1)"),
+    ("tolerable-failed", "checkpoint_tolerable_failed", _COUNT, "failures in a row without a restart (default: 0)"),
+    ("num-retained", "checkpoint_num_retained", _COUNT, "how many are kept (default: 3)"),
+    ("restart-budget", "checkpoint_restart_budget", _DURATION, "the longest that a restart takes (default: 1m)"),
+    (
+        "transaction-timeout",
+        "checkpoint_transaction_timeout",
+        _DURATION,
+        "the broker aborts a transaction that is open longer (default: the most it allows)",
+    ),
+    ("checkpoint-partitions", "checkpoint_partitions", _COUNT, "of their topic, when it is created (default: 5)"),
+)
+"""Option, the name that `Pipeline.run` has for it, what it takes, and what it is."""
+_SETTINGS = (
+    *("bootstrap_servers", "config", "inline", "accept_loss", "restart", "parallelism", "until"),
+    *(setting for _, setting, _, _ in _CHECKPOINTS),
+)
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
+    add_pipeline(parser)
+    _add_running(parser)
+    checkpoints = parser.add_argument_group("checkpoints")
+    for option, setting, (metavar, kind), text in _CHECKPOINTS:
+        checkpoints.add_argument(f"--{option}", dest=setting, metavar=metavar, type=kind, help=text)
+    add_cluster(parser)
+    output = parser.add_argument_group("output, on stderr")
+    output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
+    output.add_argument("--verbose", action="store_true", help="the same, with a line for each step of the protocol")
+
+
+def _add_running(parser: Parser) -> None:
+    parser.add_argument(
+        "--until",
+        choices=("running", "latest"),
+        help="latest: process what is there, take a last checkpoint and end (default: running, until it is stopped)",
+    )
+    parser.add_argument("--parallelism", metavar="N", type=int, help="worker processes (default: 1)")
+    parser.add_argument("--inline", action="store_true", help="all in one process, for a debugger")
+    parser.add_argument(
+        "--restart",
+        metavar="STRATEGY",
+        type=restart,
+        help="after failures: none, fixed_delay:attempts=N,delay=T, failure_rate:failures=N,window=T,delay=T or "
+        "exponential_delay:initial=T,max=T (the default)",
+    )
+    parser.add_argument(
+        "--accept-loss",
+        metavar="N",
+        type=int,
+        help="give up the output of checkpoint N that a halt has named as lost, and go on",
+    )
+
+
+def restart(text: str) -> dict[str, str]:
+    """A restart strategy as it is written on the command line.
+
+    >>> restart("fixed_delay:attempts=3,delay=1s")
+    {'strategy': 'fixed_delay', 'attempts': '3', 'delay': '1s'}
+    """
+    strategy, _, options = text.partition(":")
+    pairs = [each.partition("=") for each in options.split(",") if each]
+    if not strategy or not all(name and value for name, _, value in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as fixed_delay:attempts=3,delay=1s")
+    return {"strategy": strategy, **{name: value for name, _, value in pairs}}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it until the end, which is clean or raised."""
+    from exactlyonce.cli.notes import SpeakingStopper, note
+    from exactlyonce.engines.local.configuration import options_from
+    from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
+    from exactlyonce.engines.local.run import run_loaded
+    from exactlyonce.pipeline.loading import load
+
+    options = options_from({name: getattr(args, name) for name in _SETTINGS} | {"kafka": dict(args.kafka)})
+    args.redact = options.client.redact
+    loaded = load(args.pipeline, dict(args.param))
+    name, in_terminal = loaded.pipeline.name, sys.stderr.isatty() and not (args.json or args.verbose)
+    reporter: Reporter = TerminalReporter() if in_terminal else JsonReporter(verbose=args.verbose)
+    for warning in options.client.warnings:
+        reporter.event(note(name, warning))
+    manifest = run_loaded(loaded, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
+    if in_terminal and manifest is not None:
+        print(f"{name}: ended cleanly with checkpoint {manifest.checkpoint}.", file=sys.stderr)
+    return 0

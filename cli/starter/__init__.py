@@ -1,0 +1,1 @@
+"""What `exactlyonce init` writes: each file beside this one, as it is."""

@@ -1,0 +1,72 @@
+"""Figures and lists as people read them in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from datetime import datetime
+
+Row = Sequence[str]
+_WIDTH_MAX = 120
+
+
+def terminal_width() -> int:
+    """How long a line may be: as the terminal has it, or 80."""
+    return min(_WIDTH_MAX, shutil.get_terminal_size().columns)
+
+
+def table(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """A line of headers and one for each row, aligned; a column whose header begins with ``>`` is set to the right.
+
+    >>> table(["name", ">size"], [["a", "1 kB"], ["long", "20 kB"]])
+    ['name   size', 'a      1 kB', 'long  20 kB']
+    """
+    headers = [column.lstrip(">") for column in columns]
+    widths = [max(map(len, cells)) for cells in zip(headers, *rows, strict=True)]
+
+    def line(cells: Row) -> str:
+        placed = zip(columns, cells, widths, strict=True)
+        return "  ".join(c.rjust(width) if column[0] == ">" else c.ljust(width) for column, c, width in placed).rstrip()
+
+    return [line(headers), *map(line, rows)]
+
+
+def labelled(label: str, text: str, label_width: int, width: int, indent: str = "  ") -> list[str]:
+    """*text* behind its label, wrapped at *width* between words, further lines below the first.
+
+    >>> labelled("Sn", "0:10 1:20", 4, 12)
+    ['  Sn  0:10', '      1:20']
+    """
+    further = " " * (len(indent) + label_width)
+    first = f"{indent}{label:<{label_width}}"
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def duration(milliseconds: int) -> str:
+    """A duration in at most 7 characters.
+
+    >>> [duration(each) for each in (113, 12_340, 192_000, 7_500_000)]
+    ['113 ms', '12.3 s', '3m 12s', '2h 05m']
+    """
+    if milliseconds < 1_000:
+        return f"{milliseconds} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.1f} s"
+    minutes, seconds = divmod(milliseconds // 1000, 60)
+    return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
+
+
+def moment(at_ms: int) -> str:
+    """A time of day on this machine's calendar."""
+    return datetime.fromtimestamp(at_ms // 1000).isoformat(sep=" ")
+
+
+def counted(count: int, noun: str) -> str:
+    """
+    >>> counted(1, "record"), counted(2_000, "record")
+    ('1 record', '2,000 records')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,125 @@
+"""What a pipeline has left in a cluster besides its output: found, described, erased.
+
+Invariants: input and output topics are never touched; the coordinator is fenced before anything else, so that no older
+life decides meanwhile; the checkpoint topic goes last, so that an erasure that was interrupted can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exactlyonce.checkpoint.committable import TransactionalId, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.checkpoint.store_topic import delete_topic, find_topic
+from exactlyonce.checkpoint.transaction import ListedTransaction
+from exactlyonce.cli import group_offsets
+from exactlyonce.cli.text import counted, duration
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.pipeline.errors import Halt, TopicError
+
+HEARTBEAT_FRESH_MS = 30_000
+"""A life shows itself every ten seconds."""
+_CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
+_TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What there is of one pipeline."""
+
+    pipeline: str
+    topic: str | None
+    """The checkpoint topic, if it exists."""
+    history: History | None
+    unreadable: str
+    """Why there is a topic, but no history."""
+    transactions: tuple[ListedTransaction, ...]
+    """All ids of it, in whatever state."""
+
+    def sign_of_life(self, now_ms: int) -> str:
+        """Why an instance may be running; empty if none can be."""
+        if self.history is None:
+            return "its checkpoint topic does not tell whether it runs" if self.topic else ""
+        life, latest = self.history.newest_life, self.history.latest
+        if life is None or now_ms - life.heartbeat_ms >= HEARTBEAT_FRESH_MS:
+            return ""
+        if latest and (latest.kind, latest.incarnation) == ("final", life.incarnation) and not self.history.unfinalized:
+            return ""  # it has ended cleanly
+        return f"process {life.process} on {life.host} ran it {duration(max(0, now_ms - life.heartbeat_ms))} ago"
+
+    def inputs(self) -> dict[str, list[int]]:
+        """The partitions it reads, by topic."""
+        found: dict[str, set[int]] = {}
+        for manifest in self.history.retained if self.history else ():
+            for each in manifest.offsets:
+                found.setdefault(each.topic, set()).add(each.partition)
+        return {topic: sorted(partitions) for topic, partitions in sorted(found.items())}
+
+    def outputs(self) -> list[str]:
+        """The topics it writes to."""
+        return sorted({topic for each in (self.history.retained if self.history else ()) for _, topic, _ in each.sinks})
+
+    def going(self) -> Iterator[tuple[str, str]]:
+        """What an erasure takes away, with labels."""
+        if self.topic:
+            numbers = ", ".join(str(each.checkpoint) for each in self.history.retained) if self.history else ""
+            yield "checkpoints", f"{numbers or 'unreadable ones'} and all state: topic {self.topic}"
+        if self.unreadable:
+            yield "", self.unreadable
+        if self.transactions:
+            still_open = sum(each.state not in _CLOSED for each in self.transactions)
+            fenced = f"{counted(len(self.transactions), 'id')} fenced, so that no older process can write"
+            yield "transactions", f"{still_open} open, which is aborted; {fenced}" if still_open else fenced
+        if self.history and self.history.unfinalized:
+            number = self.history.unfinalized.checkpoint
+            yield "", f"Checkpoint {number} is decided, but its output may not be visible yet: a run would finish it."
+        topics = [f"{topic} ({counted(len(some), 'partition')})" for topic, some in self.inputs().items()]
+        if topics:
+            yield "group offsets", f"of group {self.pipeline} in {', '.join(topics)}"
+
+    def staying(self) -> Iterator[tuple[str, str]]:
+        """What it leaves, with labels."""
+        yield "input", ", ".join(self.inputs()) or "all topics"
+        yield "output", f"{', '.join(self.outputs()) or 'all topics'}; a new run writes it again, beside what is there"
+
+
+def find(config: ClientConfig, pipeline: str) -> Traces:
+    """Look for all traces of *pipeline*; `TopicError` if there are none."""
+    settings = config.confluent()
+    try:
+        topic, missing = find_topic(settings, pipeline).name, None
+    except TopicError as error:
+        topic, missing = None, error
+    transactions = Transactions(config, timeout_ms=_TIMEOUT_MS)
+    listed = _listed(transactions, pipeline)
+    transactions.close()
+    if missing and not listed:
+        raise missing
+    try:
+        return Traces(pipeline, topic, read_history(settings, pipeline) if topic else None, "", listed)
+    except Halt as error:
+        return Traces(pipeline, topic, None, str(error), listed)
+
+
+def erase(config: ClientConfig, traces: Traces) -> list[str]:
+    """Erase all of it; returns the topics in which a consumer keeps the group's offsets."""
+    transactions = Transactions(config)
+    coordinator = coordinator_id(traces.pipeline)
+    transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
+    transactions.abort_listed(_listed(transactions, traces.pipeline))
+    transactions.close()
+    kept = group_offsets.forget(config, traces.pipeline, traces.inputs())
+    if traces.topic:
+        delete_topic(config.confluent(), traces.pipeline)
+    return kept
+
+
+def _listed(transactions: Transactions, pipeline: str) -> tuple[ListedTransaction, ...]:
+    return tuple(
+        each
+        for each in transactions.list(transaction_prefix(pipeline))
+        if each.transactional_id == coordinator_id(pipeline) or TransactionalId.parse(each.transactional_id)
+    )
