@@ -36,16 +36,16 @@ clean:
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/run.stamp: pyproject.toml | .venv/bin/python
-	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[$(RUN_EXTRAS)]'
+	.venv/bin/pip install -qq --disable-pip-version-check -e '.[$(RUN_EXTRAS)]'
 	touch $@
 
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
-	.venv/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	.venv/bin/pip install -qq --disable-pip-version-check -e '.[dev]'
 	touch $@
 
 # Spark, unlike the broker, needs a whole Java 17 or 21 of the system.
 .venv/java.stamp: | .venv/bin/python
-	if $(JAVA_17); then :; \
+	@if $(JAVA_17); then :; \
 	elif $(AS_ROOT_WITH_APT); then apt-get update -qq; \
 		$(APT_INSTALL) openjdk-17-jre-headless || $(APT_INSTALL) openjdk-21-jre-headless; \
 	elif [ "$$(id -u)" = 0 ] && command -v dnf >/dev/null; then dnf install -y -q java-21-openjdk-headless; \
@@ -53,8 +53,8 @@ clean:
 	touch $@
 
 .venv/bin/python:
-	if [ -z '$(PYTHON)' ]; then echo 'exactlyonce needs Python 3.10 or newer: install it, or set PYTHON=.'; exit 1; fi
-	if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+	@if [ -z '$(PYTHON)' ]; then echo 'exactlyonce needs Python 3.10 or newer: install it, or set PYTHON=.'; exit 1; fi
+	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
 		if $(AS_ROOT_WITH_APT); then apt-get update -qq; $(APT_INSTALL) python3-venv; \
 		else echo 'This Python cannot make a virtual environment: install it (Debian, Ubuntu: python3-venv).'; exit 1; fi; \
 	fi

@@ -133,10 +133,10 @@ class EmbeddedBroker:
         """
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with self._locked() as lock_fd:
-            java = find_java()
-            jars = kafka_jars(java, progress)
             port = self._port or free_port()
             _require_free(port)
+            java = find_java()
+            jars = kafka_jars(java, progress)
             command = [str(java), *self._java_options(jars)]
             self._configure(command, port)
             progress(f"Starting Kafka {KAFKA_VERSION} on {HOST}:{port}.")

