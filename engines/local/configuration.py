@@ -147,6 +147,9 @@ def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:
             found[f"{name}_ms"] = duration_ms(value, f"restart {name}")
         elif name in _RESTART_COUNTS:
             found[name] = _count(value, name)
+        elif name != "strategy":
+            known = ", ".join((*_RESTART_COUNTS, *_RESTART_DURATIONS))
+            raise ConfigError(f"A restart strategy has no option {name!r}. Options are, depending on it: {known}.")
     return found
 
 
