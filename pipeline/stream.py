@@ -41,6 +41,17 @@ class _Partial(Protocol[R_co]):
 class Pipeline:
     """A pipeline: sources, operators and sinks, under a name that its checkpoints are found by.
 
+    >>> from exactlyonce.connectors import KafkaSource
+    >>> from exactlyonce.sinks import KafkaSink
+    >>> pipeline = Pipeline("shout")
+    >>> words = pipeline.source("words", KafkaSource("words", value=str))
+    >>> words.map(str.upper, output=str).sink("out", KafkaSink("loud-words"))
+    >>> print(pipeline.build().explain())
+    shout
+      words            source            KafkaSource words  : str
+      map-after-words  map               <- words  : str
+      out              sink              <- map-after-words KafkaSink loud-words
+
     *max_parallelism* is the number of key groups: state can be spread over at most as many subtasks. It is part of
     every checkpoint and cannot be changed later.
     """

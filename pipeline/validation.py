@@ -33,8 +33,8 @@ def check(graph: LogicalGraph, written_at: str) -> Iterator[Problem]:
 def _whole(graph: LogicalGraph) -> Iterator[str]:
     if problem := name_problem(graph.pipeline_id):
         yield f"the pipeline's name {problem}"
-    if not 1 <= graph.max_parallelism <= MAX_PARALLELISM_MAX:
-        yield f"max_parallelism={graph.max_parallelism} must be from 1 to {MAX_PARALLELISM_MAX}"
+    if not isinstance(graph.max_parallelism, int) or not 1 <= graph.max_parallelism <= MAX_PARALLELISM_MAX:
+        yield f"max_parallelism={graph.max_parallelism!r} must be from 1 to {MAX_PARALLELISM_MAX}"
     if not graph.sources:
         yield "it has no source: start with pipeline.source(id, KafkaSource(...))"
     elif not graph.sinks:

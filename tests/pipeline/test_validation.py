@@ -180,6 +180,7 @@ def test_all_mistakes_are_named_at_once() -> None:
         (Pipeline(""), "the pipeline's name '' must be"),
         (Pipeline("p" * 101), "is longer than 100 characters"),
         (Pipeline("p", max_parallelism=0), "max_parallelism=0 must be from 1 to 32768"),
+        (Pipeline("p", max_parallelism="8"), "max_parallelism='8' must be from 1 to 32768"),  # type: ignore[arg-type]
     ],
 )
 def test_a_wrong_pipeline_as_a_whole(pipeline: Pipeline, mistake: str) -> None:
