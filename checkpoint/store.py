@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import IsolationLevel
 
 from exactlyonce.checkpoint import store_client
 from exactlyonce.checkpoint.clock import Clock
@@ -23,16 +23,15 @@ from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation
 from exactlyonce.checkpoint.store_scan import read_range
 from exactlyonce.checkpoint.store_topic import TopicInfo, describe, find_topic
+from exactlyonce.checkpoint.store_transaction import TransactionalWriter, Write
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.checkpoint.wire import Decision, DecisionKey, encode
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
 
 DECISIONS = 0
 """The partition of the decision log."""
-INIT_TIMEOUT_S = 60.0
 APPEND_TIMEOUT_S = 120.0
-"""How long an append outlasts a broker that is away. Below the transaction's timeout: else the broker aborts it."""
-TRANSACTION_TIMEOUT_MS = 180_000
+"""How long an append outlasts a broker that is away."""
 STABLE_TIMEOUT_S = 10.0
 HEARTBEAT_PAUSE_MS = 5_000
 """An append carries a heartbeat if the last one is older."""
@@ -58,12 +57,12 @@ class DecisionLog:
         self._config = config
         self._clock = clock
         self.append_timeout_s = append_timeout_s
-        self._producer: Producer | None = None
+        self._writer = TransactionalWriter(config, topic.name, coordinator_id(pipeline))
+        self._opened = False
         self._admin = store_client.admin(config)
         self._history = History(pipeline)
         self._life: Incarnation | None = None
         self._tombstoned: dict[str, None] = {}
-        self._ended: ExactlyOnceError | None = None
 
     @property
     def history(self) -> History:
@@ -74,16 +73,9 @@ class DecisionLog:
 
     def open(self) -> History:
         """Fence every older coordinator of the pipeline, then read what they have decided."""
-        require(self._producer is None, "A decision log is opened once: a second initialisation would fence itself")
-        self._producer = store_client.producer(
-            self._config,
-            transactional_id=coordinator_id(self.pipeline),
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            message_timeout_ms=TRANSACTION_TIMEOUT_MS,
-        )
-        with store_client.explained(self._config, f"fencing older coordinators of {self.pipeline}"):
-            self._producer.list_topics(self.topic.name, store_client.REQUEST_TIMEOUT_S)
-            _retried(self._producer.init_transactions, time.monotonic() + INIT_TIMEOUT_S)
+        require(not self._opened, "A decision log is opened once: a second initialisation would fence itself")
+        self._opened = True
+        self._writer.open()
         self._history = _read(self._config, self.pipeline, self.topic, self._stable_end())
         if self._history.latest is not None:
             self.topic = _frozen(self.topic, self._history.latest.block_partitions)
@@ -113,7 +105,7 @@ class DecisionLog:
 
     def begin_life(self, host: str, process: int) -> Incarnation:
         """Write this life's first record, which gives it its incarnation; forget all but the last lives."""
-        require(self._producer is not None and self._life is None, "A life begins once, after the log is opened")
+        require(self._opened and self._life is None, "A life begins once, after the log is opened")
         now_ms = self._clock.now_ms()
         number = self._history.incarnation_latest + 1
         fenced_below = max((life.fenced_below for life in self._history.incarnations.values()), default=0)
@@ -129,6 +121,11 @@ class DecisionLog:
         return life
 
     # --- appending
+
+    @property
+    def refusal(self) -> str:
+        """Why the last append was `NOT_WRITTEN`, in the broker's or its client's words."""
+        return self._writer.refusal
 
     def append(
         self, *records: Decision, manifests_dropped: Iterable[int] = (), blocks_dropped: Iterable[BlockRef] = ()
@@ -158,8 +155,6 @@ class DecisionLog:
         return [_beat(self._life, now_ms, None)]
 
     def _commit(self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Outcome:
-        if self._ended is not None:
-            raise self._ended
         staged = self._history.copy()
         for record in records:
             self._require_own(record)
@@ -167,15 +162,19 @@ class DecisionLog:
         staged.forget(dropped)
         needed = staged.references() if blocks else set()
         require(not any(ref.key in needed for ref in blocks), "A block that a manifest names must not be tombstoned")
-        deadline = time.monotonic() + self.append_timeout_s
-        outcome = self._transact(records, dropped, blocks, deadline)
-        if outcome is Outcome.NOT_WRITTEN and self._ended is None and time.monotonic() < deadline:
-            outcome = self._transact(records, dropped, blocks, deadline)  # a gap in sequences is mended by the abort
+        try:
+            outcome = self._writer.write(_writes(records, dropped, blocks), self.append_timeout_s)
+        except Fenced as error:
+            raise self._ended_by(Fenced(self._who_fenced())) from error
         if outcome is Outcome.DONE:
             self._history = staged
             self._remember_tombstones(blocks)
             self._life = next((each for each in records if isinstance(each, Incarnation)), self._life)
         return outcome
+
+    def _ended_by(self, reason: ExactlyOnceError) -> ExactlyOnceError:
+        self._writer.end(reason)
+        return reason
 
     def _remember_tombstones(self, blocks: list[BlockRef]) -> None:
         self._tombstoned.update((ref.key, None) for ref in blocks)
@@ -185,82 +184,6 @@ class DecisionLog:
     def _require_own(self, record: Decision) -> None:
         if self._life is not None:
             require(record.incarnation == self._life.incarnation, "A life writes only decisions of its own")
-
-    def _transact(
-        self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef], deadline: float
-    ) -> Outcome:
-        require(self._producer is not None, "The log must be open")
-        assert self._producer is not None
-        lost: list[KafkaError] = []
-        try:
-            self._producer.begin_transaction()
-            self._produce(records, dropped, blocks, lost)
-            while len(self._producer) and not lost and time.monotonic() < deadline:
-                self._producer.poll(0.1)
-        except (KafkaException, BufferError) as error:
-            return self._give_up(error)
-        if lost or len(self._producer):
-            return self._give_up(None)
-        return self._end_transaction(deadline)
-
-    def _produce(
-        self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef], lost: list[KafkaError]
-    ) -> None:
-        assert self._producer is not None
-        name = self.topic.name
-
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                lost.append(error)
-
-        for record in records:
-            value, key = encode(record), str(DecisionKey.of(record))
-            digest = hashlib.sha256(value).digest()
-            self._producer.produce(
-                name, value, key, DECISIONS, on_delivery=delivered, headers=[(DIGEST_HEADER, digest)]
-            )
-        for each in dropped:
-            self._producer.produce(name, None, str(each), DECISIONS, on_delivery=delivered)
-        for ref in blocks:
-            require(ref.partition != DECISIONS, "Blocks do not lie among the decisions")
-            self._producer.produce(name, None, ref.key, ref.partition, on_delivery=delivered)
-
-    def _give_up(self, error: Exception | None) -> Outcome:
-        """Abort what was begun. The commit was not asked for: nothing of it can ever be seen."""
-        assert self._producer is not None
-        if isinstance(error, KafkaException) and error.args[0].fatal():
-            self._end_life(error.args[0])
-        try:
-            _retried(self._producer.abort_transaction, time.monotonic() + store_client.REQUEST_TIMEOUT_S)
-        except KafkaException as failure:
-            if failure.args[0].fatal():
-                self._end_life(failure.args[0])
-            self._ended = BrokerUnavailable(
-                f"The broker is away: a transaction of {self.pipeline}'s coordinator could neither be written nor "
-                f"aborted. Nothing was decided. Run it again once the broker answers."
-            )
-        return Outcome.NOT_WRITTEN
-
-    def _end_transaction(self, deadline: float) -> Outcome:
-        """Ask for the commit. From here on only its success proves anything."""
-        assert self._producer is not None
-        try:
-            _retried(self._producer.commit_transaction, deadline)
-        except KafkaException as error:
-            self._ended = BrokerUnavailable(
-                f"The broker did not say whether it wrote a decision of {self.pipeline}: "
-                f"{error.args[0].str()}. This life ends; the next one reads what is true."
-            )
-            if error.args[0].fatal():
-                self._end_life(error.args[0])
-            return Outcome.UNKNOWN
-        return Outcome.DONE
-
-    def _end_life(self, error: KafkaError) -> None:
-        """Raise `Fenced`, naming who did it where that can be found, or what else was fatal."""
-        reason = store_client.explanation(self._config, f"writing decisions of {self.pipeline}", error)
-        self._ended = Fenced(self._who_fenced()) if isinstance(reason, Fenced) else BrokerUnavailable(str(reason))
-        raise self._ended
 
     def _who_fenced(self) -> str:
         own = self._life.incarnation if self._life else self._history.incarnation_latest
@@ -307,10 +230,9 @@ class DecisionLog:
 
         After `DONE` and `NOT_WRITTEN` none is open. After `UNKNOWN` one may be: aborting it would contradict a decision
         that the next life may read, so it is left to that life's initialisation. The client library's own `close`
-        aborts, hence the producer is only dropped.
+        aborts, hence it is never called.
         """
-        self._producer = None
-        self._ended = self._ended or BrokerUnavailable(f"The decision log of {self.pipeline} is closed.")
+        self._writer.end(BrokerUnavailable(f"The decision log of {self.pipeline} is closed."))
 
 
 def read_history(config: Mapping[str, Any], pipeline: str) -> History:
@@ -353,17 +275,16 @@ def _frozen(topic: TopicInfo, partitions: int) -> TopicInfo:
     return TopicInfo(topic.name, topic.topic_id, partitions, topic.replicas)
 
 
+def _writes(records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> list[Write]:
+    require(all(ref.partition != DECISIONS for ref in blocks), "Blocks do not lie among the decisions")
+    values = [(str(DecisionKey.of(record)), encode(record)) for record in records]
+    return [
+        *(Write(DECISIONS, key, value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),)) for key, value in values),
+        *(Write(DECISIONS, str(key), None) for key in dropped),
+        *(Write(ref.partition, ref.key, None) for ref in blocks),
+    ]
+
+
 def _beat(life: Incarnation, now_ms: int, fenced_below: int | None) -> Incarnation:
     below = life.fenced_below if fenced_below is None else fenced_below
     return Incarnation(life.incarnation, life.host, life.process, life.started_at_ms, now_ms, below)
-
-
-def _retried(call: Callable[[float], None], deadline: float) -> None:
-    """Make *call*, which takes a timeout and can be resumed, until it succeeds, fails for good or time is up."""
-    while True:
-        try:
-            call(max(0.1, min(5.0, deadline - time.monotonic())))
-            return
-        except KafkaException as error:
-            if not error.args[0].retriable() or time.monotonic() > deadline:
-                raise

@@ -133,7 +133,10 @@ class BlockReader:
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         """Every one of *refs* with its block, in no particular order. `DamagedBlock` names the first that is not right.
 
-        >>> # for ref, block in reader.fetch(refs): table.restore(block)
+        ```python
+        for ref, block in BlockReader(config, topic).fetch(refs):
+            restore(block.schema, zlib.decompress(block.body))
+        ```
         """
         wanted = _by_partition(refs)
         if not wanted:

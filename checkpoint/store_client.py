@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, TopicError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, TopicError
 
 _LOGGER = logging.getLogger("exactlyonce.kafka")
 _LOGGER.addHandler(logging.NullHandler())  # what the library says is for whoever asks; errors are raised
@@ -45,7 +45,6 @@ _CONNECTION = (
 )
 _UNREACHABLE = {
     KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._AUTHENTICATION,
     KafkaError._RESOLVE,
     KafkaError._SSL,
     KafkaError._TIMED_OUT,
@@ -153,7 +152,7 @@ def latest() -> OffsetSpec:
 
 def is_passing(error: KafkaError) -> bool:
     """Whether *error* may go away by itself: a broker is away or changes its role."""
-    return error.code() in _UNREACHABLE - {KafkaError._AUTHENTICATION} or error.retriable()
+    return error.code() in _UNREACHABLE or error.retriable()
 
 
 @contextmanager
@@ -165,13 +164,13 @@ def explained(config: Mapping[str, Any], doing: str) -> Iterator[None]:
         raise explanation(config, doing, error.args[0]) from error
 
 
-def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> Exception:
+def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> ExactlyOnceError:
     """The error of exactlyonce that says what *error* means while *doing* something."""
     servers = config.get("bootstrap.servers", "?")
     code, said = error.code(), f"{error.str()} ({error.name()})"
     if code in _FENCED:
         return Fenced(f"A newer instance took over while {doing}. This one ends; nothing is lost.")
-    if code in _UNREACHABLE:
+    if is_passing(error) or code == KafkaError._AUTHENTICATION:
         return BrokerUnavailable(
             f"No answer from the broker at {servers} while {doing}: {said}. Check that it runs, that the address and "
             f"port are right, and that its security settings match."
@@ -183,6 +182,6 @@ def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> Exc
     if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
         return ConfigError(
             f"The broker at {servers} refused a transaction timeout while {doing}: {said}. "
-            f"Raise the broker's transaction.max.timeout.ms to 180000 or more."
+            f"Raise the broker's transaction.max.timeout.ms to three minutes (180000) or more."
         )
-    return BrokerUnavailable(f"The broker at {servers} refused {doing}: {said}.")
+    return TopicError(f"The broker at {servers} refused {doing}: {said}.")

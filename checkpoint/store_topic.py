@@ -91,7 +91,7 @@ def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = 5)
         if found is None:
             _create(client, name, partitions)
             found = _await(client, name)
-            _raise_min_insync(client, found)
+            _mend_min_insync(client, found)
         return _checked(client, config, found)
 
 
@@ -166,10 +166,10 @@ def min_insync_needed(replicas: int) -> int:
     return replicas - 1 if replicas >= 3 else 1
 
 
-def _raise_min_insync(client: AdminClient, topic: TopicInfo) -> None:
+def _mend_min_insync(client: AdminClient, topic: TopicInfo) -> None:
     """Of a topic that was just created: only now its number of replicas, the broker's default, is known."""
     needed = min_insync_needed(topic.replicas)
-    if int(_settings(client, topic.name)["min.insync.replicas"]) < needed:
+    if not needed <= int(_settings(client, topic.name)["min.insync.replicas"]) <= topic.replicas:
         entry = ConfigEntry("min.insync.replicas", str(needed), incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[entry])
         client.incremental_alter_configs([resource])[resource].result()
@@ -188,7 +188,11 @@ def _checked(client: AdminClient, config: Mapping[str, Any], topic: TopicInfo) -
             f"decisions, the others for blocks. Delete it and let exactlyonce create it."
         )
     found = _settings(client, topic.name)
-    needs = (*NEEDS, _Need("min.insync.replicas", ">=", str(min_insync_needed(topic.replicas))))
+    needs = (
+        *NEEDS,
+        _Need("min.insync.replicas", ">=", str(min_insync_needed(topic.replicas))),
+        _Need("min.insync.replicas", "<=", str(topic.replicas)),
+    )
     wrong = [need for need in needs if need.setting in found and not need.met_by(found[need.setting])]
     if wrong:
         details = "; ".join(f"{n.setting} is {found[n.setting]}, must be {n.relation} {n.value}" for n in wrong)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -106,9 +107,27 @@ class Store:
 
     def write(self, key: str, value: bytes | None, partition: int = 0) -> None:
         """Write a record as somebody who is neither the coordinator nor a worker."""
+        failed: list[KafkaError] = []
         producer = Producer(self.config)
-        producer.produce(self.topic.name, value, key, partition)
+        producer.produce(
+            self.topic.name, value, key, partition, on_delivery=lambda error, _: failed.append(error) if error else None
+        )
         assert producer.flush(30.0) == 0
+        if failed:
+            raise KafkaException(failed[0])
+
+    def remove_before(self, partition: int, offset: int) -> None:
+        """Delete the first records of a partition, as only somebody else would."""
+        self.configure(cleanup_policy="delete")
+        deadline = time.monotonic() + 30.0
+        while True:
+            try:
+                for each in self.admin.delete_records([TopicPartition(self.topic.name, partition, offset)]).values():
+                    each.result()
+                return
+            except KafkaException as error:  # until the new policy has come into force
+                if error.args[0].code() != KafkaError.POLICY_VIOLATION or time.monotonic() > deadline:
+                    raise
 
     def life(self, number: int) -> Incarnation:
         """What an incarnation of `living` looks like in the log."""

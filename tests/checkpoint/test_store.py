@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from exactlyonce.checkpoint import store as store_module
@@ -171,20 +171,22 @@ import os, signal, sys
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_topic import find_topic
+from exactlyonce.checkpoint.store_transaction import TransactionalWriter
 from exactlyonce.engines.local.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced
 
-class Interrupted(DecisionLog):
-    def _end_transaction(self, deadline):
-        if self._life is not None:
-            print("produced", flush=True)
-            os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[3:] else signal.pause()
-        return super()._end_transaction(deadline)
-
 config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
-log = Interrupted(config, pipeline, find_topic(config, pipeline), SystemClock())
+log = DecisionLog(config, pipeline, find_topic(config, pipeline), SystemClock())
 log.open()
 log.begin_life("victim", os.getpid())
+commit = TransactionalWriter._commit
+
+def interrupted(writer, deadline):
+    print("produced", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[3:] else signal.pause()
+    return commit(writer, deadline)
+
+TransactionalWriter._commit = interrupted
 try:
     print(log.append(Manifest(pipeline, 0, 1, 0, "initial", 0, 0, 0, 0, "", 1, 1, 5, (), 0, (), (), (), (), ())))
 except Fenced as error:
@@ -197,8 +199,11 @@ class TestOutcomes:
         """A record that the broker refuses takes its whole append with it, for certain; the log goes on."""
         log = store.living()
         store.configure(max_message_bytes="2000")
+        with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
+            _write_on(store, bytes(3_000))
         wide = store.manifest(0, committables=(COMMITTABLE,) * 100)
         assert log.append(wide) is Outcome.NOT_WRITTEN
+        assert log.refusal
         assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
         assert read_history(store.config, store.pipeline).manifests == {0: store.manifest(0)}
 
@@ -206,12 +211,12 @@ class TestOutcomes:
         """Nothing is written while the broker is away, for certain; once it is back, the same log goes on."""
         cluster = own_broker()
         store = new_store(cluster.bootstrap_servers, topic_name)
-        log = store.living(append_timeout_s=15.0)
+        log = store.living()
         cluster.broker.kill()
         log.append_timeout_s = 1.0
         assert log.append(store.manifest(0)) is Outcome.NOT_WRITTEN
         cluster.broker.start()
-        log.append_timeout_s = 15.0
+        log.append_timeout_s = 60.0
         assert log.append(store.manifest(0, parallelism=3)) is Outcome.DONE
         assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
 
@@ -274,10 +279,7 @@ class TestDamage:
         log = store.living()
         log.append(store.manifest(0), store.mark(0))
         end = log.end_offsets()[0]
-        store.configure(cleanup_policy="delete")
-        deleted = store.admin.delete_records([TopicPartition(store.topic.name, 0, end)])
-        for each in deleted.values():
-            each.result()
+        store.remove_before(0, end)
         with pytest.raises(Halt, match=f"begins at offset {end} and holds no manifest"):
             store.opened()
 
@@ -333,3 +335,9 @@ class TestLooking:
         log.close()
         with pytest.raises(BrokerUnavailable, match="closed"):
             log.append(store.manifest(0))
+
+
+def _write_on(store: Any, value: bytes) -> None:
+    """Write *value* again and again, until a changed setting of the topic is in force."""
+    for _ in range(1_000):
+        store.write("again", value, partition=4)

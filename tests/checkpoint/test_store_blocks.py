@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 
 from exactlyonce.checkpoint import store_blocks
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
@@ -204,9 +204,7 @@ class TestCleaning:
         assert log.dead(refs) == []
         log.append(blocks_dropped=[refs[0]])
         assert log.dead(refs) == [refs[0]]
-        store.configure(cleanup_policy="delete")
-        for each in store.admin.delete_records([TopicPartition(store.topic.name, 2, 1)]).values():
-            each.result()
+        store.remove_before(2, 1)
         assert log.dead(refs) == [refs[0], refs[1]]
         delete_topic(store.config, store.pipeline)
         assert log.dead(refs) == refs
