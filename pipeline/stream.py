@@ -97,7 +97,7 @@ class _Stream(Generic[T]):
 
 
 class Stream(_Stream[T]):
-    """A stream of records."""
+    """A stream of records. Uses of a stream share them, so a function returns a new value instead of changing one."""
 
     @overload
     def map(
