@@ -1,9 +1,9 @@
 """A broker in memory that models transactions, deterministic and single-threaded.
 
 It answers what a real one answers (the contract tests run the same histories on both), and is at least as late: every
-marker of an ended transaction takes `marker_delay_ms` on the clock, one partition after the other, and until then the
-broker is busy with the transaction and takes late records into it. Time passes only on the clock: what has come due is
-done at the beginning of the next operation, in the order of its times.
+marker of an ended transaction takes `marker_delay_ms` on the clock, one partition after the other, and so does its
+completion; until then the broker is busy with the transaction and takes late records into it. Time passes only on the
+clock: what has come due is done at the beginning of the next operation, in the order of its times.
 """
 
 from __future__ import annotations
@@ -218,13 +218,21 @@ class BrokerModel:
         self._catch_up()
         self._running = False
 
-    def start(self) -> None:
-        """Bring it up again. Markers not yet written are written now; timeouts and expiry go by the clock, as ever."""
+    def start(self, *, lose_markers: bool = False) -> None:
+        """Bring it up again: it writes all markers of the transactions that were not complete, some a second time.
+
+        With *lose_markers* these transactions complete without, and hang: the answer to EndTxn was NONE, the state is
+        CompleteCommit, yet no read_committed reader ever passes their records. Kafka 4.3 does that to a partition
+        without leader at the wrong moment (KAFKA-20734).
+        """
         self._running = True
         now_ms = self._clock.monotonic_ms()
-        delay_ms = self.settings.marker_delay_ms
-        self._markers = [marker._replace(due_ms=now_ms + delay_ms) for marker in sorted(self._markers)]
+        self._markers.clear()
         self._start_scheduler(now_ms)
+        self._coordinator.reload(now_ms)
+        if lose_markers:
+            self._markers = [marker for marker in self._markers if marker.partition is None]
+            heapq.heapify(self._markers)
 
     def copy(self, clock: Clock | None = None) -> BrokerModel:
         """A broker of its own in the same state, on *clock* or on a simulated one that stands where this one's does."""
@@ -294,8 +302,7 @@ class BrokerModel:
         commit = transaction.state is State.PREPARE_COMMIT
         due_ms = now_ms
         for partition in (*transaction.partitions, None):
-            if partition is not None or due_ms == now_ms:
-                due_ms += self.settings.marker_delay_ms
+            due_ms += self.settings.marker_delay_ms
             self._markers_ordered += 1
             marker = _Marker(
                 due_ms,

@@ -67,6 +67,9 @@ class Transaction:
     """Taken when the markers are written, because the epochs of this one have run out."""
     state: State = State.EMPTY
     partitions: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Of the transaction; once it is prepared, those that still await a marker."""
+    partitions_logged: tuple[tuple[str, int], ...] = ()
+    """All of a prepared transaction: whoever loads its state after a crash begins with them anew."""
     started_at_ms: int = 0
     start_time_ms: int = -1
     """By the wall clock."""
@@ -198,7 +201,15 @@ class TransactionCoordinator:
         transaction.enter(state, now_ms)
         transaction.producer_id_next = self.new_producer_id() if transaction.exhausted else NO_PRODUCER_ID
         transaction.epoch += 1
+        transaction.partitions_logged = tuple(transaction.partitions)
         self._prepared(transaction, now_ms)
+
+    def reload(self, now_ms: int) -> None:
+        """Begin a new life from what was logged: every prepared transaction awaits all of its markers again."""
+        for transaction in self.transactions.values():
+            if transaction.state in _PREPARED:
+                transaction.partitions = dict.fromkeys(transaction.partitions_logged)
+                self._prepared(transaction, now_ms)
 
     def complete(self, transaction: Transaction, now_ms: int) -> None:
         """All markers are written."""

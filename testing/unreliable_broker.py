@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -157,4 +158,5 @@ class UnreliableBroker:
         late = sorted((each for each in self._late if each[0] <= now_ms), key=itemgetter(0))
         self._late = [each for each in self._late if each[0] > now_ms]
         for _, api, arguments, options in late:
-            getattr(self._broker, api)(*arguments, **options)
+            with suppress(NoAnswer):
+                getattr(self._broker, api)(*arguments, **options)

@@ -1,0 +1,164 @@
+"""What only the model can do: be copied, stand still, crash between two markers, and be fast."""
+
+from __future__ import annotations
+
+import pytest
+
+from exactlyonce.testing import BrokerModel, Error, Isolation, NoAnswer, SimulatedClock
+from exactlyonce.testing.histories import (
+    CreateTopic,
+    Describe,
+    End,
+    Init,
+    Listed,
+    Produce,
+    Producers,
+    Read,
+    Stage,
+    play,
+)
+from exactlyonce.testing.random_histories import random_history
+
+LOOK = (Describe("a"), Listed(), *(look("t", partition) for partition in (0, 1) for look in (Producers, Read)))
+
+
+@pytest.fixture
+def stage(model: BrokerModel, clock: SimulatedClock) -> Stage:
+    """Producer a has a record in each of two partitions, in an open transaction."""
+    stage = Stage(model, clock.advance, "")
+    play([CreateTopic("t", 2), Init("a"), Produce("a", "t", 0, ["x"]), Produce("a", "t", 1, ["y"])], stage)
+    return stage
+
+
+def values(model: BrokerModel, partition: int) -> list[bytes]:
+    return [record.value for record in model.fetch("t", partition).records]
+
+
+def test_a_commit_becomes_visible_one_partition_after_the_other(
+    stage: Stage, model: BrokerModel, clock: SimulatedClock
+) -> None:
+    """Markers take time, each partition its own; the id is complete only after all of them."""
+    play([End("a", commit=True, settle=False)], stage)
+    seen = []
+    for _ in range(4):
+        state = model.describe_transactions(["a"])["a"]
+        assert state is not None
+        seen.append((values(model, 0), values(model, 1), state.state))
+        clock.advance(model.settings.marker_delay_ms)
+    assert seen == [
+        ([], [], "PrepareCommit"),
+        ([b"x"], [], "PrepareCommit"),
+        ([b"x"], [b"y"], "PrepareCommit"),
+        ([b"x"], [b"y"], "CompleteCommit"),
+    ]
+
+
+def test_missing_markers_are_written_by_the_next_life(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
+    """A broker that crashed between two markers writes both in its next life, the first of them a second time."""
+    play([End("a", commit=True, settle=False)], stage)
+    clock.advance(model.settings.marker_delay_ms)
+    assert (values(model, 0), values(model, 1)) == ([b"x"], [])
+    model.stop()
+    clock.advance(1_000)
+    model.start()
+    assert play([End("a", commit=True)], stage) == ["NONE"]
+    assert (values(model, 0), values(model, 1)) == ([b"x"], [b"y"])
+    assert [model.fetch("t", partition).high_watermark for partition in (0, 1)] == [3, 2]
+
+
+def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
+    """Where the broker loses a marker, the transaction looks complete and its records stay invisible for ever."""
+    play([End("a", commit=True, settle=False)], stage)
+    model.stop()
+    model.start(lose_markers=True)
+    after = (Init("a"), Produce("a", "t", 0, ["z"]), End("a", commit=True))
+    assert play([End("a", commit=True), *after], stage)[0] == "NONE"
+    state = model.describe_transactions(["a"])["a"]
+    assert state is not None
+    assert state.state == "CompleteCommit"
+    assert values(model, 1) == []
+    assert model.fetch("t", 1).last_stable_offset == 0
+    assert [each.transaction_start_offset for each in model.describe_producers([("t", 1)])] == [0]
+
+
+def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
+    """Every operation raises NoAnswer; a transaction that timed out meanwhile is aborted after the start."""
+    model.stop()
+    with pytest.raises(NoAnswer):
+        model.fetch("t", 0)
+    with pytest.raises(NoAnswer):
+        model.end_txn("a", 0, 0, commit=True)
+    clock.advance(3_600_000)
+    model.start()
+    state = model.describe_transactions(["a"])["a"]
+    assert state is not None
+    assert state.state == "Ongoing"
+    clock.advance(model.settings.timeout_check_interval_ms + 100)
+    assert play([End("a", commit=True), Read("t", 0)], stage) == ["INVALID_TXN_STATE", ("NONE", (0, 2, 2), [])]
+
+
+def test_time_can_pass_in_one_leap_or_in_many(clock: SimulatedClock) -> None:
+    """A day in one step shows the same as a day in many."""
+    seen = []
+    for steps in (1, 24 * 3_600):
+        clock = SimulatedClock()
+        stage = Stage(BrokerModel(clock), clock.advance, "")
+        play([CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"]), End("a", commit=True)], stage)
+        play([Init("b", timeout_ms=900_000), Produce("b", "t", 0, ["y"])], stage)
+        for _ in range(steps):
+            clock.advance(24 * 3_600_000 // steps)
+            stage.broker.topic_id("t")
+        seen.append(play([Describe("a"), Describe("b"), Producers("t", 0), Read("t", 0), Listed()], stage))
+        clock.advance(8 * 24 * 3_600_000)
+        assert play([Listed(), Read("t", 0)], stage) == [[], ("NONE", (0, 4, 4), [(0, None, "x")])]
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_copy_goes_its_own_way(seed: int) -> None:
+    """At any point of a history, a copy goes on exactly like the original, and neither notices the other."""
+    history = random_history(seed)
+    for cut in range(0, len(history), 7):
+        clock = SimulatedClock()
+        stage = Stage(BrokerModel(clock), clock.advance, "")
+        play(history[:cut], stage)
+        assert isinstance(stage.broker, BrokerModel)
+        copied_clock = clock.copy()
+        copied = Stage(stage.broker.copy(copied_clock), copied_clock.advance, "")
+        copied.lives = {producer: list(lives) for producer, lives in stage.lives.items()}
+        copied.idempotent = set(stage.idempotent)
+        copied._aliases, copied._topic_ids = dict(stage._aliases), dict(stage._topic_ids)
+        assert play(history[cut:], stage) == play(history[cut:], copied)
+
+
+def test_a_copy_keeps_pending_markers(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
+    """A copy taken while markers are being written writes them on its own clock, and the original on its own."""
+    play([End("a", commit=True, settle=False)], stage)
+    copied_clock = clock.copy()
+    copy = model.copy(copied_clock)
+    copied_clock.advance(1_000)
+    assert values(copy, 1) == [b"y"]
+    assert values(model, 1) == []
+    clock.advance(1_000)
+    assert values(model, 1) == [b"y"]
+
+
+def test_a_jump_of_the_wall_clock_times_nothing_out(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
+    """The model's timeouts go by the monotonic clock: an hour forward or back changes nothing."""
+    clock.jump(3_600_000)
+    clock.advance(20_000)
+    clock.jump(-7_200_000)
+    assert play([End("a", commit=True)], stage) == ["NONE"]
+
+
+def test_a_compacted_tombstone_goes_on_a_later_round(model: BrokerModel, clock: SimulatedClock) -> None:
+    """A tombstone hides its key at once and is itself removed by a round that drops tombstones."""
+    stage = Stage(model, clock.advance, "")
+    deleted = Produce("i", "c", 0, [("k", "1"), ("j", "1"), ("k", None)])
+    play([CreateTopic("c", compact=True), Init("i", transactional=False), deleted], stage)
+    model.compact("c")
+    assert [record.offset for record in model.fetch("c", 0).records] == [1, 2]
+    model.compact("c", drop_tombstones=True)
+    assert [record.offset for record in model.fetch("c", 0, 0, Isolation.READ_UNCOMMITTED).records] == [1]
+    assert model.fetch("c", 0, 2).error is Error.NONE
+    assert model.fetch("c", 0).high_watermark == 3

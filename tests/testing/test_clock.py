@@ -1,0 +1,91 @@
+"""The simulated clock, and the machine's."""
+
+from __future__ import annotations
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.testing import SimulatedClock
+
+
+def test_time_passes_only_when_told(clock: SimulatedClock) -> None:
+    """Both times stand still, and move by exactly what they are advanced."""
+    before = clock.now_ms()
+    assert (clock.now_ms(), clock.monotonic_ms()) == (before, 0)
+    clock.advance(1_500)
+    assert (clock.now_ms(), clock.monotonic_ms()) == (before + 1_500, 1_500)
+
+
+def test_timers_fire_in_order_each_at_its_time(clock: SimulatedClock) -> None:
+    """Timers fire by time, those of one time in the order in which they were set, also those set by a timer."""
+    fired: list[tuple[str, int]] = []
+
+    def note(name: str) -> None:
+        fired.append((name, clock.monotonic_ms()))
+
+    def again() -> None:
+        note("first")
+        clock.call_after(5, lambda: note("from first"))
+
+    clock.call_after(20, lambda: note("late"))
+    clock.call_after(10, again)
+    clock.call_after(10, lambda: note("second"))
+    clock.call_after(99, lambda: note("too late"))
+    clock.advance(50)
+    assert fired == [("first", 10), ("second", 10), ("from first", 15), ("late", 20)]
+    assert clock.monotonic_ms() == 50
+
+
+def test_a_cancelled_timer_does_not_fire(clock: SimulatedClock) -> None:
+    """Cancelling keeps a timer from firing; cancelling one that has fired does nothing."""
+    fired = []
+    timer = clock.call_after(10, lambda: fired.append("cancelled"))
+    other = clock.call_after(10, lambda: fired.append("kept"))
+    timer.cancel()
+    clock.advance(10)
+    other.cancel()
+    assert fired == ["kept"]
+
+
+def test_one_can_go_from_timer_to_timer(clock: SimulatedClock) -> None:
+    """advance_to_timer moves to the next timer, however far, and says when there is none left."""
+    fired: list[int] = []
+    clock.call_after(1_000_000, lambda: fired.append(clock.monotonic_ms()))
+    assert clock.advance_to_timer()
+    assert not clock.advance_to_timer()
+    assert fired == [1_000_000]
+
+
+def test_a_timer_may_advance_the_clock(clock: SimulatedClock) -> None:
+    """An action that itself lets time pass never makes time go back."""
+    clock.call_after(10, lambda: clock.advance(100))
+    clock.advance(20)
+    assert clock.monotonic_ms() == 110
+
+
+def test_a_jump_moves_only_the_wall_clock(clock: SimulatedClock) -> None:
+    """Setting the wall clock fires no timer and leaves the monotonic time alone."""
+    before = clock.now_ms()
+    fired: list[str] = []
+    clock.call_after(10, lambda: fired.append("timer"))
+    clock.jump(3_600_000)
+    assert (clock.now_ms() - before, clock.monotonic_ms(), fired) == (3_600_000, 0, [])
+
+
+def test_a_copied_clock_stands_at_the_same_time(clock: SimulatedClock) -> None:
+    """A copy shows the same times and then goes its own way, without the timers."""
+    clock.advance(5)
+    clock.jump(7)
+    clock.call_after(1, lambda: None)
+    copy = clock.copy()
+    assert (copy.now_ms(), copy.monotonic_ms()) == (clock.now_ms(), clock.monotonic_ms())
+    assert not copy.advance_to_timer()
+    clock.advance(1)
+    assert copy.monotonic_ms() == 5
+
+
+def test_the_machines_clock_grows() -> None:
+    """The system clock is a Clock; its monotonic time never goes back and its wall time is later than this test."""
+    clock: Clock = SystemClock()
+    times = [clock.monotonic_ms() for _ in range(1_000)]
+    assert times == sorted(times)
+    assert clock.now_ms() > 1_700_000_000_000
