@@ -11,7 +11,7 @@ in as many parts as it takes to keep each under `BLOCK_SIZE_MAX` bytes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from exactlyonce.state.errors import UNDECODABLE, DamagedBlock
 
 _MAGIC = b"EOX1"
 _PREFIX = len(_MAGIC) + 4
-_ENTRIES_PER_PART = 4000
+_PART_ENTRIES = 4000
 _PART_SIZE_MAX = 8 * 1024 * 1024
 
 
@@ -79,30 +79,21 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
     operator: str
     checkpoint: int
     max_parallelism: int
-    first_group: int
-    end_group: int
     schema: Any
     """Of the states, as `pipeline.schema.describe` gives it."""
     entries: tuple[IndexEntry, ...]
-
-    @property
-    def groups(self) -> range:
-        """The key groups of the subtask that wrote it."""
-        return range(self.first_group, self.end_group)
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Index)
 
 
-def encode_index(
-    chain: Chain, operator: str, checkpoint: int, groups: range, max_parallelism: int, schema: Any
-) -> tuple[bytes, ...]:
+def encode_index(chain: Chain, operator: str, checkpoint: int, max_parallelism: int, schema: Any) -> tuple[bytes, ...]:
     """The parts of the index of *chain*; none if it is empty."""
-    entries = [IndexEntry(block.ref, min(block.groups), max(block.groups)) for block in chain.blocks]
+    entries = tuple(IndexEntry(block.ref, min(block.groups), max(block.groups)) for block in chain.blocks)
     return tuple(
-        _encode_part(Index(operator, checkpoint, max_parallelism, groups.start, groups.stop, schema, part))
-        for part in _parts(entries)
+        _encode_part(Index(operator, checkpoint, max_parallelism, schema, entries[start : start + _PART_ENTRIES]))
+        for start in range(0, len(entries), _PART_ENTRIES)
     )
 
 
@@ -116,11 +107,6 @@ def decode_index(body: bytes) -> Index:
         return _decoder.decode(unpack.decompress(memoryview(body)[_PREFIX:], size))
     except (zlib.error, *UNDECODABLE) as error:
         raise DamagedBlock(f"An index of state is damaged: {error}.") from error
-
-
-def _parts(entries: list[IndexEntry]) -> Iterator[tuple[IndexEntry, ...]]:
-    for start in range(0, len(entries), _ENTRIES_PER_PART):
-        yield tuple(entries[start : start + _ENTRIES_PER_PART])
 
 
 def _encode_part(part: Index) -> bytes:

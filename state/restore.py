@@ -80,12 +80,11 @@ def _check(index: Index, state_type: StateType[Any], max_parallelism: int, check
 
 
 def _wanted(indexes: Iterable[Index], groups: range) -> dict[BlockRef, frozenset[int]]:
-    """The blocks to read, and which groups to take from each: only what its index's writer owned."""
+    """The blocks to read, and which groups to take from each: only those for which its index lists it."""
     wanted: dict[BlockRef, frozenset[int]] = {}
     for index in indexes:
-        owned = frozenset(groups) & frozenset(index.groups)
         for entry in index.entries:
-            if some := owned & frozenset(range(entry.first_group, entry.last_group + 1)):
+            if some := frozenset(groups) & frozenset(range(entry.first_group, entry.last_group + 1)):
                 wanted[entry.ref] = wanted.get(entry.ref, frozenset()) | some
     return wanted
 
@@ -104,14 +103,14 @@ def _read(
 
 
 def _parts(chain: Chain, readers: dict[BlockRef, BlockReader]) -> list[_Part]:
-    """The sections that make up the state, in the order in which they are to be applied, group by group."""
+    """The sections that make up the state, group by group and each oldest first, as the chain is."""
     parts = [
         _Part(section.group, block.checkpoint, section, number, readers[block.ref])
         for block in chain.blocks
         for number, section in enumerate(readers[block.ref].header.sections)
         if section.group in block.groups and block.checkpoint >= chain.images.get(section.group, 0)
     ]
-    return sorted(parts, key=lambda part: (part.group, part.checkpoint))
+    return sorted(parts, key=lambda part: part.group)
 
 
 def _decode(

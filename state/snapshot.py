@@ -26,7 +26,6 @@ class Snapshot:
         base: Chain,
         chains: dict[int, Chain],
         state_type: StateType[Any],
-        groups: range,
         max_parallelism: int,
     ) -> None:
         self.checkpoint = intervals[-1].checkpoint
@@ -35,7 +34,6 @@ class Snapshot:
         self._base = base
         self._chains = chains
         self._schema = state_type.schema
-        self._groups = groups
         self._max_parallelism = max_parallelism
         self._headers: list[BlockHeader] = []
         self._encoded = False
@@ -60,6 +58,4 @@ class Snapshot:
         require(self._encoded, f"checkpoint {self.checkpoint} is sealed after its last block")
         self.chain = self._base.extended(zip(refs, self._headers, strict=True))
         self._chains[self.checkpoint] = self.chain
-        return encode_index(
-            self.chain, self.operator, self.checkpoint, self._groups, self._max_parallelism, self._schema
-        )
+        return encode_index(self.chain, self.operator, self.checkpoint, self._max_parallelism, self._schema)

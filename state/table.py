@@ -119,7 +119,7 @@ class KeyedTable(Generic[S]):
         )
         self._changes, self._touched, self._frozen_latest = {}, defaultdict(list), checkpoint
         return Snapshot(
-            tuple(self._intervals), self._chains[base], self._chains, self.state_type, self.groups, self.max_parallelism
+            tuple(self._intervals), self._chains[base], self._chains, self.state_type, self.max_parallelism
         )
 
     def get(self, key: bytes) -> S | None:

@@ -40,7 +40,7 @@ class Counting(dict[bytes, Any]):
 
     entries = 0
 
-    def update(self, items: Any) -> None:  # type: ignore[override]
+    def update(self, items: Any) -> None:
         before = list(items)
         Counting.entries += len(before)
         super().update(before)

@@ -71,8 +71,8 @@ def test_state_moves_between_parallelisms(path: tuple[int, ...], topic: Any) -> 
         indexes = [part for table in tables for part in topic.write_all(table.freeze(checkpoint, checkpoint - 1))]
 
 
-def test_groups_are_taken_from_their_last_owner_only(topic: Any) -> None:
-    """A block that two subtasks inherited is read for each group as its later owner left it."""
+def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
+    """A block that two subtasks inherited is read for each group as its owner left it."""
     table = _table(60, groups=2)
     index = topic.write_all(table.freeze(1, 0))
     halves = [restore("totals", int, range(each, each + 1), 2, 1, index, topic.fetch) for each in range(2)]
