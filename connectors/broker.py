@@ -200,7 +200,11 @@ class EmbeddedBroker:
             yield lock.fileno()
 
     def _java_options(self, jars: Path) -> list[str]:
-        return [*_JVM_OPTIONS, f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}", "-cp", f"{jars}/*"]
+        log4j, scratch = self.data_dir / "log4j2.properties", self.data_dir / "tmp"
+        shutil.rmtree(scratch, ignore_errors=True)  # a killed broker leaves its unpacked native libraries there
+        scratch.mkdir()
+        places = [f"-Dlog4j2.configurationFile={log4j}", f"-Djava.io.tmpdir={scratch}"]
+        return [*_JVM_OPTIONS, *places, "-cp", f"{jars}/*"]
 
     def _configure(self, command: list[str], port: int) -> None:
         """Write the settings and, the first time, give the folder its cluster id."""
