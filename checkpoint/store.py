@@ -101,7 +101,7 @@ class DecisionLog:
     def _end(self, isolation: IsolationLevel) -> int:
         with store_client.explained(self._config, f"asking for the end of {self.topic.name}"):
             name = self.topic.name
-            return store_client.offsets(self._admin, name, [DECISIONS], store_client.latest(), isolation)[DECISIONS]
+            return store_client.end_offsets(self._admin, name, [DECISIONS], isolation)[DECISIONS]
 
     def begin_life(self, host: str, process: int) -> Incarnation:
         """Write this life's first record, which gives it its incarnation; forget all but the last lives."""
@@ -215,14 +215,14 @@ class DecisionLog:
             if found is None or found.topic_id != self.topic.topic_id:
                 return list(refs)
             partitions = range(self.topic.partitions)
-            firsts = store_client.offsets(self._admin, self.topic.name, partitions, store_client.earliest())
+            firsts = store_client.first_offsets(self._admin, self.topic.name, partitions)
         return [ref for ref in refs if ref.key in self._tombstoned or ref.offset < firsts[ref.partition]]
 
     def end_offsets(self) -> tuple[int, ...]:
         """The end of every partition of the topic: `Manifest.block_end_offsets`."""
         with store_client.explained(self._config, f"asking for the ends of {self.topic.name}"):
             partitions = range(self.topic.partitions)
-            ends = store_client.offsets(self._admin, self.topic.name, partitions, store_client.latest())
+            ends = store_client.end_offsets(self._admin, self.topic.name, partitions)
         return tuple(ends[partition] for partition in partitions)
 
     def close(self) -> None:
@@ -240,9 +240,7 @@ def read_history(config: Mapping[str, Any], pipeline: str) -> History:
     topic = find_topic(config, pipeline)
     with store_client.explained(config, f"asking for the end of {topic.name}"):
         client = store_client.admin(config)
-        stable = store_client.offsets(
-            client, topic.name, [DECISIONS], store_client.latest(), IsolationLevel.READ_COMMITTED
-        )
+        stable = store_client.end_offsets(client, topic.name, [DECISIONS], IsolationLevel.READ_COMMITTED)
     return _read(config, pipeline, topic, stable[DECISIONS])
 
 
@@ -250,7 +248,7 @@ def _read(config: Mapping[str, Any], pipeline: str, topic: TopicInfo, end: int) 
     """All committed decisions below offset *end*."""
     history = History(pipeline)
     with store_client.explained(config, f"reading {topic.name}"):
-        starts = store_client.offsets(store_client.admin(config), topic.name, [DECISIONS], store_client.earliest())
+        starts = store_client.first_offsets(store_client.admin(config), topic.name, [DECISIONS])
         for message in read_range(config, topic.name, DECISIONS, starts[DECISIONS], end, "read_committed"):
             headers = dict(message.headers() or [])
             digest = headers.get(DIGEST_HEADER)

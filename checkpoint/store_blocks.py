@@ -233,8 +233,8 @@ def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iter
     found: dict[str, BlockRef] = {}
     client = store_client.admin(config)
     with store_client.explained(config, f"asking for the ends of {topic.name}"):
-        ends = store_client.offsets(client, topic.name, range(topic.partitions), store_client.latest())
-        firsts = store_client.offsets(client, topic.name, range(topic.partitions), store_client.earliest())
+        ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
+        firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))
     for partition, start in list(enumerate(start_offsets))[1:]:
         begin = max(start, firsts[partition])
         for message in read_range(config, topic.name, partition, begin, ends[partition], "read_uncommitted"):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is not in its stubs
 
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, TopicError
 
@@ -78,7 +78,7 @@ def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
 def admin(config: Mapping[str, Any]) -> AdminClient:
     """A client for topics and offsets, to which a broker has answered; else `BrokerUnavailable` says what is wrong."""
     reasons: list[str] = []
-    client = AdminClient({**settings(config), "error_cb": lambda error: reasons.append(error.str())})
+    client = AdminClient(settings(config) | {"error_cb": lambda error: reasons.append(error.str())})
     try:
         client.describe_cluster(request_timeout=REQUEST_TIMEOUT_S).result()
     except KafkaException as error:
@@ -127,27 +127,29 @@ def consumer(config: Mapping[str, Any], topic: str, isolation: str) -> Consumer:
     )
 
 
-def offsets(
+def first_offsets(client: AdminClient, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    """By partition, the first offset that was not removed."""
+    spec: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    return _offsets(client, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
+
+
+def end_offsets(
     client: AdminClient,
     topic: str,
     partitions: Iterable[int],
-    spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[int, int]:
-    """The offset that *spec* names, by partition. Latest is the end for uncommitted, the last stable for committed."""
+    """By partition, the offset up to which a reader of *isolation* can read."""
+    spec: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return _offsets(client, topic, partitions, spec, isolation)
+
+
+def _offsets(
+    client: AdminClient, topic: str, partitions: Iterable[int], spec: OffsetSpec, isolation: IsolationLevel
+) -> dict[int, int]:
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
     answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
     return {where.partition: answer.result().offset for where, answer in answers.items()}
-
-
-def earliest() -> OffsetSpec:
-    """The first offset that was not removed."""
-    return OffsetSpec.earliest()
-
-
-def latest() -> OffsetSpec:
-    """The offset of the next record."""
-    return OffsetSpec.latest()
 
 
 def is_passing(error: KafkaError) -> bool:

@@ -151,7 +151,7 @@ def _await(client: AdminClient, name: str) -> TopicInfo:
         try:
             found = describe(client, name)
             if found is not None:
-                store_client.offsets(client, name, range(found.partitions), store_client.latest())
+                store_client.end_offsets(client, name, range(found.partitions))
                 return found
         except KafkaException:  # it has no leader yet
             if time.monotonic() > deadline:

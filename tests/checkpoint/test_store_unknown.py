@@ -71,14 +71,14 @@ class LossyProxy:
                 return self._lose()
             if self.armed == (api, "answer"):
                 waiting.add(correlation)
-            broker.sendall(struct.pack(">i", len(frame)) + frame)
+            _send(broker, frame)
         return None
 
     def _answers(self, broker: socket.socket, client: socket.socket, waiting: set[int]) -> None:
         for frame in _frames(broker):
             if struct.unpack_from(">i", frame)[0] in waiting:
                 return self._lose()
-            client.sendall(struct.pack(">i", len(frame)) + frame)
+            _send(client, frame)
         return None
 
     def _lose(self) -> None:
@@ -91,6 +91,11 @@ def _frames(connection: socket.socket) -> Iterator[bytes]:
     with suppress(OSError), connection.makefile("rb") as stream:
         while len(head := stream.read(4)) == 4:
             yield stream.read(struct.unpack(">i", head)[0])
+
+
+def _send(connection: socket.socket, frame: bytes) -> None:
+    with suppress(OSError):  # the connection may have been dropped meanwhile
+        connection.sendall(struct.pack(">i", len(frame)) + frame)
 
 
 @pytest.fixture

@@ -1,0 +1,85 @@
+"""How the checkpoint store uses its client library."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.store_blocks import DamagedBlock
+from exactlyonce.checkpoint.store_client import explained, settings
+from exactlyonce.checkpoint.store_topic import prepare_topic
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, TopicError
+
+
+def test_only_the_way_to_the_broker_is_taken_over() -> None:
+    """Of a user's settings those that lead to the broker are used, and none that changes what is written or read."""
+    connection = {
+        "bootstrap.servers": "a:1",
+        "client.id": "me",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "ssl.ca.location": "/ca.pem",
+        "enable.ssl.certificate.verification": "true",
+        "socket.timeout.ms": "5000",
+        "metadata.max.age.ms": "1000",
+    }
+    tuning = {
+        "acks": "0",
+        "auto.offset.reset": "earliest",
+        "compression.type": "lz4",
+        "delivery.timeout.ms": "1",
+        "group.id": "mine",
+        "linger.ms": "500",
+        "message.max.bytes": "1000",
+        "queue.buffering.max.messages": "1",
+        "transactional.id": "mine",
+    }
+    chosen = settings(connection | tuning, linger_ms=0)
+    del chosen["logger"]
+    assert chosen == connection | {"linger.ms": 0}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "text"),
+    [
+        (KafkaError._TRANSPORT, BrokerUnavailable, "No answer from the broker at a:1 while testing"),
+        (KafkaError._AUTHENTICATION, BrokerUnavailable, "security settings"),
+        (KafkaError.NOT_ENOUGH_REPLICAS, BrokerUnavailable, "NOT_ENOUGH_REPLICAS"),
+        (KafkaError._FENCED, Fenced, "newer instance"),
+        (KafkaError.INVALID_PRODUCER_EPOCH, Fenced, "newer instance"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "did not allow testing"),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ConfigError, "Grant the missing permission"),
+        (KafkaError.INVALID_TRANSACTION_TIMEOUT, ConfigError, "transaction.max.timeout.ms"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicError, "was missing while testing"),
+        (KafkaError.INVALID_REPLICATION_FACTOR, TopicError, "refused testing"),
+    ],
+)
+def test_what_the_broker_says_becomes_our_error(code: int, expected: type[ExactlyOnceError], text: str) -> None:
+    """Every error of the client library leaves as one of ours, which says what was being done."""
+    with pytest.raises(expected, match=text), explained({"bootstrap.servers": "a:1"}, "testing"):
+        raise KafkaException(KafkaError(code, "because"))
+
+
+def test_no_secret_is_told() -> None:
+    """An error about a broker that is not there tells its address, and no password."""
+    config = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "me",
+        "sasl.password": "canary-4711",
+    }
+    with pytest.raises(BrokerUnavailable) as error:
+        prepare_topic(config, "p")
+    assert "127.0.0.1:1" in str(error.value)
+    assert "canary-4711" not in str(error.value) + repr(error.value)
+
+
+def test_damage_travels_between_processes() -> None:
+    """A damaged block can be reported by another process than the one that met it."""
+    ref = BlockRef(1, 2, "block/1/1/totals/0/0/0-ab", 3, b"x" * 32)
+    told = copy.copy(DamagedBlock("Block is gone.", ref))  # as pickling does it
+    assert (type(told), str(told), told.ref) == (DamagedBlock, "Block is gone.", ref)
