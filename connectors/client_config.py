@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import KafkaException, Producer
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from exactlyonce.connectors.tls import tls_context
+from exactlyonce.connectors.tls import checks_certificate, checks_hostname, tls_context
 from exactlyonce.pipeline.errors import ConfigError
 
 ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
@@ -103,9 +103,9 @@ class ClientConfig:
             )
         if self.protocol in ("PLAINTEXT", "SASL_PLAINTEXT") and any(name.startswith("ssl.") for name in settings):
             found.append(f"The ssl.* settings have no effect: security.protocol is {self.protocol}.")
-        if settings.get("enable.ssl.certificate.verification") == "false":
+        if not checks_certificate(settings):
             found.append("enable.ssl.certificate.verification is false: anybody can pose as the broker.")
-        elif settings.get("ssl.endpoint.identification.algorithm") == "none":
+        elif not checks_hostname(settings):
             found.append(
                 "ssl.endpoint.identification.algorithm is none: whoever has any certificate of this "
                 "authority can pose as the broker."

@@ -52,6 +52,8 @@ class Batch(NamedTuple):
     base_sequence: int
     records: int
     is_control: bool
+    commits: bool | None
+    """Of the marker that ends a transaction: whether by commit. None: no marker, or compaction has emptied it."""
 
     @property
     def is_whole(self) -> bool:
@@ -191,18 +193,32 @@ class Log:
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_FROM = 12  # a batch's length counts from behind itself
 _CONTROL = 0x20
+_MARKER_KEY = struct.Struct(">hh")  # version, and 1 for commit
 
 
 def parse_batches(data: bytes) -> Iterator[Batch]:
-    """The headers of the record batches in *data*; the last batch may be cut short, but not within its header."""
+    """The headers of the record batches in *data*, which may end in the midst of one."""
     position = 0
     while position + _HEADER.size <= len(data):
         header = _HEADER.unpack_from(data, position)
         base_offset, length, _leader_epoch, _magic, _crc, attributes, last_offset_delta = header[:7]
         _first_timestamp, _max_timestamp, producer_id, epoch, base_sequence, records = header[7:]
-        last_offset, is_control = base_offset + last_offset_delta, bool(attributes & _CONTROL)
-        yield Batch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control)
-        position += _LENGTH_FROM + length
+        end, is_control = position + _LENGTH_FROM + length, bool(attributes & _CONTROL)
+        commits = _commits(data[position + _HEADER.size : end]) if is_control and records and end <= len(data) else None
+        last_offset = base_offset + last_offset_delta
+        yield Batch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits)
+        position = end
+
+
+def _commits(record: bytes) -> bool:
+    """Whether a control record is a commit; before its key come five varints, of which the second is a plain byte."""
+    position = 0
+    for _ in range(5):
+        while record[position] & 0x80:
+            position += 1
+        position += 1
+    _version, kind = _MARKER_KEY.unpack_from(record, position)
+    return bool(kind == 1)
 
 
 def _fetch(leader: Leader, written: Written, offset: int, isolation: int) -> Request:
@@ -233,14 +249,18 @@ def _fate(committable: Committable, written: Written, answer: Any) -> Fate:
             f"our first record ({written.first_offset}), by a transaction that is open there "
             f"(kafka-transactions.sh find-hanging shows whose)"
         )
-    ours = (committable.producer_id, committable.epoch)
-    if not any((batch.producer_id, batch.epoch) == ours for batch in parse_batches(answer.records or b"")):
-        return Fate.GONE
-    aborted = any(
-        each.producer_id == committable.producer_id and each.first_offset <= written.first_offset
-        for each in answer.aborted_transactions or ()
-    )
-    return Fate.ABORTED if aborted else Fate.COMMITTED
+    batches = [each for each in parse_batches(answer.records or b"") if each.producer_id == committable.producer_id]
+    if any(each.epoch == committable.epoch and not each.is_control for each in batches):
+        aborted = any(
+            each.producer_id == committable.producer_id and each.first_offset <= written.first_offset
+            for each in answer.aborted_transactions or ()
+        )
+        return Fate.ABORTED if aborted else Fate.COMMITTED
+    # Compaction may have taken the records and left the marker, which carries the epoch that the end raised.
+    for each in batches:
+        if each.commits is not None and each.epoch in (committable.epoch, committable.epoch + 1):
+            return Fate.COMMITTED if each.commits else Fate.ABORTED
+    return Fate.GONE
 
 
 def _agreed(committable: Committable, fates: dict[tuple[str, int], Fate]) -> Fate:

@@ -15,13 +15,22 @@ from pathlib import Path
 from exactlyonce.pipeline.errors import ConfigError
 
 
+def checks_certificate(settings: Mapping[str, str]) -> bool:
+    """Whether the broker must show a certificate of a known authority."""
+    return settings.get("enable.ssl.certificate.verification", "true").lower() not in ("false", "f", "0")
+
+
+def checks_hostname(settings: Mapping[str, str]) -> bool:
+    """Whether that certificate must be for the name by which we call the broker."""
+    return settings.get("ssl.endpoint.identification.algorithm", "https").lower() != "none"
+
+
 def tls_context(settings: Mapping[str, str], redact: Callable[[str], str]) -> ssl.SSLContext:
     """A client's context for the `ssl.*` *settings*. Raises `ConfigError` if a certificate or key cannot be loaded."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    verified = settings.get("enable.ssl.certificate.verification", "true") != "false"
-    context.check_hostname = verified and settings.get("ssl.endpoint.identification.algorithm", "https") != "none"
-    context.verify_mode = ssl.CERT_REQUIRED if verified else ssl.CERT_NONE
+    context.check_hostname = checks_certificate(settings) and checks_hostname(settings)
+    context.verify_mode = ssl.CERT_REQUIRED if checks_certificate(settings) else ssl.CERT_NONE
     try:
         _load_authorities(context, settings)
         _load_own_certificate(context, settings)

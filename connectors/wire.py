@@ -1,9 +1,9 @@
 """Requests of the Kafka protocol to the brokers, and their answers.
 
 The one module that uses kafka-python's connection layer; who builds on it speaks in protocol messages only.
-Invariants: every call ends, with an answer or an error, within the time given; a client that failed to bring an answer
-is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; between two calls
-there is at most one client, with one thread and one connection per broker in use.
+Invariants: every call ends, with an answer or an error, about within the time given; a client that failed to bring an
+answer is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; there is at
+most one client, with one thread and one connection for each broker in use.
 A `Wire` is used by one thread at a time.
 """
 
@@ -35,8 +35,10 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicErr
 
 T = TypeVar("T")
 
-PAUSE_FIRST_MS, PAUSE_LONGEST_MS, LEAST_MS = 5, 1_000, 1
+PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 5, 1_000
 CONNECT_TIMEOUT_MS = 5_000
+ATTEMPT_LEAST_MS = 200
+"""What an attempt gets even when hardly any time is left: an attempt of no time says nothing."""
 UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = 3, 100
 
 
@@ -109,15 +111,15 @@ class Wire:
 
         Raises `BrokerUnavailable`, saying what was being done and what stood in the way last.
         """
-        self._deadline = self._clock() + self.timeout_ms / 1000
+        deadline = self._deadline = self._clock() + self.timeout_ms / 1000
         pause_ms = PAUSE_FIRST_MS
         try:
             while True:
                 try:
                     return attempt()
                 except Again as obstacle:
-                    left_ms = self._left_ms()
-                    if left_ms <= LEAST_MS:
+                    left_ms = (deadline - self._clock()) * 1000
+                    if left_ms <= 0:
                         raise self.unavailable(doing, obstacle) from None
                 self._sleep(min(pause_ms, left_ms) / 1000)
                 pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
@@ -188,8 +190,10 @@ class Wire:
             net.close()
 
     def _left_ms(self) -> float:
-        """How long the current call may still take."""
-        return self.timeout_ms if self._deadline is None else max(LEAST_MS, (self._deadline - self._clock()) * 1000)
+        """How long the current attempt may take."""
+        if self._deadline is None:
+            return self.timeout_ms
+        return max(ATTEMPT_LEAST_MS, (self._deadline - self._clock()) * 1000)
 
     def _send(self, manager: Any, message: Any, node_id: int | None) -> Any:
         connection = manager.get_connection(self._any(manager) if node_id is None else node_id, **_PLAIN)
@@ -226,24 +230,35 @@ class Wire:
         """Run *steps* on the client's thread; whatever goes wrong costs the client its life."""
         try:
             return self._net.run(steps)
-        except (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, AuthorizationError) as error:
+        except BaseException as error:
             self.close()
-            raise ConfigError(
-                f"{self.config.bootstrap_servers} refused to let us in: {self.config.redact(str(error))}. "
-                f"Check sasl.mechanism, sasl.username and sasl.password."
-            ) from None
-        except IncompatibleBrokerVersion as error:
-            self.close()
-            raise ConfigError(
-                f"{self.config.bootstrap_servers} does not answer as a broker of Kafka 4.0 or newer does ({error}). "
+            translated = self._translated(error)
+            if translated is not error:
+                _forget_way(error)
+            raise translated from None
+
+    def _translated(self, error: BaseException) -> BaseException:
+        """What kafka-python raised, in our words; a defect, or the user's interruption, as it is."""
+        servers, text = self.config.bootstrap_servers, self.config.redact(str(error))
+        if isinstance(error, SaslAuthenticationFailedError | UnsupportedSaslMechanismError | AuthorizationError):
+            return ConfigError(
+                f"{servers} refused to let us in: {text}. Check sasl.mechanism, sasl.username and sasl.password."
+            )
+        if isinstance(error, IncompatibleBrokerVersion):
+            return ConfigError(
+                f"{servers} does not answer as a broker of Kafka 4.0 or newer does ({text}). "
                 f"Name a broker's port in bootstrap.servers, not a controller's."
-            ) from None
-        except (KafkaError, OSError) as error:
-            self.close()
-            raise NoAnswer(str(error) or type(error).__name__) from None
-        except BaseException:
-            self.close()
-            raise
+            )
+        if isinstance(error, KafkaError | OSError):
+            return NoAnswer(text or type(error).__name__)
+        return error
+
+
+def _forget_way(error: BaseException | None) -> None:
+    """Drop the tracebacks: they would keep the client's sockets and keys until the garbage collector comes by."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 _LIMITS = {

@@ -1,0 +1,103 @@
+"""Topics: what they are, making one, and their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from exactlyonce.pipeline.errors import ConfigError, TopicError
+
+pytestmark = pytest.mark.broker
+
+LIMIT_S = 60.0
+
+
+def write(cluster: Any, topic: str, timestamps_ms: list[int]) -> None:
+    producer = Producer(cluster.config.confluent())
+    for timestamp_ms in timestamps_ms:
+        producer.produce(topic, b"value", partition=0, timestamp=timestamp_ms)
+    assert producer.flush(LIMIT_S) == 0
+
+
+def test_create_and_describe(cluster: Any, topic_name: str) -> None:
+    """A topic is made once, with the settings given; the second time it is found."""
+    settings = {"cleanup.policy": "compact", "segment.ms": "600000"}
+    assert cluster.topics.create(topic_name, partitions=3, settings=settings)
+    assert not cluster.topics.create(topic_name, partitions=5)
+    assert cluster.topics.describe([topic_name])[topic_name].partitions == 3
+    shown = cluster.topics.settings(topic_name)
+    assert {name: shown[name] for name in settings} == settings
+    assert len(shown) > 20
+
+
+def test_a_topic_made_anew_has_another_id(cluster: Any, topic: str) -> None:
+    """The id tells a topic from a later one of the same name."""
+    before = cluster.topics.describe([topic])[topic]
+    admin = AdminClient(cluster.config.confluent())
+    admin.delete_topics([topic])[topic].result(LIMIT_S)
+    cluster.wait_until(lambda: is_missing(cluster, topic))
+    assert cluster.topics.create(topic, partitions=2)
+    after = cluster.topics.describe([topic])[topic]
+    assert (after.name, after.partitions) == (before.name, before.partitions)
+    assert after.topic_id != before.topic_id
+
+
+def is_missing(cluster: Any, topic: str) -> bool:
+    try:
+        cluster.topics.describe([topic])
+    except TopicError:
+        return True
+    return False
+
+
+def test_missing(cluster: Any, topic: str) -> None:
+    """Every question about a missing topic names it and says what to do; none creates it."""
+    missing = f"{topic}-missing"
+    questions: list[Callable[[], object]] = [
+        lambda: cluster.topics.describe([topic, missing]),
+        lambda: cluster.topics.settings(missing),
+        lambda: cluster.topics.start_offsets(missing),
+        lambda: cluster.topics.end_offsets(missing, committed=True),
+        lambda: cluster.topics.offsets_at(missing, 0),
+    ]
+    for ask in questions:
+        with pytest.raises(TopicError, match=rf"{missing}.*Create it"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"replication_factor": 99}, "replication factor"),
+        ({"partitions": 0}, "partition count"),
+        ({"settings": {"segment.ms": "often"}}, "settings: .*segment.ms"),
+        ({"settings": {"no.such.setting": "1"}}, "settings: .*no.such.setting"),
+    ],
+)
+def test_what_the_broker_refuses(cluster: Any, topic_name: str, arguments: dict[str, Any], message: str) -> None:
+    """A topic that cannot be made is an error that repeats the broker's reason."""
+    with pytest.raises(ConfigError, match=f"{topic_name} because of its {message}"):
+        cluster.topics.create(topic_name, **arguments)
+
+
+def test_a_name_that_is_none(cluster: Any) -> None:
+    """A name with forbidden letters is refused as such."""
+    with pytest.raises(ConfigError, match="because of its name"):
+        cluster.topics.create("a/b")
+
+
+def test_offsets(cluster: Any, topic: str) -> None:
+    """Start, end, last stable offset and times, of every partition."""
+    write(cluster, topic, [1_000, 2_000, 3_000])
+    cluster.open(topic, topic, [b"open", b"open"])
+    assert cluster.topics.start_offsets(topic) == {0: 0, 1: 0}
+    assert cluster.topics.end_offsets(topic, committed=False) == {0: 4, 1: 1}
+    assert cluster.topics.end_offsets(topic, committed=True) == {0: 3, 1: 0}
+    assert cluster.topics.offsets_at(topic, 0) == {0: 0, 1: 0}
+    assert cluster.topics.offsets_at(topic, 1_500) == {0: 1, 1: 0}
+    assert cluster.topics.offsets_at(topic, 2_000) == {0: 1, 1: 0}
+    assert cluster.topics.offsets_at(topic, 4_000) == {0: 3, 1: 0}
