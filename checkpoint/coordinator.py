@@ -288,7 +288,7 @@ class Coordinator:
             return []  # the last words of workers that are being killed
         match event:
             case Tick():
-                effects = self._expire(now_ms)
+                effects = self._expire(now_ms) or self._starve(now_ms)
             case Recovered(manifest):
                 effects = self._recovered(manifest)
             case Deployed():
@@ -383,7 +383,8 @@ class Coordinator:
             return False
         if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
             return False
-        needed = len(self.in_flight) + (1 if self._final else 2)
+        awaited = sum(each.state is CheckpointState.TRIGGERED for each in self.in_flight)  # each may use one up yet
+        needed = awaited + (1 if self._final else 2)
         return all(self._producers.get(sink, 0) >= needed for sink in self.sinks)
 
     def _trigger(self, now_ms: int) -> list[Effect]:
@@ -418,6 +419,18 @@ class Coordinator:
         if self._failed_in_row > self.settings.tolerable_failed:
             return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
         return [Note(f"{reason}; aborted, its output is carried by the next one")]
+
+    def _starve(self, now_ms: int) -> list[Effect]:
+        """A sink that gets no producer ready keeps checkpoints from being triggered: its worker hangs."""
+        if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger:
+            return []
+        if now_ms < self._next_trigger_ms + self.settings.timeout_ms:
+            return []
+        return self._failed(Failed(f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"), now_ms)
+
+    def _waiting(self) -> str:
+        """The sinks that have no producer ready."""
+        return ", ".join(f"sink {s} subtask {i}" for s, i in sorted(self.sinks) if self._producers.get((s, i), 0) < 2)
 
     def _acknowledged(self, ack: Ack, now_ms: int) -> list[Effect]:
         """Keep the precommits in any case; decide when every subtask has acknowledged."""

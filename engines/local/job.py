@@ -91,9 +91,8 @@ class Job:
         self._post(lambda: self._feed(core.Stop()))
 
     def _turn(self) -> None:
-        timeout_s = min(0.2, max(0.0, (self.core.wake_ms - _monotonic_ms()) / 1000))
-        if self.core.state is not core.JobState.RUNNING:
-            timeout_s = 0.05
+        due_s = (self.core.wake_ms - _monotonic_ms()) / 1000
+        timeout_s = min(0.2, due_s) if due_s > 0 and self.core.state is core.JobState.RUNNING else 0.05
         for key, _ in self._selector.select(timeout_s):
             key.data()
         while not self._events.empty():

@@ -455,7 +455,7 @@ def test_a_failed_worker_restarts_the_job_and_drops_what_is_undecided() -> None:
     assert job.core.state is JobState.RECOVERING
     assert job(Recovered(manifest())) == [Deploy(1, manifest())]
     assert job(Deployed()) == []
-    assert job(Tick(), 9 * INTERVAL_MS) == []
+    assert job(Tick(), 4 * INTERVAL_MS) == []
     assert job.grant(2) == [Trigger(2, 0, final=False)]
     assert plan_of(job.ack(2)).precommits == []
 
@@ -490,3 +490,14 @@ def test_a_completed_checkpoint_is_progress_to_the_restart_strategy() -> None:
     job(Failed("x"))
     job.running(checkpoint=completed)
     assert isinstance(job(Failed("x"))[0], End)
+
+
+def test_a_sink_that_gets_no_producer_restarts_the_job() -> None:
+    """A worker that hangs before its producers are ready keeps every trigger away; it does not go unnoticed."""
+    job = Job()
+    job(Recovered(manifest()))
+    job(Deployed())
+    assert job(Tick(), INTERVAL_MS + TIMEOUT_MS - 1) == []
+    (restart,) = job(Tick(), INTERVAL_MS + TIMEOUT_MS)
+    assert isinstance(restart, Restart)
+    assert "no producer was ready" in restart.reason

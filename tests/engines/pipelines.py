@@ -1,0 +1,112 @@
+"""Pipelines that the tests run as `exactlyonce run pipelines:...`; every worker imports this module."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from exactlyonce import Pipeline, Record
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+class Order(msgspec.Struct):
+    """Unique by `id`."""
+
+    id: int
+    customer: str
+    total: int
+
+
+class Total(msgspec.Struct):
+    """The running total of a customer after order `id`."""
+
+    id: int
+    customer: str
+    sum: int
+
+
+def add(total: int | None, order: Order) -> tuple[int, Total]:
+    """The running total."""
+    total = (total or 0) + order.total
+    return total, Total(order.id, order.customer, total)
+
+
+def linear(name: str) -> Pipeline:
+    """Topic NAME-in through a running total to NAME-out."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .filter(lambda order: order.total > 0)
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def diamond(name: str) -> Pipeline:
+    """Two inputs united, a running total into one sink, every order into another."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
+        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
+    )
+    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    (
+        orders.key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def passing(name: str) -> Pipeline:
+    """No state: topic NAME-in to NAME-out, record by record."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=bytes, metadata=True))
+        .map(lambda record: record, output=Record[bytes])
+        .sink("out", KafkaSink(f"{name}-out"))
+    )
+    return pipeline
+
+
+def slow(name: str, pause_ms: int) -> Pipeline:
+    """`linear`, with a pause at every record, so that a run lasts."""
+    pipeline = Pipeline(name)
+
+    def waited(order: Order) -> Order:
+        time.sleep(pause_ms / 1000)  # noqa: TID251 - a slow user function
+        return order
+
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .map(waited)
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def stopping(name: str, folder: str) -> Pipeline:
+    """`linear`, in which the worker that meets order 3500 first stops itself, once, and leaves its process id in *folder*."""
+    pipeline = Pipeline(name)
+    marker = Path(folder) / "stopped"
+
+    def stop(order: Order) -> Order:
+        if order.id == 3500 and not marker.exists():
+            marker.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return order
+
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .map(stop)
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
