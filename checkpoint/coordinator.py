@@ -1,0 +1,506 @@
+"""The coordinator: triggers checkpoints, gathers acknowledgements, aborts what is late, restarts what fails.
+
+Events in, effects out: no I/O, no clock (every event comes with the time), no threads. The states of the job and of a
+checkpoint are the two tables below; whatever is not in them raises InvariantViolation.
+
+Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; while a
+checkpoint is being decided nothing is aborted and nothing restarted; the precommits and order logs of an aborted
+checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted) when it restarts. A clean
+end comes only when the last checkpoint is finalized and no transaction of any attempt is open.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import msgspec
+
+from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolved
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, SourceOffset
+from exactlyonce.checkpoint.restart import RestartStrategy
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
+
+NEVER_MS = 1 << 62
+
+Subtask = tuple[str, int]
+"""(task or sink id, index)."""
+
+
+class JobState(enum.Enum):
+    """Where the job stands."""
+
+    RECOVERING = "recovering"
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.RECOVERING: frozenset({JobState.DEPLOYING, JobState.ENDED}),
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.ENDED}),
+    JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.ENDED}),
+    JobState.ENDED: frozenset(),
+}
+
+
+class CheckpointState(enum.Enum):
+    """Where one checkpoint stands."""
+
+    TRIGGERED = "triggered"
+    ACKNOWLEDGED = "acknowledged"
+    DECIDING = "deciding"
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+
+CHECKPOINT_TRANSITIONS: dict[CheckpointState, frozenset[CheckpointState]] = {
+    CheckpointState.TRIGGERED: frozenset({CheckpointState.ACKNOWLEDGED, CheckpointState.ABORTED}),
+    CheckpointState.ACKNOWLEDGED: frozenset({CheckpointState.DECIDING, CheckpointState.ABORTED}),
+    CheckpointState.DECIDING: frozenset({CheckpointState.FINALIZED, CheckpointState.ABORTED}),
+    CheckpointState.FINALIZED: frozenset(),
+    CheckpointState.ABORTED: frozenset(),
+}
+
+
+class OperatorAck(msgspec.Struct, frozen=True):
+    """The state of one stateful operator in one subtask."""
+
+    operator: str
+    index: tuple[BlockRef, ...]
+    blocks: tuple[BlockRef, ...]
+    """All blocks that the index lists."""
+    state_bytes: int
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """A subtask's snapshot for a checkpoint is durable."""
+
+    task: str
+    subtask: int
+    checkpoint: int
+    offsets: tuple[SourceOffset, ...] = ()
+    operators: tuple[OperatorAck, ...] = ()
+    order_log: OrderLog | None = None
+    precommits: tuple[Precommit, ...] = ()
+    written: tuple[BlockRef, ...] = ()
+    """Blocks that this checkpoint wrote."""
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The highest checkpoint is finalized and older transactions are fenced: the job may start from *manifest*."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Every worker has restored its state."""
+
+
+@dataclass(frozen=True)
+class ProducerGranted:
+    """A sink subtask has one more producer ready: the one it writes with now counts, and the one to come after it."""
+
+    sink: str
+    subtask: int
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A subtask acknowledged."""
+
+    ack: Ack
+
+
+@dataclass(frozen=True)
+class Concluded:
+    """The decision procedure ended."""
+
+    checkpoint: int
+    verdict: Decided | Refuse | Unresolved
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker died, or something it needs failed; *error* where no restart can help."""
+
+    reason: str
+    error: ExactlyOnceError | None = None
+
+
+@dataclass(frozen=True)
+class SourcesFinished:
+    """Every source of a bounded job has reached its target."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The user asked for a clean stop."""
+
+
+OfWorkers = Deployed | ProducerGranted | Acknowledged | SourcesFinished
+Event = Tick | Recovered | Concluded | Failed | Stop | OfWorkers
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Tell every source subtask to note Sn and inject barrier *checkpoint*; after a final one nothing more is read."""
+
+    checkpoint: int
+    base: int
+    final: bool
+
+
+@dataclass(frozen=True)
+class Decide:
+    """Run the decision procedure for *plan*."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class AnnounceFinalized:
+    """Tell workers that *checkpoint* is finalized: its transactional ids are free."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Kill all workers, wait for them, finish *unfinished* if given, fence older attempts; then `Recovered`."""
+
+    attempt: int
+    delay_ms: int
+    reason: str
+    unfinished: Manifest | None
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Start workers that restore *manifest*; then `Deployed`."""
+
+    attempt: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over: cleanly after *manifest*, or with *error*."""
+
+    manifest: Manifest | None
+    error: ExactlyOnceError | None
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the log should say."""
+
+    text: str
+
+
+Effect = Trigger | Decide | AnnounceFinalized | Restart | Deploy | End | Note
+
+
+@dataclass
+class Plan:
+    """A checkpoint in flight: what has been acknowledged for it."""
+
+    checkpoint: int
+    base: int
+    previous: int
+    final: bool
+    triggered_ms: int
+    attempt: int
+    state: CheckpointState = CheckpointState.TRIGGERED
+    acks: dict[Subtask, Ack] = field(default_factory=dict)
+    precommits: list[Precommit] = field(default_factory=list)
+    """All that its manifest will carry: its own and those of aborted checkpoints before it."""
+    order_logs: list[OrderLog] = field(default_factory=list)
+    """Likewise."""
+    ages_ms: dict[str, int] = field(default_factory=dict)
+    """How long each precommit's transaction has been open, by transactional id."""
+
+    def move(self, state: CheckpointState) -> None:
+        """Change state, as the table allows."""
+        require(state in CHECKPOINT_TRANSITIONS[self.state], f"a checkpoint moves from {self.state} to {state}")
+        self.state = state
+
+
+class Coordinator:
+    """The pure core of one life of a pipeline. Feed it events; perform its effects in order."""
+
+    def __init__(
+        self, settings: CheckpointSettings, restart: RestartStrategy, subtasks: set[Subtask], sinks: set[Subtask]
+    ) -> None:
+        self.settings = settings
+        self.restart = restart
+        self.subtasks = frozenset(subtasks)
+        self.sinks = frozenset(sinks)
+        self.state = JobState.RECOVERING
+        self.attempt = 0
+        self.manifest: Manifest | None = None
+        self.in_flight: list[Plan] = []
+        self._checkpoint_latest = 0
+        self._failed_in_row = 0
+        self._next_trigger_ms = 0
+        self._producers: dict[Subtask, int] = {}
+        self._precommits: list[tuple[Precommit, int]] = []
+        self._order_logs: list[tuple[int, OrderLog]] = []
+        self._acked: dict[Subtask, int] = {}
+        self._stopping = False
+        self._finished = False
+        self._pending_failure: Failed | None = None
+        self._gave_up: ExactlyOnceError | None = None
+
+    @property
+    def deciding(self) -> Plan | None:
+        """The checkpoint whose decision is under way."""
+        return next((each for each in self.in_flight if each.state is CheckpointState.DECIDING), None)
+
+    @property
+    def pinned(self) -> set[int]:
+        """Completed checkpoints that something in flight builds on, or may before the present decision concludes."""
+        return {each.base for each in self.in_flight} | ({self.manifest.checkpoint} if self.manifest else set())
+
+    @property
+    def wake_ms(self) -> int:
+        """When the next `Tick` is due, if nothing else happens."""
+        triggered = (each for each in self.in_flight if each.state is CheckpointState.TRIGGERED)
+        due = [each.triggered_ms + self.settings.timeout_ms for each in triggered]
+        return min([*due, self._next_trigger_ms] if self._may_trigger else due, default=NEVER_MS)
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take *event* at *now_ms* (monotonic) and return what must be done, in order."""
+        if self.state is JobState.ENDED or (self.state is JobState.RECOVERING and isinstance(event, OfWorkers)):
+            return []  # the last words of workers that are being killed
+        match event:
+            case Tick():
+                effects = self._expire(now_ms) or self._starve(now_ms)
+            case Recovered(manifest):
+                effects = self._recovered(manifest)
+            case Deployed():
+                effects = self._deployed(now_ms)
+            case ProducerGranted(sink, subtask):
+                require((sink, subtask) in self.sinks, "producers are granted to sinks of this job")
+                self._producers[sink, subtask] = self._producers.get((sink, subtask), 0) + 1
+                effects = []
+            case Acknowledged(ack):
+                effects = self._acknowledged(ack, now_ms)
+            case Concluded(checkpoint, verdict):
+                effects = self._concluded(checkpoint, verdict, now_ms)
+            case Failed():
+                effects = self._failed(event, now_ms)
+            case SourcesFinished():
+                self._finished, self._next_trigger_ms = True, now_ms
+                effects = []
+            case Stop():
+                self._stopping, self._next_trigger_ms = True, now_ms
+                effects = []
+        return effects + self._trigger(now_ms)
+
+    def _move(self, state: JobState) -> None:
+        require(state in JOB_TRANSITIONS[self.state], f"a job moves from {self.state} to {state}")
+        self.state = state
+
+    # --- life of the job ----------------------------------------------------------------------------------------
+
+    def _recovered(self, manifest: Manifest) -> list[Effect]:
+        require(
+            self.manifest is None or manifest.checkpoint >= self.manifest.checkpoint,
+            "completed checkpoint ids only grow",
+        )
+        self.manifest = manifest
+        self._checkpoint_latest = max(self._checkpoint_latest, manifest.checkpoint)
+        if self._stopping or self._gave_up:
+            return self._end(self._gave_up)
+        self._move(JobState.DEPLOYING)
+        return [Deploy(self.attempt, manifest)]
+
+    def _deployed(self, now_ms: int) -> list[Effect]:
+        self._move(JobState.RUNNING)
+        self._next_trigger_ms = now_ms if self._stopping else now_ms + self.settings.interval_ms
+        return []
+
+    def _failed(self, failure: Failed, now_ms: int) -> list[Effect]:
+        """Restart, or end. While a checkpoint is being decided the failure waits for the outcome."""
+        if isinstance(failure.error, Fenced):
+            return self._end(failure.error)
+        if self.deciding is not None:
+            self._pending_failure = self._pending_failure or failure
+            return []
+        if failure.error is not None:
+            return self._end(failure.error)
+        return self._restart(failure.reason, now_ms)
+
+    def _restart(self, reason: str, now_ms: int, unfinished: Manifest | None = None) -> list[Effect]:
+        if self.state is JobState.RECOVERING and unfinished is None:
+            return []
+        delay_ms = self.restart.failed(now_ms)
+        if delay_ms is None:
+            self._gave_up = ExactlyOnceError(f"The job failed and its restart strategy gives up: {reason}")
+            if unfinished is None:
+                return self._end(self._gave_up)
+        self._drop_in_flight()
+        self.attempt += 1
+        self._move(JobState.RECOVERING)
+        return [Restart(self.attempt, delay_ms or 0, reason, unfinished)]
+
+    def _drop_in_flight(self) -> None:
+        """Forget what is undecided: its transactions are aborted before the next attempt begins."""
+        for plan in self.in_flight:
+            plan.move(CheckpointState.ABORTED)
+        self.in_flight, self._precommits, self._order_logs, self._pending_failure = [], [], [], None
+        self._producers, self._acked = {}, {}
+        self._failed_in_row, self._finished = 0, False
+
+    def _end(self, error: ExactlyOnceError | None) -> list[Effect]:
+        self._move(JobState.ENDED)
+        return [End(self.manifest, error)]
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    @property
+    def _final(self) -> bool:
+        return self._stopping or self._finished
+
+    @property
+    def _may_trigger(self) -> bool:
+        """Whether only time keeps the next checkpoint from being triggered."""
+        if self.state is not JobState.RUNNING or self._pending_failure or any(each.final for each in self.in_flight):
+            return False
+        if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
+            return False
+        awaited = sum(each.state is CheckpointState.TRIGGERED for each in self.in_flight)  # each may use one up yet
+        needed = awaited + (1 if self._final else 2)
+        return all(self._producers.get(sink, 0) >= needed for sink in self.sinks)
+
+    def _trigger(self, now_ms: int) -> list[Effect]:
+        if now_ms < self._next_trigger_ms or not self._may_trigger:
+            return []
+        final = self._final
+        require(self.manifest is not None, "a running job has a completed checkpoint")
+        assert self.manifest is not None
+        self._checkpoint_latest += 1
+        base = self.manifest.checkpoint
+        previous = self.in_flight[-1].checkpoint if self.in_flight else base
+        plan = Plan(self._checkpoint_latest, base, previous, final, now_ms, self.attempt)
+        self.in_flight.append(plan)
+        self._next_trigger_ms = now_ms + self.settings.interval_ms
+        return [Trigger(plan.checkpoint, base, final)]
+
+    def _expire(self, now_ms: int) -> list[Effect]:
+        """Abort the checkpoints that took too long."""
+        late = [
+            p for p in self.in_flight
+            if p.state is CheckpointState.TRIGGERED and now_ms >= p.triggered_ms + self.settings.timeout_ms
+        ]  # fmt: skip
+        if not late:
+            return []
+        for plan in late:
+            plan.move(CheckpointState.ABORTED)
+            self.in_flight.remove(plan)
+        self._failed_in_row += len(late)
+        self._next_trigger_ms = now_ms + self.settings.min_pause_ms
+        names = ", ".join(str(plan.checkpoint) for plan in late)
+        reason = f"checkpoint {names} was not acknowledged within {self.settings.timeout_ms} ms"
+        if self._failed_in_row > self.settings.tolerable_failed:
+            return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
+        return [Note(f"{reason}; aborted, its output is carried by the next one")]
+
+    def _starve(self, now_ms: int) -> list[Effect]:
+        """A sink that gets no producer ready keeps checkpoints from being triggered: its worker hangs."""
+        if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger:
+            return []
+        if now_ms < self._next_trigger_ms + self.settings.timeout_ms:
+            return []
+        return self._failed(Failed(f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"), now_ms)
+
+    def _waiting(self) -> str:
+        """The sinks that have no producer ready."""
+        return ", ".join(f"sink {s} subtask {i}" for s, i in sorted(self.sinks) if self._producers.get((s, i), 0) < 2)
+
+    def _acknowledged(self, ack: Ack, now_ms: int) -> list[Effect]:
+        """Keep the precommits in any case; decide when every subtask has acknowledged."""
+        subtask = (ack.task, ack.subtask)
+        require(subtask in self.subtasks, "acknowledgements come from subtasks of this job")
+        require(ack.checkpoint > self._acked.get(subtask, 0), "acknowledgements of one subtask come in order")
+        self._acked[subtask] = ack.checkpoint
+        for precommit in ack.precommits:
+            self._precommits.append((precommit, now_ms - precommit.open_ms))
+            self._producers[precommit.sink, precommit.subtask] -= 1
+        if ack.order_log is not None:
+            self._order_logs.append((ack.checkpoint, ack.order_log))
+        plan = next((p for p in self.in_flight if p.checkpoint == ack.checkpoint), None)
+        if plan is None:
+            return []
+        plan.acks[subtask] = ack
+        if plan.acks.keys() == self.subtasks:
+            plan.move(CheckpointState.ACKNOWLEDGED)
+        return self._decide(now_ms)
+
+    def _decide(self, now_ms: int) -> list[Effect]:
+        """Begin the decision of the oldest checkpoint in flight, if its turn has come."""
+        if not self.in_flight or self.in_flight[0].state is not CheckpointState.ACKNOWLEDGED:
+            return []
+        plan = self.in_flight[0]
+        assert self.manifest is not None
+        plan.previous = self.manifest.checkpoint
+        carried = [(p, opened) for p, opened in self._precommits if p.checkpoint <= plan.checkpoint]
+        plan.precommits = [p for p, _ in carried]
+        plan.order_logs = [log for n, log in self._order_logs if n <= plan.checkpoint]
+        plan.ages_ms = {p.transactional_id: now_ms - opened for p, opened in carried}
+        plan.move(CheckpointState.DECIDING)
+        return [Decide(plan)]
+
+    def _concluded(self, checkpoint: int, verdict: Decided | Refuse | Unresolved, now_ms: int) -> list[Effect]:
+        plan = self.deciding
+        require(plan is not None and plan.checkpoint == checkpoint, "decisions come one by one")
+        assert plan is not None
+        if isinstance(verdict, Unresolved):
+            return self._end(
+                Undetermined(
+                    f"Whether checkpoint {checkpoint} completed could not be learnt from the broker. "
+                    f"Nothing is lost: run the pipeline again, it reads what is true."
+                )
+            )
+        self.in_flight.remove(plan)
+        if isinstance(verdict, Refuse):
+            plan.move(CheckpointState.ABORTED)
+            return self._after_decision(now_ms) or self._restart(verdict.reason, now_ms)
+        plan.move(CheckpointState.FINALIZED)
+        self._completed(plan, verdict.manifest, now_ms)
+        if not verdict.finalized:
+            self._pending_failure = None
+            return self._restart(f"the broker refused to commit checkpoint {checkpoint}", now_ms, verdict.manifest)
+        announce: list[Effect] = [AnnounceFinalized(checkpoint)]
+        if plan.final:  # nothing was read after it: a worker that died since is no loss
+            return announce + self._end(self._pending_failure.error if self._pending_failure else None)
+        return announce + (self._after_decision(now_ms) or self._decide(now_ms))
+
+    def _completed(self, plan: Plan, manifest: Manifest, now_ms: int) -> None:
+        assert self.manifest is not None
+        require(manifest.checkpoint > self.manifest.checkpoint, "completed checkpoint ids only grow")
+        self.manifest = manifest
+        self._precommits = [(p, opened) for p, opened in self._precommits if p.checkpoint > plan.checkpoint]
+        self._order_logs = [(n, log) for n, log in self._order_logs if n > plan.checkpoint]
+        self._failed_in_row = 0
+        self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self.settings.min_pause_ms)
+        self.restart.completed(now_ms)
+
+    def _after_decision(self, now_ms: int) -> list[Effect]:
+        """The failure that had to wait for the decision."""
+        failure, self._pending_failure = self._pending_failure, None
+        return self._failed(failure, now_ms) if failure else []
