@@ -31,12 +31,13 @@ class Snapshot:
         self.checkpoint = intervals[-1].checkpoint
         self.operator = state_type.operator
         self._intervals = intervals
-        self._base = base
         self._chains = chains
         self._schema = state_type.schema
         self._max_parallelism = max_parallelism
         self._headers: list[BlockHeader] = []
         self._encoded = False
+        self.chain = base
+        """All blocks of the state, once it is sealed."""
 
     def encode(self) -> Iterator[EncodedBlock | None]:
         """Blocks to write; None where a slice of work is done and no block finished. Call it once."""
@@ -56,6 +57,6 @@ class Snapshot:
     def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
         """The parts of the index to write, given where the blocks of `encode` were written; none for empty state."""
         require(self._encoded, f"checkpoint {self.checkpoint} is sealed after its last block")
-        self.chain = self._base.extended(zip(refs, self._headers, strict=True))
+        self.chain = self.chain.extended(zip(refs, self._headers, strict=True))
         self._chains[self.checkpoint] = self.chain
         return encode_index(self.chain, self.operator, self.checkpoint, self._max_parallelism, self._schema)
