@@ -44,10 +44,10 @@ def checkpoints(args: argparse.Namespace) -> int:
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args.pipeline))
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(_as_json(history)), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(as_json(history)), indent=2).decode())
     else:
         width = text.terminal_width()
-        print(*_as_text(history, config.bootstrap_servers, width), sep="\n")
+        print(*as_text(history, config.bootstrap_servers, width), sep="\n")
     return 0
 
 
@@ -129,7 +129,8 @@ def _listed(history: History) -> list[Listed]:
     return [Listed(manifest, history.finalized.get(manifest.checkpoint)) for manifest in history.retained]
 
 
-def _as_json(history: History) -> dict[str, Any]:
+def as_json(history: History) -> dict[str, Any]:
+    """All checkpoints, for machines."""
     return {
         "pipeline": history.pipeline,
         "newest_incarnation": history.newest_life,
@@ -138,7 +139,8 @@ def _as_json(history: History) -> dict[str, Any]:
     }
 
 
-def _as_text(history: History, bootstrap_servers: str, width: int) -> Iterator[str]:
+def as_text(history: History, bootstrap_servers: str, width: int) -> Iterator[str]:
+    """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
     listed, life = _listed(history), history.newest_life
     yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
     if life is not None:

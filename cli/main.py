@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from exactlyonce.cli import broker, checkpoints, explain, init, reset, run
 from exactlyonce.cli.arguments import Parser
-from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, UserError
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
 INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
@@ -56,8 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_gone():
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter still flushes
         return READER_GONE
 
@@ -92,10 +90,13 @@ def _run(argv: Sequence[str] | None) -> int:
         code: int = args.command(args)
     except ExactlyOnceError as error:
         return _failed(error, args.redact)
-    except BrokenPipeError:
-        raise
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_gone():
+            raise
+        said = f"The operating system refused: {error}. {DEBUG_VARIABLE}=1 shows where."
+        return _failed(UserError(said).with_traceback(error.__traceback__), args.redact)
     except Exception as error:
         said = f"{type(error).__name__}: {error}. This is a defect of exactlyonce: please report it"
         return _failed(InvariantViolation(said).with_traceback(error.__traceback__), args.redact)
@@ -110,7 +111,7 @@ def _failed(error: ExactlyOnceError, redact: Callable[[str], str]) -> int:
 
 
 def _reader_gone() -> bool:
-    """Whether it is our own output that nobody reads, and not a connection that broke."""
+    """Whether it is our own output that broke, because nobody reads it, and not a connection to a broker or worker."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline
 
@@ -105,6 +105,11 @@ def restart(text: str) -> dict[str, str]:
     return {"strategy": strategy, **{name: value for name, _, value in pairs}}
 
 
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the engine is told, by the names that `Pipeline.run` has for it; None: not given."""
+    return {name: getattr(args, name) for name in _SETTINGS} | {"kafka": dict(args.kafka)}
+
+
 def run(args: argparse.Namespace) -> int:
     """Run it until the end, which is clean or raised."""
     from exactlyonce.cli.notes import SpeakingStopper, note
@@ -113,8 +118,9 @@ def run(args: argparse.Namespace) -> int:
     from exactlyonce.engines.local.run import run_loaded
     from exactlyonce.pipeline.loading import load
 
-    options = options_from({name: getattr(args, name) for name in _SETTINGS} | {"kafka": dict(args.kafka)})
+    options = options_from(settings(args))
     args.redact = options.client.redact
+    options.client.check()
     loaded = load(args.pipeline, dict(args.param))
     name, in_terminal = loaded.pipeline.name, sys.stderr.isatty() and not (args.json or args.verbose)
     reporter: Reporter = TerminalReporter() if in_terminal else JsonReporter(verbose=args.verbose)

@@ -9,11 +9,12 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 SERVERS = os.environ.get("EXACTLYONCE_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
 CUSTOMERS = ("ann", "bob", "cho", "dee", "eve")
 
+admin = AdminClient({"bootstrap.servers": SERVERS})
 try:
-    AdminClient({"bootstrap.servers": SERVERS}).create_topics([NewTopic("orders", num_partitions=2)])["orders"].result()
+    admin.create_topics([NewTopic("orders", num_partitions=2)], request_timeout=10)["orders"].result()
 except KafkaException as error:
     if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-        raise
+        raise SystemExit(f"{SERVERS} made no topic: {error.args[0].str()}") from None
 
 producer = Producer({"bootstrap.servers": SERVERS, "enable.idempotence": True})
 for number in range(1_000):

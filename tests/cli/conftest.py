@@ -1,0 +1,133 @@
+"""The real command as a process of its own, and a pipeline with its input for it to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from exactlyonce.testing.cluster import KafkaCluster
+
+LIMIT_S = 60.0
+MODULE = '''\
+import msgspec
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+class Order(msgspec.Struct):
+    customer: str
+    total: int
+
+
+def add(total: int | None, order: Order) -> tuple[int, int]:
+    total = (total or 0) + order.total
+    return total, total
+
+
+def make(name: str = "{name}") -> Pipeline:
+    pipeline = Pipeline(name)
+    (pipeline
+        .source("orders", KafkaSource("{name}-orders", value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink("{name}-totals")))
+    return pipeline
+
+
+pipeline = make()
+'''
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def events(self) -> list[dict[str, object]]:
+        """The lines of JSON on stderr."""
+        return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
+
+
+@dataclass(frozen=True)
+class Command:
+    """`exactlyonce`, called in *folder*."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str, **environment: str) -> Ended:
+        """Call it and wait for its end."""
+        done = subprocess.run(
+            [*self.line, *arguments],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Call it and let it run."""
+        return subprocess.Popen(
+            [*self.line, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def line(self) -> list[str]:
+        """What to call."""
+        return [sys.executable, "-m", "exactlyonce.cli.main"]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """The command in an empty folder, without settings from outside, for a terminal of 80 columns."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EXACTLYONCE_")}
+    return Command(tmp_path, {**environment, "COLUMNS": "80"})
+
+
+@dataclass(frozen=True)
+class Orders:
+    """A pipeline `orders:pipeline`, its topics, and the command, which finds both."""
+
+    name: str
+    kafka: KafkaCluster
+    command: Command
+
+    def write(self, count: int) -> None:
+        """Write *count* orders more."""
+        orders = [(f"c{number % 7}", f'{{"customer":"c{number % 7}","total":1}}') for number in range(count)]
+        self.kafka.produce(f"{self.name}-orders", orders)
+
+    def totals(self) -> list[bytes | None]:
+        """What is visible in the output, in no certain order."""
+        return [record.value for record in self.kafka.read_committed(f"{self.name}-totals")]
+
+
+@pytest.fixture
+def orders(command: Command, kafka: KafkaCluster, topic_name: str) -> Orders:
+    """A pipeline with 700 orders of 7 customers in two partitions; never run yet."""
+    kafka.create_topic(f"{topic_name}-orders", partitions=2)
+    (command.folder / "orders.py").write_text(MODULE.format(name=topic_name))
+    environment = {**command.environment, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    found = Orders(topic_name, kafka, Command(command.folder, environment))
+    found.write(700)
+    return found

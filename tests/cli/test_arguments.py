@@ -1,0 +1,76 @@
+"""What is written on the command line, as the engine is given it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exactlyonce.cli import run
+from exactlyonce.cli.arguments import client
+from exactlyonce.cli.main import parser
+from exactlyonce.engines.local.configuration import options_from
+from exactlyonce.pipeline.errors import ConfigError
+
+
+def test_every_option_reaches_the_engine() -> None:
+    """Each option of `run` sets what it says, and the engine takes all of them."""
+    line = (
+        "run orders:make --param region=eu --param year=2013 --bootstrap-servers h:9092 --parallelism 2 --until latest "
+        "--checkpoint-interval 500ms --checkpoint-timeout 2m --min-pause 10ms --max-concurrent 2 --tolerable-failed 3 "
+        "--num-retained 5 --restart-budget 30s --transaction-timeout 10m --checkpoint-partitions 9 --accept-loss 12 "
+        "--restart fixed_delay:attempts=3,delay=1s --kafka linger.ms=5 --kafka client.id=a=b"
+    )
+    args = parser().parse_args(line.split())
+    options = options_from(run.settings(args))
+    assert (args.pipeline, dict(args.param)) == ("orders:make", {"region": "eu", "year": "2013"})
+    assert dict(options.client.settings) == {"bootstrap.servers": "h:9092", "linger.ms": "5", "client.id": "a=b"}
+    assert (options.parallelism, options.until, options.accept_loss, options.inline) == (2, "latest", 12, False)
+    assert options.restart == {"strategy": "fixed_delay", "attempts": 3, "delay_ms": 1000}
+    assert options.checkpoint_partitions == 9
+    checkpoint = options.checkpoint
+    assert (checkpoint.interval_ms, checkpoint.timeout_ms, checkpoint.min_pause_ms) == (500, 120_000, 10)
+    assert (checkpoint.max_concurrent, checkpoint.tolerable_failed, checkpoint.num_retained) == (2, 3, 5)
+    assert (checkpoint.restart_budget_ms, checkpoint.transaction_timeout_ms) == (30_000, 600_000)
+
+
+def test_defaults_are_the_engines() -> None:
+    """What is not given is left to the engine."""
+    args = parser().parse_args(["run", "orders:pipeline", "--bootstrap-servers", "h:1"])
+    assert options_from(run.settings(args)) == options_from({"bootstrap_servers": "h:1"})
+
+
+def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
+    """The command line wins over the file of --config, setting by setting."""
+    (tmp_path / "c.toml").write_text(
+        '[run]\nparallelism = 4\nuntil = "latest"\n'
+        '[kafka]\n"bootstrap.servers" = "file:1"\n"linger.ms" = 5\n"client.id" = 1\n'
+    )
+    line = ["run", "o:p", "--config", str(tmp_path / "c.toml"), "--parallelism", "2", "--kafka", "linger.ms=7"]
+    options = options_from(run.settings(parser().parse_args(line)))
+    assert (options.parallelism, options.until) == (2, "latest")
+    assert dict(options.client.settings) == {"bootstrap.servers": "file:1", "linger.ms": "7", "client.id": "1"}
+
+
+def test_client_of_the_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`checkpoints` and `reset` find the cluster as `run` does: by option, then file, then environment."""
+    monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", "environment:1")
+    (tmp_path / "c.toml").write_text('[kafka]\n"bootstrap.servers" = "file:1"\n')
+    in_file = ["--config", str(tmp_path / "c.toml")]
+    cases = {"option:1": [*in_file, "--bootstrap-servers", "option:1"], "file:1": in_file, "environment:1": []}
+    for expected, line in cases.items():
+        assert client(parser().parse_args(["reset", "p", *line])).bootstrap_servers == expected
+    monkeypatch.delenv("EXACTLYONCE_BOOTSTRAP_SERVERS")
+    with pytest.raises(ConfigError, match="No Kafka cluster is named"):
+        client(parser().parse_args(["reset", "p"]))
+
+
+def test_restart_strategy() -> None:
+    """A strategy stands alone or with its options behind a colon."""
+    assert run.restart("none") == {"strategy": "none"}
+    assert run.restart("failure_rate:failures=2,window=1m,delay=1s") == {
+        "strategy": "failure_rate",
+        "failures": "2",
+        "window": "1m",
+        "delay": "1s",
+    }

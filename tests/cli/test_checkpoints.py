@@ -1,0 +1,147 @@
+"""`exactlyonce checkpoints`: as data, as text, and of a pipeline that runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.cli.checkpoints import Listed, as_json, as_text
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Orders
+
+LIMIT_S = 60.0
+
+
+def committable(subtask: int, *counts: int) -> Committable:
+    """One that wrote so many records to each partition of the topic `totals`."""
+    written = tuple(Written("totals", partition, 100, count) for partition, count in enumerate(counts))
+    return Committable(f"eo:p:out:{subtask}:3.0:1", 7, 0, 2, "cluster", "out", subtask, 41, written)
+
+
+def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoint") -> Manifest:
+    """Checkpoint *checkpoint* of `p`, with two sources and 1.5 MB of state."""
+    offsets = [SourceOffset("in", "orders", "id", partition, 10 * checkpoint) for partition in range(2)]
+    offsets.append(SourceOffset("rates", "exchange-rates", "id", 0, 5))
+    operators = (OperatorSnapshot("totals", 1, 1_500_000, ()),)
+    return Manifest(
+        *("p", checkpoint, 3, 0, kind, checkpoint - 1, checkpoint - 1, 1_000_000, 1_000_113, "f" * 64, 128, 1, 5, ()),
+        *(2_000, tuple(offsets), operators, (), committables, ()),
+    )
+
+
+@pytest.fixture
+def history() -> History:
+    """Checkpoint 41 with a repaired transaction, and 42, which is not finalized."""
+    found = History("p")
+    found.admit(Incarnation(3, "box", 4212, 0, 1_000_000))
+    found.admit(manifest(41, committable(0, 10, 20), committable(1, 5)))
+    fates = (("eo:p:out:0:3.0:1", "committed"), ("eo:p:out:1:3.0:1", "repaired"))
+    found.admit(Finalized(41, 3, 1_000_200, fates))
+    found.admit(manifest(42, committable(0, 1_000), kind="final"))
+    return found
+
+
+def test_text(history: History) -> None:
+    """Each checkpoint is a line under aligned headers, with what it committed and Sn of each source below."""
+    head, life, blank, header, *lines = as_text(history, "h:9092", 80)
+    assert head == "p at h:9092: 2 checkpoints"
+    assert life.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
+    assert blank == ""
+    assert header == "id  kind        state      completed              took  written  state size"
+    assert [line.split()[:3] for line in lines] == [
+        ["41", "checkpoint", "finalized"],
+        ["committables", "1", "committed,"],
+        ["Sn", "of", "in"],
+        ["Sn", "of", "rates"],
+        ["42", "final", "decided"],
+        ["committables", "1", "decided;"],
+        ["Sn", "of", "in"],
+        ["Sn", "of", "rates"],
+    ]
+    assert lines[0].endswith("  113 ms   2.0 kB      1.5 MB")
+    assert lines[1] == "    committables  1 committed, 1 repaired; 35 records"
+    assert lines[2] == "    Sn of in      orders[0]=410 orders[1]=410"
+    assert lines[5] == "    committables  1 decided; 1,000 records"
+    assert max(map(len, [header, *lines])) <= 80
+
+
+def test_damage_is_shown(history: History) -> None:
+    """What cannot be read is listed with its reason."""
+    history.damaged["manifest/40"] = "it is finalized, but its manifest is gone"
+    assert "damaged: manifest/40: it is finalized, but its manifest is gone" in list(as_text(history, "h:9092", 80))
+    assert as_json(history)["damaged"] == history.damaged
+
+
+def test_json(history: History) -> None:
+    """As data there is all of it, the fate of each committable included."""
+    found = json.loads(msgspec.json.encode(as_json(history)))
+    assert (found["pipeline"], found["newest_incarnation"]["process"]) == ("p", 4212)
+    first, second = found["checkpoints"]
+    assert (first["checkpoint"], first["state"], first["finalized_at_ms"]) == (41, "finalized", 1_000_200)
+    assert (second["checkpoint"], second["state"], second["finalized_at_ms"]) == (42, "decided", None)
+    assert (first["duration_ms"], first["written_bytes"], first["state_bytes"]) == (113, 2_000, 1_500_000)
+    assert first["offsets"][1] == {"source": "in", "topic": "orders", "topic_id": "id", "partition": 1, "offset": 410}
+    assert [(each["fate"], each["records"]) for each in first["committables"]] == [("committed", 30), ("repaired", 5)]
+    assert first["committables"][0]["written"][1] == {
+        "topic": "totals",
+        "partition": 1,
+        "first_offset": 100,
+        "count": 20,
+    }
+
+
+def test_clock_that_was_set_back(history: History) -> None:
+    """A duration is never negative."""
+    odd = msgspec.structs.replace(manifest(43), completed_at_ms=5)
+    assert Listed(odd, None).as_json()["duration_ms"] == 0
+
+
+@pytest.mark.broker
+def test_after_a_run(orders: Orders) -> None:
+    """It lists what is in the topic, by the pipeline's name and by module:pipeline."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    ended = orders.command("checkpoints", orders.name, "--json")
+    assert ended.code == 0, ended.err
+    listed = json.loads(ended.out)["checkpoints"]
+    history = read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
+    assert [each["checkpoint"] for each in listed] == sorted(history.manifests)
+    last = listed[-1]
+    assert (last["kind"], last["state"], sum(each["offset"] for each in last["offsets"])) == ("final", "finalized", 700)
+    assert sum(each["records"] for each in last["committables"]) == 700
+    text = orders.command("checkpoints", "orders:pipeline")
+    assert text.code == 0
+    assert text.out.startswith(f"{orders.name} at {orders.kafka.bootstrap_servers}: {len(listed)} checkpoints\n")
+    assert "committables  1 committed; 700 records\n" in text.out
+    assert max(map(len, text.out.splitlines()[1:])) <= 80
+
+
+@pytest.mark.broker
+def test_disturbs_nobody(orders: Orders) -> None:
+    """A running pipeline is listed with its host and process, and goes on as the same incarnation."""
+    with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "100ms") as process:
+        assert process.stderr is not None
+        while '"event": "checkpoint"' not in process.stderr.readline():
+            assert process.poll() is None
+        listed: dict[str, Any] = json.loads(orders.command("checkpoints", orders.name, "--json").out)
+        process.send_signal(signal.SIGTERM)
+        assert '"kind": "final"' in process.stderr.read()
+        assert process.wait(LIMIT_S) == 0
+    life = listed["newest_incarnation"]
+    assert (life["incarnation"], life["process"]) == (1, process.pid)
+
+
+@pytest.mark.broker
+def test_unknown_pipeline(orders: Orders) -> None:
+    """A pipeline without checkpoints is an error that names the topic that was looked for, with exit code 2."""
+    ended = orders.command("checkpoints", f"{orders.name}-x")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"there is no topic {orders.name}-x.checkpoints" in ended.err

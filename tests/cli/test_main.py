@@ -1,0 +1,165 @@
+"""Help, messages and exit codes of the real command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from exactlyonce.cli import explain
+from exactlyonce.cli.main import main
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command
+
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
+COMMANDS = ("", "init", "broker", "broker start", "run", "explain", "checkpoints", "reset")
+CANARY = "canary-5f2e"
+
+
+def test_version(command: Command) -> None:
+    """--version gives the version of the installed package."""
+    assert command("--version") == (0, f"exactlyonce {version('exactlyonce')}\n", "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_the_documented_one(command: Command, name: str) -> None:
+    """docs/cli.md shows the help of every command as it is, and no line of it is longer than 100 columns."""
+    ended = command(*name.split(), "--help", COLUMNS="100")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"```text\n$ exactlyonce {f'{name} ' if name else ''}--help\n{ended.out}```\n" in DOCUMENTED.read_text()
+    assert max(map(len, ended.out.splitlines())) <= 100
+
+
+def test_help_loads_no_client(command: Command) -> None:
+    """To show help, neither a Kafka client nor an engine is imported."""
+    code = "import sys, exactlyonce.cli.main as m; m.parser().format_help(); print(*sys.modules, sep='\\n')"
+    done = subprocess.run([command.line[0], "-c", code], capture_output=True, text=True, check=True)
+    assert not {"confluent_kafka", "kafka", "pyspark", "exactlyonce.engines.local.run"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("rn",), "invalid choice: 'rn'"),
+        (("run",), "the following arguments are required: MODULE:PIPELINE"),
+        (("run", "a:b", "--until", "never"), "argument --until: invalid choice: 'never'"),
+        (("run", "a:b", "--parallelism", "two"), "argument --parallelism: invalid int value: 'two'"),
+        (("run", "a:b", "--restart", "fixed_delay:3"), "argument --restart: 'fixed_delay:3': write it as"),
+        (("run", "a:b", "--check"), "unrecognized arguments: --check"),
+        (("checkpoints", "a", "--param", "x"), "unrecognized arguments: --param x"),
+    ],
+)
+def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    """What the command line cannot mean is an error that shows the usage, with exit code 2."""
+    ended = command(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("usage: exactlyonce ")
+    assert message in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("explain", "nowhere:p"), "there is no module 'nowhere' in "),
+        (("explain", "m:other"), "module 'm' has no 'other'; the pipelines in it: empty"),
+        (("explain", "m:empty"), "pipeline 'empty' cannot be built:\n  m.py:"),
+        (("explain", "m:make"), "m:make needs parameter region; it takes: region: str"),
+        (("run", "m:empty"), "No Kafka cluster is named. Give --bootstrap-servers"),
+        (("checkpoints", "no name", "--bootstrap-servers", "h:1"), "The name of a pipeline, 'no name' must be"),
+        (("run", "m:empty", "--config", "x.toml"), "The configuration file x.toml cannot be read: No such file"),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--checkpoint-interval", "5"), "is '5': write a number with"),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "once"), "no restart strategy 'once'"),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "none:tries=1"), "has no option 'tries'"),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), 'configuration property: "linger"'),
+        (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
+        (("reset", "a"), "No Kafka cluster is named."),
+        (("init", "m.py"), "The files could not be written into m.py: File exists."),
+    ],
+)
+def test_errors_that_a_user_can_mend(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    """They are one message, without a traceback, with exit code 2."""
+    (command.folder / "m.py").write_text(
+        "from exactlyonce import Pipeline\n"
+        'empty = Pipeline("empty")\n'
+        'def make(region: str) -> Pipeline: return Pipeline(f"orders-{region}")\n'
+    )
+    ended = command(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("exactlyonce: ")
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_traceback_on_demand(command: Command) -> None:
+    """EXACTLYONCE_DEBUG=1 adds the traceback, and the message stays the last line."""
+    ended = command("explain", "nowhere:p", EXACTLYONCE_DEBUG="1")
+    assert ended.err.startswith("Traceback (most recent call last):\n")
+    assert ended.err.splitlines()[-1].startswith("exactlyonce: there is no module 'nowhere'")
+
+
+def test_defect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What nobody foresaw shows its traceback, says that it is a defect, and ends with code 70."""
+    monkeypatch.setattr(explain, "explain", lambda args: {"something": 0}["nothing"])
+    assert main(["explain", "m:p"]) == 70
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "exactlyonce: KeyError: 'nothing'. This is a defect of exactlyonce: please report it"
+
+
+def test_interrupt_before_the_start(command: Command) -> None:
+    """Ctrl-C while the pipeline is being imported ends quietly, with the code that shells use."""
+    (command.folder / "m.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    assert command("explain", "m:p") == (130, "", "")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("explain", "m:p")])
+def test_reader_that_goes_away(command: Command, arguments: tuple[str, ...]) -> None:
+    """When nobody reads the output any more, as after `| head`, the command ends without a word."""
+    (command.folder / "m.py").write_text(
+        "from exactlyonce import Pipeline\n"
+        "from exactlyonce.connectors import KafkaSource\n"
+        "from exactlyonce.sinks import PrintSink\n"
+        'p = Pipeline("p")\n'
+        'p.source("in", KafkaSource("t", value=bytes)).sink("out", PrintSink())\n'
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*command.line, *arguments], cwd=command.folder, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert done.stderr == b""
+    assert done.returncode in (0, 141)  # 0: argparse did not look whether its help was read
+
+
+def test_full_disk(command: Command) -> None:
+    """An output that cannot be written is said to be the system's refusal."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*command.line, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode != 0
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "m:p", "--kafak", f"sasl.password={CANARY}"),
+        ("run", "m:p", "--kafka", CANARY),
+        ("run", "m:p", "--bootstrap-servers", "h:1", "--kafka", f"sasl.password={CANARY}"),
+        (
+            *("run", "m:p", "--bootstrap-servers", "h:1", "--kafka", "security.protocol=SASL_SSL"),
+            *("--kafka", "sasl.mechanism=PLAIN", "--kafka", "sasl.username=u", "--kafka", "sasl.password=env:KEY"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_secrets_stay_secret(command: Command, arguments: tuple[str, ...], debug: str) -> None:
+    """No message repeats a secret, whether the command line is wrong or the user's own code shows it."""
+    (command.folder / "m.py").write_text('import os\nraise RuntimeError("no entry with " + os.environ["KEY"])\n')
+    ended = command(*arguments, KEY=CANARY, EXACTLYONCE_DEBUG=debug)
+    assert ended.code == 2
+    assert CANARY not in ended.err
