@@ -318,10 +318,8 @@ class Coordinator:
     # --- life of the job ----------------------------------------------------------------------------------------
 
     def _recovered(self, manifest: Manifest) -> list[Effect]:
-        require(
-            self.manifest is None or manifest.checkpoint >= self.manifest.checkpoint,
-            "completed checkpoint ids only grow",
-        )
+        older = self.manifest.checkpoint if self.manifest else 0
+        require(manifest.checkpoint >= older, "completed checkpoint ids only grow")
         self.manifest = manifest
         self._checkpoint_latest = max(self._checkpoint_latest, manifest.checkpoint)
         if self._stopping or self._gave_up:
@@ -391,7 +389,6 @@ class Coordinator:
         if now_ms < self._next_trigger_ms or not self._may_trigger:
             return []
         final = self._final
-        require(self.manifest is not None, "a running job has a completed checkpoint")
         assert self.manifest is not None
         self._checkpoint_latest += 1
         base = self.manifest.checkpoint
@@ -422,11 +419,11 @@ class Coordinator:
 
     def _starve(self, now_ms: int) -> list[Effect]:
         """A sink that gets no producer ready keeps checkpoints from being triggered: its worker hangs."""
-        if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger:
+        late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
+        if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger or not late:
             return []
-        if now_ms < self._next_trigger_ms + self.settings.timeout_ms:
-            return []
-        return self._failed(Failed(f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"), now_ms)
+        reason = f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"
+        return self._failed(Failed(reason), now_ms)
 
     def _waiting(self) -> str:
         """The sinks that have no producer ready."""
@@ -470,12 +467,9 @@ class Coordinator:
         require(plan is not None and plan.checkpoint == checkpoint, "decisions come one by one")
         assert plan is not None
         if isinstance(verdict, Unresolved):
-            return self._end(
-                Undetermined(
-                    f"Whether checkpoint {checkpoint} completed could not be learnt from the broker. "
-                    f"Nothing is lost: run the pipeline again, it reads what is true."
-                )
-            )
+            unknown = f"Whether checkpoint {checkpoint} completed could not be learnt from the broker."
+            hint = "Nothing is lost: run the pipeline again, it reads what is true."
+            return self._end(Undetermined(f"{unknown} {hint}"))
         self.in_flight.remove(plan)
         if isinstance(verdict, Refuse):
             plan.move(CheckpointState.ABORTED)

@@ -8,20 +8,16 @@ import pytest
 
 from exactlyonce.checkpoint.commit import Commits
 from exactlyonce.checkpoint.coordinator import (
-    CHECKPOINT_TRANSITIONS,
-    JOB_TRANSITIONS,
     NEVER_MS,
     Ack,
     Acknowledged,
     AnnounceFinalized,
-    CheckpointState,
     Concluded,
     Coordinator,
     Decide,
     Deploy,
     Deployed,
     Effect,
-    End,
     Event,
     Failed,
     JobState,
@@ -163,25 +159,6 @@ def test_an_event_in_a_state_that_the_table_does_not_allow_is_a_violation(state:
             job(event)
 
 
-def test_the_tables_have_an_end_and_every_state_is_reached() -> None:
-    """Every state has a row, every state but the first is reached from another, and the end leads nowhere."""
-    for table, first, ends in (
-        (JOB_TRANSITIONS, JobState.RECOVERING, {JobState.ENDED}),
-        (CHECKPOINT_TRANSITIONS, CheckpointState.TRIGGERED, {CheckpointState.FINALIZED, CheckpointState.ABORTED}),
-    ):
-        states: set[Any] = set(type(first))
-        assert table.keys() == states
-        assert set().union(*table.values()) | {first} == states
-        assert {state for state, after in table.items() if not after} == ends
-
-
-def test_a_checkpoint_moves_only_as_its_table_allows() -> None:
-    """A move that the table does not have raises InvariantViolation."""
-    plan = Plan(1, 0, 0, False, 0, 0)
-    with pytest.raises(InvariantViolation):
-        plan.move(CheckpointState.FINALIZED)
-
-
 def test_an_ended_job_does_nothing() -> None:
     """After the end no event has an effect."""
     job = Job().running()
@@ -214,6 +191,34 @@ def test_a_precommit_uses_up_a_producer() -> None:
     assert job(Tick(), 2 * INTERVAL_MS) == []
     assert job(ProducerGranted("out", 1)) == []
     assert job(ProducerGranted("out", 0)) == [Trigger(2, 1, final=False)]
+
+
+def test_only_a_checkpoint_that_is_not_acknowledged_may_yet_use_up_a_producer() -> None:
+    """With two checkpoints allowed, the second needs a third producer while the first may still precommit; once that
+    is acknowledged the two that are ready suffice, also while it is being decided."""
+    job = Job(max_concurrent=2).running(producers=2)
+    job.trigger()
+    assert job(Tick(), 2 * INTERVAL_MS) == []
+    assert job.ack(1, "0", precommits=(precommit(1, 0), precommit(1, 1))) == []
+    job.grant(1)
+    (decide, trigger) = job.ack(1, "1")
+    assert isinstance(decide, Decide)
+    assert trigger == Trigger(2, 0, final=False)
+
+
+def test_a_sink_that_gets_no_producer_restarts_the_job() -> None:
+    """When a producer is missing for as long as a checkpoint may take, the job restarts and says at which sinks."""
+    job = Job().running(producers=1)
+    job(ProducerGranted("out", 0))
+    assert job(Tick(), INTERVAL_MS + TIMEOUT_MS - 1) == []
+    assert job(Tick(), INTERVAL_MS + TIMEOUT_MS) == [
+        Restart(1, 70, "no producer was ready for 5000 ms at sink out subtask 1", None)
+    ]
+
+
+def test_a_coordinator_that_slept_does_not_blame_the_sinks() -> None:
+    """If the first tick comes long after the trigger was due and producers are ready, it triggers."""
+    assert Job().running()(Tick(), 99 * TIMEOUT_MS) == [Trigger(1, 0, final=False)]
 
 
 def test_a_job_without_transactional_sinks_needs_no_producers() -> None:
@@ -472,32 +477,3 @@ def test_the_last_words_of_killed_workers_are_not_heard() -> None:
         assert job(event) == []
     job.running(producers=2)
     assert job(Tick(), job.core.wake_ms) == [Trigger(2, 0, final=False)]
-
-
-def test_a_worker_that_dies_while_restoring_restarts_the_job() -> None:
-    """A failure in a deployment is a failure like any other."""
-    job = Job()
-    job(Recovered(manifest()))
-    assert job(Failed("a worker died")) == [Restart(1, 70, "a worker died", None)]
-
-
-def test_a_completed_checkpoint_is_progress_to_the_restart_strategy() -> None:
-    """Each completed checkpoint makes the strategy's restarts available again."""
-    job, completed = Job(FixedDelay(attempts=1, delay_ms=1)).running(), 0
-    for _ in range(3):
-        assert isinstance(job(Failed("x"))[0], Restart)
-        completed = job.running(checkpoint=completed).complete()
-    job(Failed("x"))
-    job.running(checkpoint=completed)
-    assert isinstance(job(Failed("x"))[0], End)
-
-
-def test_a_sink_that_gets_no_producer_restarts_the_job() -> None:
-    """A worker that hangs before its producers are ready keeps every trigger away; it does not go unnoticed."""
-    job = Job()
-    job(Recovered(manifest()))
-    job(Deployed())
-    assert job(Tick(), INTERVAL_MS + TIMEOUT_MS - 1) == []
-    (restart,) = job(Tick(), INTERVAL_MS + TIMEOUT_MS)
-    assert isinstance(restart, Restart)
-    assert "no producer was ready" in restart.reason

@@ -24,7 +24,7 @@ from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.checkpoint.restart import FixedDelay, NoRestart, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, RecordError, Undetermined
+from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, InvariantViolation, RecordError, Undetermined
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
 FAILED = Failed("a worker died")
@@ -173,6 +173,48 @@ def test_what_was_decided_before_a_failure_is_known_is_finished_all_the_same() -
     (restart,) = job(Concluded(1, not_committed(1)))
     assert isinstance(restart, Restart)
     assert restart.unfinished == manifest(1)
+
+
+# --- the tables and the strategy --------------------------------------------------------------------------------------
+
+
+def test_the_tables_have_an_end_and_every_state_is_reached() -> None:
+    """Every state has a row, every state but the first is reached from another, and the end leads nowhere."""
+    over = {core.CheckpointState.FINALIZED, core.CheckpointState.ABORTED}
+    for table, first, ends in (
+        (core.JOB_TRANSITIONS, core.JobState.RECOVERING, {core.JobState.ENDED}),
+        (core.CHECKPOINT_TRANSITIONS, core.CheckpointState.TRIGGERED, over),
+    ):
+        states: set[object] = set(type(first))
+        assert table.keys() == states
+        assert set().union(*table.values()) | {first} == states
+        assert {state for state, after in table.items() if not after} == ends
+
+
+def test_a_checkpoint_moves_only_as_its_table_allows() -> None:
+    """A move that the table does not have raises InvariantViolation."""
+    plan = core.Plan(1, 0, 0, False, 0, 0)
+    with pytest.raises(InvariantViolation):
+        plan.move(core.CheckpointState.FINALIZED)
+
+
+def test_a_worker_that_dies_while_restoring_restarts_the_job() -> None:
+    """A failure in a deployment is a failure like any other."""
+    job = Job()
+    job(Recovered(manifest(0)))
+    assert job(FAILED) == [RESTART]
+
+
+def test_a_completed_checkpoint_is_progress_to_the_restart_strategy() -> None:
+    """Each completed checkpoint makes the strategy's restarts available again."""
+    job = Job(FixedDelay(attempts=1, delay_ms=1)).running()
+    for completed in (1, 2, 3):
+        assert isinstance(job(FAILED)[0], Restart)
+        job.running(completed - 1).deciding()
+        job(Concluded(completed, finalized(completed)))
+    job(FAILED)
+    job.running(3)
+    assert isinstance(job(FAILED)[0], End)
 
 
 # --- the end --------------------------------------------------------------------------------------------------------
