@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from exactlyonce.cli import broker, checkpoints, explain, init, reset, run
 from exactlyonce.cli.arguments import Parser
+from exactlyonce.cli.text import terminal_width, wrapped
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, UserError
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
@@ -106,7 +107,8 @@ def _run(argv: Sequence[str] | None) -> int:
 def _failed(error: ExactlyOnceError, redact: Callable[[str], str]) -> int:
     if isinstance(error, InvariantViolation) or os.environ.get(DEBUG_VARIABLE) == "1":
         sys.stderr.write(redact("".join(traceback.format_exception(error))))
-    print(f"exactlyonce: {redact(str(error))}", file=sys.stderr)
+    said = f"exactlyonce: {redact(str(error))}"
+    print(wrapped(said, terminal_width()) if sys.stderr.isatty() else said, file=sys.stderr)
     return error.exit_code
 
 

@@ -45,6 +45,18 @@ def labelled(label: str, text: str, label_width: int, width: int, indent: str = 
     )
 
 
+def wrapped(text: str, width: int) -> str:
+    """*text* with long lines broken between words; indented lines, which may be commands to copy, are left.
+
+    >>> wrapped("one two three\\n  four five six", 9)
+    'one two\\nthree\\n  four five six'
+    """
+    return "\n".join(
+        line if line.startswith(" ") else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+
+
 def duration(milliseconds: int) -> str:
     """A duration in at most 7 characters.
 
