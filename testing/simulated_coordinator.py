@@ -1,0 +1,408 @@
+"""One life of the simulated coordinator: the real core and procedures, and the glue that an engine adds.
+
+Like an engine it feeds the core from one thread and asks the broker from another, one procedure after the other. It can
+be paused or killed before every single request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from exactlyonce.checkpoint import coordinator as core
+from exactlyonce.checkpoint import decision, requests
+from exactlyonce.checkpoint.commit import sweep
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.decision import Decided
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.restart import ExponentialDelay
+from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.transaction import EndAnswer, Fate, Outcome
+from exactlyonce.connectors.transactions import ANSWERS
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
+from exactlyonce.testing.broker import Error, Isolation, NoAnswer
+from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
+from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker
+
+if TYPE_CHECKING:
+    from exactlyonce.testing.simulation import World
+
+LOOK_PAUSE_MS = 20
+
+
+class Life:
+    """From its first request to its end, by itself or by a crash."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.alive, self.paused_until_ms = True, 0
+        self.end: core.End | None = None
+        self.core = core.Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
+        self.log = SimulatedLog(world)
+        self.ledger = Ledger(world.settings.num_retained)
+        self.manifest: Manifest | None = None
+        self.workers: list[Worker] = []
+        self.step_name = "open"
+        self.carries = False
+        """Whether the checkpoint that is being decided carries output of aborted ones."""
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._jobs: deque[tuple[Callable[[], Steps], Callable[[Any], None]]] = deque()
+        self._finished: set[int] = set()
+        self._restored: set[int] = set()
+        self._deploy: tuple[int, core.Deploy] | None = None
+        self._delay_ms = 0
+        world.spawn(self, self._main())
+        world.spawn(self, self._broker())
+
+    # --- threads ------------------------------------------------------------------------------------------------
+
+    def _main(self) -> Steps:
+        self._on_broker(self._open, lambda manifest: self._feed(core.Recovered(manifest)))
+        while self.end is None:
+            if self._inbox:
+                self._inbox.popleft()()
+            now_ms = self.world.clock.monotonic_ms()
+            if self._deploy is not None and self._deploy[0] <= now_ms:
+                self._start_workers(self._deploy[1])
+            self._feed(core.Tick())
+            yield None if self._inbox else now_ms + 3
+        self.world.ended(self, self.end)
+
+    def _broker(self) -> Steps:
+        while self.end is None:
+            if not self._jobs:
+                yield self.world.clock.monotonic_ms() + 3
+                continue
+            call, then = self._jobs.popleft()
+            try:
+                result = yield from call()
+            except ExactlyOnceError as error:
+                self._inbox.append(partial(self._stop_with, error))
+            else:
+                self._inbox.append(partial(then, result))
+
+    def _stop_with(self, error: ExactlyOnceError) -> None:
+        self.end = self.end or core.End(None, error)
+
+    def _on_broker(self, call: Callable[[], Steps], then: Callable[[Any], None]) -> None:
+        self._jobs.append((call, then))
+
+    def _feed(self, event: core.Event) -> None:
+        for effect in self.core.handle(event, self.world.clock.monotonic_ms()):
+            self._perform_effect(effect)
+
+    def stop(self) -> None:
+        """A clean stop is asked for."""
+        self._inbox.append(lambda: self._feed(core.Stop()))
+
+    # --- effects ------------------------------------------------------------------------------------------------
+
+    def _perform_effect(self, effect: core.Effect) -> None:
+        match effect:
+            case core.Trigger(checkpoint, base, final):
+                for worker in self.workers:
+                    worker.triggers.append(Barrier(checkpoint, base, final))
+            case core.Decide(plan):
+                pinned = self.core.pinned
+                self._on_broker(
+                    lambda: self._decide(plan, pinned), lambda verdict: self._concluded(plan, verdict)
+                )  # fmt: skip
+            case core.AnnounceFinalized(checkpoint):
+                for worker in self.workers:
+                    worker.finalized(checkpoint)
+            case core.Restart(attempt, delay_ms, reason, unfinished):
+                self.world.note(f"{self} restarts: {reason}")
+                self.kill_workers()
+                self._delay_ms, self._deploy = delay_ms, None
+                self._on_broker(
+                    lambda: self._prepare_attempt(attempt, unfinished),
+                    lambda manifest: self._feed(core.Recovered(manifest)),
+                )
+            case core.Deploy():
+                self._deploy = (self.world.clock.monotonic_ms() + self._delay_ms, effect)
+            case core.End():
+                self.end = self.end or effect
+            case core.Note(text):
+                self.world.seen["aborted checkpoint"] += 1
+                self.world.note(f"{self}: {text}")
+
+    def _concluded(self, plan: core.Plan, verdict: Any) -> None:
+        reason = getattr(verdict, "reason", "")
+        self.world.note(f"{self}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
+        self._feed(core.Concluded(plan.checkpoint, verdict))
+
+    def _start_workers(self, deploy: core.Deploy) -> None:
+        self._deploy = None
+        self._restored, self._finished = set(), set()
+        attempt = Attempt(self.log.life.incarnation, deploy.attempt, deploy.manifest, self.world.parallelism)
+        self.workers = [Worker(self.world, self, attempt, i) for i in range(attempt.parallelism)]
+
+    def kill_workers(self) -> None:
+        """SIGKILL to all."""
+        for worker in self.workers:
+            worker.kill()
+        self.workers = []
+
+    # --- what workers say ---------------------------------------------------------------------------------------
+
+    def hear(self, worker: Worker, what: str, *details: Any) -> None:
+        """A message from *worker*; from one of another attempt it is not read."""
+        self._inbox.append(lambda: self._heard(worker, what, *details) if worker in self.workers else None)
+
+    def _heard(self, worker: Worker, what: str, *details: Any) -> None:
+        match what, *details:
+            case "restored", *_:
+                self._restored.add(worker.index)
+                if len(self._restored) == len(self.workers):
+                    self._feed(core.Deployed())
+            case "prepared", sink, name:
+                self._on_broker(
+                    lambda: self._described(name), lambda state: self._grant(worker, sink, name, state)
+                )  # fmt: skip
+            case "acknowledged", ack:
+                self.ledger.written(ack.checkpoint, ack.written)
+                self._feed(core.Acknowledged(ack))
+            case "source finished", *_:
+                if worker.index not in self._finished:
+                    self._finished.add(worker.index)
+                    if len(self._finished) == len(self.workers):
+                        self._feed(core.SourcesFinished())
+            case "failed", reason:
+                self._feed(core.Failed(reason))
+
+    def _described(self, name: str) -> Steps:
+        states = yield from self.world.until_answered("describe_transactions", [name])
+        return states[name]
+
+    def _grant(self, worker: Worker, sink: str, name: str, state: Any) -> None:
+        """Producer id and epoch are read between the producer's initialisation and its first record."""
+        if worker not in self.workers:
+            return
+        if state is None or state.state != "Empty":
+            self._feed(core.Failed(f"{name} is not Empty"))
+            return
+        worker.granted(sink, name, state.producer_id, state.epoch)
+        self._feed(core.ProducerGranted(sink, worker.index))
+
+    # --- recovery -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> Steps:
+        history = yield from self.log.open()
+        yield from self.log.begin_life()
+        self.manifest = history.latest
+        if self.manifest is None:
+            yield from self._first_manifest()
+        elif history.unfinalized is not None:
+            yield from self._finish(self.manifest)
+        yield from self._sweep()
+        if self.log.life.fenced_below < self.log.life.incarnation:
+            yield from self.log.heartbeat(fenced_below=self.log.life.incarnation)
+        for manifest in self.log.history.retained:
+            self.ledger.completed(manifest.checkpoint, (yield from self._references(manifest)))
+        return self.manifest
+
+    def _first_manifest(self) -> Steps:
+        offsets = tuple(SourceOffset("in", "in", "in-id", p, 0) for p in range(len(self.world.inputs)))
+        self.manifest = self._manifest(0, 0, 0, offsets, (), (), (0,) * self.world.block_partitions)
+        if (yield from self.log.append(self.manifest)) is not Outcome.DONE:
+            raise BrokerUnavailable("The first manifest could not be written.")
+        yield from self._run(decision.finalize(self.manifest, {}, self.log.life.incarnation, 0))
+
+    def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
+        refs: set[BlockRef] = set()
+        for index in (each for operator in manifest.operators for each in operator.index):
+            for ref in index:
+                answer = yield from self.world.until_answered(
+                    "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
+                )
+                found = answer.records[:1]
+                if [each.key for each in found] != [ref.key]:
+                    require(self is not self.world.life, f"index {ref.key} is where the manifest says")
+                    raise Fenced("The checkpoints of a zombie have gone.")
+                refs.update((ref, *found[0].value))
+        return refs
+
+    def _life(self) -> decision.Life:
+        life = self.log.life
+        return decision.Life(
+            "p", life.incarnation, self.core.attempt, "cluster", 2, self.world.transaction_timeout_ms, life.fenced_below
+        )
+
+    def _finish(self, manifest: Manifest) -> Steps:
+        self.world.seen["finish"] += 1
+        repairs = self.log.history.repairs_of(manifest.checkpoint)
+        fates = yield from self._run(decision.finish(manifest, repairs, self._life(), 0))
+        self.world.note(f"{self} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
+        for fate in fates.values():
+            self.world.seen[fate] += 1
+
+    def _sweep(self) -> Steps:
+        life = self._life()
+        older = self.world.oracle.older(life.incarnation, life.attempt)
+        yield from self._run(sweep("p", life.incarnation, life.attempt, fenced_below=life.fenced_below))
+        self.world.oracle.swept(older)
+
+    def _prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Steps:
+        if (yield from self.log.heartbeat()) is not Outcome.DONE:
+            raise Fenced("This instance could not confirm that it still leads.")
+        if unfinished is not None:
+            yield from self._finish(unfinished)
+        yield from self._sweep()
+        return self.manifest
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def _decide(self, plan: core.Plan, pinned: set[int]) -> Steps:
+        def made(committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
+            offsets = tuple(sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: o.partition))
+            acks = [plan.acks["totals", i] for i in range(self.world.parallelism)]
+            index = tuple(operator.index for ack in acks for operator in ack.operators)
+            snapshot = OperatorSnapshot("totals", self.world.parallelism, 1, index)
+            self.carries = any(c.checkpoint < plan.checkpoint for c in committables)
+            self.world.seen["carried"] += self.carries
+            return self._manifest(plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), committables, ends)
+
+        def expire(manifest: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+            operators = [operator for ack in plan.acks.values() for operator in ack.operators]
+            self.ledger.completed(
+                manifest.checkpoint, {ref for each in operators for ref in (*each.index, *each.blocks)}
+            )
+            return self.ledger.expire(pinned)
+
+        verdict = yield from self._run(decision.decide(plan.precommits, plan.ages_ms, self._life(), made, expire))
+        self.carries = False
+        if isinstance(verdict, Decided):
+            self.manifest = verdict.manifest
+            self.world.seen["refused commit"] += bool(verdict.commits.lost)
+            self.world.seen["unknown commit"] += bool(verdict.commits.unknown)
+        return verdict
+
+    def _manifest(
+        self,
+        checkpoint: int,
+        base: int,
+        previous: int,
+        offsets: tuple[SourceOffset, ...],
+        operators: tuple[OperatorSnapshot, ...],
+        committables: tuple[Committable, ...],
+        ends: tuple[int, ...],
+    ) -> Manifest:
+        now_ms, world = self.world.clock.now_ms(), self.world
+        return Manifest(
+            "p", checkpoint, self.log.life.incarnation, self.core.attempt, "checkpoint", base, previous, now_ms, now_ms,
+            "fingerprint", 128, world.parallelism, world.block_partitions, ends, 0, offsets, operators, (),
+            committables, tuple((name, name, world.output_partitions) for name in world.sinks),
+        )  # fmt: skip
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def _run(self, procedure: requests.Procedure[Any]) -> Steps:
+        """Drive *procedure*, with a chance of misfortune before each request."""
+        try:
+            request = next(procedure)
+            while True:
+                self.step_name = type(request).__name__
+                self.world.misfortune.before_request(self)
+                yield None
+                try:
+                    answer = yield from self._answer(request)
+                except ExactlyOnceError as error:
+                    request = procedure.throw(error)
+                else:
+                    request = procedure.send(answer)
+        except StopIteration as end:
+            return end.value
+
+    def _answer(self, request: requests.Request) -> Steps:
+        match request:
+            case requests.DescribeTransactions(ids):
+                return (yield from self._patiently("describe_transactions", ids))
+            case requests.DescribeProducers(partitions):
+                return (yield from self._patiently("describe_producers", partitions))
+            case requests.ListTransactions(prefix):
+                return (yield from self._patiently("list_transactions", prefix))
+            case requests.EndTransactions(endings, commit):
+                return (yield from self._ended(endings, commit))
+            case requests.Append(records, manifests, blocks):
+                self.world.seen["chain repaired"] += len(records) > 1
+                return (yield from self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks))
+            case requests.BlockEndOffsets():
+                return (0,) * self.world.block_partitions
+            case requests.Look(committable):
+                return (yield from self._looked(committable))
+            case requests.CopyTransaction(committable, name):
+                return (yield from self._copied(committable, name))
+            case requests.Pause(duration_ms):
+                yield self.world.clock.monotonic_ms() + duration_ms
+        return None
+
+    def _patiently(self, operation: str, *arguments: Any) -> Steps:
+        """Asked again until it is answered or time is up."""
+        deadline_ms = self.world.deadline_ms()
+        while True:
+            try:
+                return self.world.ask(operation, *arguments)
+            except NoAnswer:
+                if self.world.clock.monotonic_ms() >= deadline_ms:
+                    raise BrokerUnavailable(f"{operation} was not answered") from None
+                yield self.world.clock.monotonic_ms() + 10
+
+    def _ended(self, endings: tuple[requests.Ending, ...], commit: bool) -> Steps:
+        """An EndTxn whose answer is unknown is asked again as it was."""
+        answers = []
+        for each in endings:
+            try:
+                error = self.world.ask("end_txn", each.transactional_id, each.producer_id, each.epoch, commit)
+                answers.append(ANSWERS[error])
+            except NoAnswer:
+                answers.append(EndAnswer.BUSY)
+            yield None
+        return answers
+
+    def _looked(self, committable: Committable) -> Steps:
+        """What readers see at the first record, once the last stable offset has passed it."""
+        self.world.seen["look"] += 1
+        first, ours = committable.written[0], (committable.producer_id, committable.epoch)
+        while True:
+            place = (first.topic, first.partition, first.first_offset)
+            visible = yield from self.world.until_answered("fetch", *place, Isolation.READ_COMMITTED)
+            if visible.last_stable_offset > first.first_offset:
+                break
+            yield self.world.clock.monotonic_ms() + LOOK_PAUSE_MS
+        everything = yield from self.world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
+        for fate, records in ((Fate.COMMITTED, visible.records[:1]), (Fate.ABORTED, everything.records[:1])):
+            if [(each.offset, (each.producer_id, each.epoch)) for each in records] == [(first.first_offset, ours)]:
+                return fate
+        return Fate.GONE
+
+    def _copied(self, committable: Committable, name: str) -> Steps:
+        """The same records in a new transaction."""
+        answer = yield from self.world.until_answered(
+            "init_transactions", name, self.world.transaction_timeout_ms, again=(Error.CONCURRENT_TRANSACTIONS,)
+        )
+        written = []
+        for each in committable.written:
+            place = (each.topic, each.partition)
+            log = yield from self.world.until_answered("fetch", *place, each.first_offset, Isolation.READ_UNCOMMITTED)
+            ours = (committable.producer_id, committable.epoch)
+            records = [(r.key, r.value) for r in log.records if (r.producer_id, r.epoch) == ours][: each.count]
+            if len(records) != each.count:
+                return f"{each.topic}[{each.partition}] holds {len(records)} of {each.count} records"
+            self.world.misfortune.before_request(self)
+            yield None
+            produced = yield from self.world.until_answered(
+                "produce", name, answer.producer_id, answer.epoch, *place, records, sequence=0
+            )
+            if produced.error is not Error.NONE:
+                raise BrokerUnavailable(f"the copy was refused: {produced.error.name}")
+            written.append(Written(each.topic, each.partition, produced.first_offset, each.count))
+        self.world.seen["copy"] += 1
+        producer = {"transactional_id": name, "producer_id": answer.producer_id, "epoch": answer.epoch}
+        return msgspec.structs.replace(committable, **producer, written=tuple(written))
+
+    def __str__(self) -> str:
+        return f"life {self.log.life.incarnation}.{self.core.attempt}"

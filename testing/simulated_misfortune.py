@@ -1,0 +1,188 @@
+"""What goes wrong in a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
+
+Some histories know only a few kinds of misfortune, but those well. Every one that happens is counted in the world's
+`seen`, so that a test can assert that none of them is never met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from exactlyonce.testing.simulated_coordinator import Life
+from exactlyonce.testing.simulated_worker import Worker
+from exactlyonce.testing.simulation_oracle import TOPIC
+from exactlyonce.testing.unreliable_broker import Fault
+
+if TYPE_CHECKING:
+    from exactlyonce.testing.simulation import World
+
+EXPIRY_MS = 60_000
+"""After so long the broker forgets a transactional id."""
+
+
+class Misfortune:
+    """The bad luck of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.rng, self.clock = world, world.rng, world.clock
+        self.broker_is_up = True
+        rng = self.rng
+        kinds: list[Callable[[], None]] = [
+            self.crash_coordinator, self.slow_worker, self.kill_worker, self.restart_broker, self.downtime,
+            self.expire_ids, self.compact, self.stop,
+        ]  # fmt: skip
+        self._kinds = rng.sample(kinds, rng.randint(1, 4))
+        if world.settings.tolerable_failed:
+            self._kinds.append(self.slow_worker)
+        self._chance = rng.choice((0.0, 0.002, 0.006))
+        self._network_chance = rng.choice((0.0, 0.003, 0.02))
+        self._request_chance = rng.choice((0.0, 0.03, 0.15))
+        self._delivery_chance = rng.choice((0.0, 0.0, 0.005))
+        fates: list[Callable[[Life], None]] = [self.crash, self.sleep, lambda life: self.downtime()]
+        self._fates = rng.sample(fates, 2)
+
+    # --- when ---------------------------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """Perhaps something happens now."""
+        if not self.world.chaos:
+            self.start_broker()
+        elif self.rng.random() < self._chance:
+            self.rng.choice(self._kinds)()
+
+    def before_request(self, life: Life) -> None:
+        """Before a request of a procedure: perhaps *life* ends or sleeps here.
+
+        If the checkpoint carries output of aborted ones, likely all are down until the oldest transaction times out and
+        the next ones do not.
+        """
+        chance = 0.2 if life.carries else self._request_chance
+        if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
+            return
+        self.world.seen[f"at {life.step_name}"] += 1
+        if life.carries:
+            self.downtime(min)
+        elif self.rng.random() < 0.05:
+            self.expire_ids()
+        else:
+            self.rng.choice(self._fates)(life)
+
+    def on_network(self, operation: str) -> None:
+        """Perhaps the next request or its answer is lost, delayed or repeated."""
+        chance = self._network_chance * (5 if operation == "end_txn" else 1)
+        if self.world.chaos and self.rng.random() < chance:
+            fault = self.rng.choice(tuple(Fault))
+            self.world.seen[fault.value] += 1
+            self.world.note(f"{operation}: {fault.value}")
+            self.world.network.inject(operation, fault, delay_ms=self.rng.randint(1, 500))
+
+    def on_delivery(self) -> bool:
+        """Whether the client library loses a batch without telling."""
+        lost = self.world.chaos and self.rng.random() < self._delivery_chance
+        self.world.seen["delivery lost"] += lost
+        return lost
+
+    # --- what ---------------------------------------------------------------------------------------------------
+
+    def crash_coordinator(self) -> None:
+        """The coordinator dies, wherever it is."""
+        if self.world.life is not None:
+            self.crash(self.world.life)
+
+    def crash(self, life: Life) -> None:
+        """*life* is over; its workers go with it, or live on for a while."""
+        self.world.seen["coordinator crashed"] += 1
+        self.world.note(f"{life} crashes at {life.step_name}")
+        for worker in life.workers:
+            worker.alive = self.rng.random() < 0.3
+            if worker.alive:
+                self._linger(worker)
+        life.alive = False
+        self.world.next_life(self.rng.randint(0, 200))
+
+    def _linger(self, worker: Worker) -> None:
+        self.world.seen["zombie worker"] += 1
+        if self.rng.random() < 0.5:
+            worker.paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(10, 1_000)
+        self.clock.call_after(self.rng.randint(50, 2_500), worker.kill)
+
+    def sleep(self, life: Life) -> None:
+        """*life* sleeps, and perhaps its workers; most often a new one begins, and the old one wakes as a zombie."""
+        wake_ms = self.clock.monotonic_ms() + self.rng.randint(20, self.rng.choice((300, 3_000, 8_000)))
+        self.world.note(f"{life} sleeps at {life.step_name} until {wake_ms}")
+        life.paused_until_ms = wake_ms
+        for worker in life.workers:
+            if self.rng.random() < 0.5:
+                worker.paused_until_ms = wake_ms
+        if self.rng.random() < 0.3:
+            self.world.seen["coordinator slept"] += 1
+        else:
+            self.world.seen["zombie coordinator"] += 1
+            self.world.next_life(self.rng.randint(0, 50))
+
+    def slow_worker(self) -> None:
+        """A worker hangs for about as long as a checkpoint may take."""
+        life = self.world.life
+        if life is not None and life.core.in_flight and life.workers:
+            self.world.seen["slow subtask"] += 1
+            pause_ms = int(self.world.settings.timeout_ms * self.rng.uniform(0.9, 1.3))
+            self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms
+
+    def kill_worker(self) -> None:
+        """A worker dies and is noticed."""
+        if self.world.life is not None and self.world.life.workers:
+            self.world.seen["worker crashed"] += 1
+            self.rng.choice(self.world.life.workers).fail("killed")
+
+    def restart_broker(self) -> None:
+        """The broker is away, for a moment or longer than anybody waits."""
+        if self.broker_is_up:
+            self.world.seen["broker restarted"] += 1
+            self.world.note("the broker goes down")
+            self.world.broker.stop()
+            self.broker_is_up = False
+            self.clock.call_after(self.rng.choice((5, 100, 1_000)), self.start_broker)
+
+    def start_broker(self) -> None:
+        """It is back, if it was away."""
+        if not self.broker_is_up:
+            self.world.broker.start()
+        self.broker_is_up = True
+
+    def downtime(self, choose: Callable[[list[int]], int] | None = None) -> None:
+        """Everybody is down until some open transaction times out, or the one that *choose* chooses by its time."""
+        self.start_broker()
+        listed = [each.transactional_id for each in self.world.broker.list_transactions("eo:p:")]
+        states = self.world.broker.describe_transactions(listed).values()
+        ends_ms = [each.start_time_ms + each.timeout_ms for each in states if each and each.state == "Ongoing"]
+        if ends_ms:
+            self.world.seen["downtime"] += 1
+            end_ms = (choose or self.rng.choice)(ends_ms)
+            self._everybody_down(end_ms - self.clock.now_ms() + self.rng.randint(0, 400))
+
+    def expire_ids(self) -> None:
+        """Everybody is down until the broker has forgotten the transactional ids."""
+        if self.rng.random() < 0.3:
+            self.world.seen["ids expired"] += 1
+            self._everybody_down(EXPIRY_MS + 10_000)
+
+    def _everybody_down(self, duration_ms: int) -> None:
+        self.world.note(f"everybody is down for {duration_ms} ms")
+        for life in self.world.lives:
+            life.kill_workers()
+            life.alive = False
+        self.clock.advance(max(0, duration_ms))
+        self.world.next_life(0)
+
+    def compact(self) -> None:
+        """The checkpoint topic is cleaned."""
+        if self.broker_is_up:
+            self.world.seen["compacted"] += 1
+            self.world.broker.compact(TOPIC, drop_tombstones=self.rng.random() < 0.3)
+
+    def stop(self) -> None:
+        """The user asks for a clean stop, and then runs the pipeline again."""
+        if self.world.life is not None:
+            self.world.seen["stop asked for"] += 1
+            self.world.life.stop()

@@ -1,0 +1,381 @@
+"""Planted defects: each is a rule of the protocol left out. The simulator must find every one of them.
+
+A mutant is a context manager: within it the defect is there.
+
+    python -m exactlyonce.testing.simulation --seeds 1000 --mutant "no alignment"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from exactlyonce.checkpoint import commit, coordinator, decision, requests, retention
+from exactlyonce.checkpoint.committable import Committable
+from exactlyonce.checkpoint.coordinator import Coordinator, JobState, Stop
+from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
+from exactlyonce.testing import simulated_coordinator
+from exactlyonce.testing.simulated_coordinator import Life
+from exactlyonce.testing.simulated_log import SimulatedLog
+from exactlyonce.testing.simulated_worker import Barrier, Sink, Snapshot, Worker
+
+MUTANTS: dict[str, Callable[[], Iterable[Any]]] = {}
+"""By name, what makes the patches."""
+
+
+def mutant(name: str) -> Callable[[Callable[[], Iterable[Any]]], Callable[[], Iterable[Any]]]:
+    """Enter a mutant into the list."""
+
+    def enter(patches: Callable[[], Iterable[Any]]) -> Callable[[], Iterable[Any]]:
+        MUTANTS[name] = patches
+        return patches
+
+    return enter
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Within this the defect *name* is there."""
+    with ExitStack() as stack:
+        for each in MUTANTS[name]():
+            stack.enter_context(each)
+        yield
+
+
+# --- the decision ---------------------------------------------------------------------------------------------------
+
+
+@mutant("commit before the manifest")
+def _commit_first() -> Iterable[Any]:
+    real = decision.decide
+
+    def decide(precommits: Any, ages_ms: Any, life: Any, *more: Any) -> Any:
+        checked = yield from decision.check(precommits, ages_ms, life)
+        if not isinstance(checked, Refuse):
+            yield from commit.commit(checked)
+        return (yield from real(precommits, ages_ms, life, *more))
+
+    yield patch.object(decision, "decide", decide)
+
+
+@mutant("abort after an unknown answer")
+def _abort_after_unknown() -> Iterable[Any]:
+    def end(endings: Any, *, commit: bool) -> Any:
+        asked = tuple(endings)
+        answers = dict(zip(asked, (yield requests.EndTransactions(asked, commit)), strict=True))
+        unsure = tuple(each for each in asked if answers[each] is EndAnswer.BUSY)
+        if unsure and commit:
+            yield requests.EndTransactions(unsure, False)
+            answers.update(dict.fromkeys(unsure, EndAnswer.REFUSED))
+        return {each.transactional_id: answer for each, answer in answers.items()}
+
+    yield patch.object(commit, "end", end)
+
+
+@mutant("an unknown manifest counts as not written")
+def _unknown_is_not_written() -> Iterable[Any]:
+    real = SimulatedLog._end
+
+    def end(self: SimulatedLog) -> Any:
+        outcome = yield from real(self)
+        if outcome is Outcome.UNKNOWN:
+            self._ended, outcome = None, Outcome.NOT_WRITTEN
+            self._epoch += 1
+        return outcome
+
+    yield patch.object(SimulatedLog, "_end", end)
+
+
+@mutant("the broker's count is not checked")
+def _no_count() -> Iterable[Any]:
+    def check(precommits: Any, ages_ms: Any, life: Any) -> Any:
+        wanted = [each for each in precommits if each.records]
+        states = yield requests.DescribeTransactions(tuple(each.transactional_id for each in wanted))
+        for each in wanted:
+            problem = decision._checked(each, states[each.transactional_id], ages_ms[each.transactional_id], life)
+            if problem:
+                return Refuse(problem)
+        partitions = {each: states[each.transactional_id].partitions for each in wanted}
+        producers = yield requests.DescribeProducers(tuple(sorted({p for ps in partitions.values() for p in ps})))
+        return [
+            Committable(
+                each.transactional_id, each.producer_id, each.epoch, 2, "", each.sink, each.subtask, each.checkpoint,
+                tuple(decision._written(each, partitions[each], producers)),
+            )
+            for each in wanted
+        ]  # fmt: skip
+
+    yield patch.object(decision, "check", check)
+
+
+@mutant("finalized with unknown fates")
+def _finalized_anyway() -> Iterable[Any]:
+    real = decision.finalize
+
+    def finalize(manifest: Any, fates: Any, *more: Any) -> Any:
+        return real(manifest, {c.transactional_id: "committed" for c in manifest.committables} | dict(fates), *more)
+
+    yield patch.object(Decided, "finalized", True)
+    yield patch.object(decision, "finalize", finalize)
+
+
+@mutant("zombie coordinators are not fenced")
+def _no_fence() -> Iterable[Any]:
+    real = SimulatedLog.__init__
+
+    def init(self: SimulatedLog, world: Any) -> None:
+        real(self, world)
+        self._transactional_id += f"-{len(world.lives)}"
+
+    yield patch.object(SimulatedLog, "__init__", init)
+
+
+# --- recovery -------------------------------------------------------------------------------------------------------
+
+
+@mutant("producers are initialised before the decided transactions are committed")
+def _init_first() -> Iterable[Any]:
+    real = Life._finish
+
+    def finish(self: Life, manifest: Any) -> Any:
+        for each in manifest.committables:
+            yield from self.world.until_answered("init_transactions", each.transactional_id)
+        yield from real(self, manifest)
+
+    yield patch.object(Life, "_finish", finish)
+
+
+@mutant("no sweep of older transactions")
+def _no_sweep() -> Iterable[Any]:
+    def sweep(*_: Any, **__: Any) -> Any:
+        return 0
+        yield
+
+    yield patch.object(decision, "sweep", sweep)
+    yield patch.object(simulated_coordinator, "sweep", sweep)
+
+
+@mutant("empty ids are not swept")
+def _no_sweep_of_empty() -> Iterable[Any]:
+    real = commit.sweep
+
+    def sweep(*arguments: Any, **options: Any) -> Any:
+        procedure = real(*arguments, **options)
+        request = next(procedure)
+        try:
+            while True:
+                answer = yield request
+                if isinstance(request, requests.ListTransactions):
+                    answer = [each for each in answer if each.state != "Empty"]
+                request = procedure.send(answer)
+        except StopIteration as end:
+            return end.value
+
+    yield patch.object(decision, "sweep", sweep)
+    yield patch.object(simulated_coordinator, "sweep", sweep)
+
+
+@mutant("a sweep that does not spare what is decided")
+def _unprotected() -> Iterable[Any]:
+    real = commit.sweep
+
+    def sweep(pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
+        return real(pipeline, incarnation, attempt, fenced_below=options["fenced_below"])
+
+    yield patch.object(decision, "sweep", sweep)
+
+
+@mutant("older transactions are swept before the decided ones are committed")
+def _sweep_first() -> Iterable[Any]:
+    real = Life._finish
+
+    def finish(self: Life, manifest: Any) -> Any:
+        yield from self._sweep()
+        yield from real(self, manifest)
+
+    yield patch.object(Life, "_finish", finish)
+
+
+@mutant("a repair is committed before it is recorded")
+def _commit_unrecorded() -> Iterable[Any]:
+    real = decision._record
+
+    def record(manifest: Any, repairs: Any) -> Any:
+        yield from commit.commit([each.committable for each in repairs])
+        yield from real(manifest, repairs)
+
+    yield patch.object(decision, "_record", record)
+
+
+@mutant("recovery does not follow repairs")
+def _forget_repairs() -> Iterable[Any]:
+    real = decision.finish
+
+    def finish(manifest: Any, repairs: Any, *more: Any) -> Any:
+        return real(manifest, (), *more)
+
+    yield patch.object(decision, "finish", finish)
+
+
+@mutant("later transactions of a subtask do not wait for earlier ones")
+def _no_chain() -> Iterable[Any]:
+    yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
+
+
+# --- the coordinator ------------------------------------------------------------------------------------------------
+
+
+@mutant("output of aborted checkpoints is not carried")
+def _drop_carried() -> Iterable[Any]:
+    real = Coordinator._expire
+
+    def expire(self: Coordinator, now_ms: int) -> Any:
+        effects = real(self, now_ms)
+        if effects:
+            self._precommits = []
+        return effects
+
+    yield patch.object(Coordinator, "_expire", expire)
+
+
+@mutant("late output of aborted checkpoints is not carried")
+def _drop_late() -> Iterable[Any]:
+    real = Coordinator._acknowledged
+
+    def acknowledged(self: Coordinator, ack: Any, now_ms: int) -> Any:
+        if all(plan.checkpoint != ack.checkpoint for plan in self.in_flight):
+            ack = msgspec.structs.replace(ack, precommits=())
+        return real(self, ack, now_ms)
+
+    yield patch.object(Coordinator, "_acknowledged", acknowledged)
+
+
+@mutant("a restart while deciding")
+def _restart_while_deciding() -> Iterable[Any]:
+    real = Coordinator._concluded
+
+    def failed(self: Coordinator, failure: Any, now_ms: int) -> Any:
+        return self._end(failure.error) if failure.error else self._restart(failure.reason, now_ms)
+
+    def concluded(self: Coordinator, checkpoint: int, verdict: Any, now_ms: int) -> Any:
+        return real(self, checkpoint, verdict, now_ms) if self.deciding else []
+
+    yield patch.object(Coordinator, "_failed", failed)
+    yield patch.object(Coordinator, "_concluded", concluded)
+    yield patch.object(Life, "_prepare_attempt", lambda self, *_: self._run(_nothing(self.core.manifest)))
+
+
+def _nothing(result: Any) -> Any:
+    """A procedure that asks for nothing."""
+    return result
+    yield
+
+
+@mutant("a clean end while a checkpoint is unfinished")
+def _careless_stop() -> Iterable[Any]:
+    real = Coordinator.handle
+
+    def handle(self: Coordinator, event: Any, now_ms: int) -> Any:
+        if isinstance(event, Stop) and self.state in (JobState.RECOVERING, JobState.DEPLOYING):
+            return self._end(None)
+        return real(self, event, now_ms)
+
+    yield patch.object(Coordinator, "handle", handle)
+
+
+@mutant("what a pending checkpoint builds on is not pinned")
+def _unpinned() -> Iterable[Any]:
+    yield patch.object(Coordinator, "pinned", set())
+
+
+@mutant("blocks of the chain are forgotten")
+def _short_memory() -> Iterable[Any]:
+    real = retention.Ledger.completed
+
+    def completed(self: Any, checkpoint: int, blocks: Any, **options: Any) -> None:
+        newest = sorted(blocks, key=lambda each: (each.partition, each.offset))[-2:]
+        real(self, checkpoint, newest, **options)
+
+    yield patch.object(retention.Ledger, "completed", completed)
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+@mutant("no alignment")
+def _no_alignment() -> Iterable[Any]:
+    yield patch.object(Worker, "is_held", lambda self, source: False)
+
+
+@mutant("offsets are taken after the barrier")
+def _late_offsets() -> Iterable[Any]:
+    def inject(self: Worker, barrier: Barrier) -> None:
+        for j in range(self.attempt.parallelism):
+            self.attempt.channels[self.index, j].append(barrier)
+        if not self.triggers:
+            self._read()
+        self.reading = self.reading and not barrier.final
+        ack = coordinator.Ack("source", self.index, barrier.checkpoint, self.offsets())
+        self.life.hear(self, "acknowledged", ack)
+
+    yield patch.object(Worker, "_inject", inject)
+
+
+@mutant("one producer for two transactions")
+def _reuse() -> Iterable[Any]:
+    real = Sink._flush
+
+    def flush(self: Sink, checkpoint: int) -> None:
+        name, self.pool.move = self.writing, lambda *_: None  # type: ignore[method-assign]
+        real(self, checkpoint)
+        self.writing = name
+
+    yield patch.object(Sink, "_flush", flush)
+
+
+@mutant("ids are used again before their checkpoint is finalized")
+def _early_ids() -> Iterable[Any]:
+    real = Worker._acknowledge
+
+    def acknowledge(self: Worker) -> bool:
+        checkpoint = self.snapshots[0].barrier.checkpoint if self.snapshots else 0
+        if not real(self):
+            return False
+        self.finalized(checkpoint)
+        return True
+
+    yield patch.object(Worker, "_acknowledge", acknowledge)
+
+
+@mutant("increments are relative to the checkpoint before, completed or not")
+def _wrong_base() -> Iterable[Any]:
+    def snapshot(self: Worker, barrier: Barrier) -> None:
+        values = {key: self.totals[key] for key in self.touched}
+        self.touched = {}
+        self.snapshots.append(Snapshot(barrier, values, self.chains[barrier.base]))
+        for sink in self.sinks:
+            sink.cut(barrier.checkpoint)
+
+    yield patch.object(Worker, "_snapshot", snapshot)
+
+
+@mutant("a flush that does not wait for all records")
+def _early_flush() -> Iterable[Any]:
+    def step(self: Sink) -> bool:
+        interval = self.intervals[0]
+        if interval.checkpoint is not None and (self.writing or not interval.records):
+            rest, interval.records = interval.records, type(interval.records)()
+            self._batch = None
+            self._flush(interval.checkpoint)
+            self.intervals[0].records.extendleft(reversed(rest))
+            return True
+        return bool(interval.records) and self._produce(interval)
+
+    yield patch.object(Sink, "step", step)
+
+
