@@ -1,6 +1,7 @@
 """Requests of the Kafka protocol to the brokers, and their answers.
 
-The one module that uses kafka-python's connection layer; who builds on it speaks in protocol messages only.
+The one module that uses kafka-python's connection layer, in part by private names (its minor version is pinned);
+who builds on it speaks in protocol messages only.
 Invariants: every call ends, with an answer or an error, about within the time given; a client that failed to bring an
 answer is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; there is at
 most one client, with one thread and one connection for each broker in use.
@@ -210,7 +211,7 @@ class Wire:
         self._turn += 1
 
         async def bootstrap() -> Any:
-            manager = self._manager = KafkaConnectionManager(net, **arguments)
+            manager = self._manager = _Manager(net, **arguments)
             servers = manager.cluster.bootstrap_brokers()
             server = servers[self._turn % len(servers)].node_id
             timeout_ms = min(CONNECT_TIMEOUT_MS, self._left_ms())
@@ -254,6 +255,25 @@ class Wire:
         return error
 
 
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
+    """Gives us a broker's last answer before the end of the connection.
+
+    Its base drops what came together with the end: the reason why a login was refused, the answer of a broker that
+    shuts down.
+    """
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        transport = await super()._build_transport(node, timeout_at)
+        receive = transport._sock_recv
+
+        def receive_answer_first() -> tuple[bytes, Exception | None]:
+            answer, end = receive()
+            return answer, None if answer else end  # the end is seen again when there is nothing more
+
+        transport._sock_recv = receive_answer_first
+        return transport
+
+
 def _forget_way(error: BaseException | None) -> None:
     """Drop the tracebacks: they would keep the client's sockets and keys until the garbage collector comes by."""
     while error is not None:
@@ -283,5 +303,5 @@ class _NoCredentials(logging.Filter):
 
 # What goes wrong is in the errors raised here; without a handler of its own, kafka-python would also print it.
 logging.getLogger("kafka").addHandler(logging.NullHandler())
-for _name in ("kafka.net.connection", "kafka.protocol.parser"):
-    logging.getLogger(_name).addFilter(_NoCredentials())
+logging.getLogger("kafka.net.connection").addFilter(_NoCredentials())
+logging.getLogger("kafka.protocol.parser").setLevel(logging.INFO)  # below that, it writes out the bytes on the wire
