@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from exactlyonce.testing.simulation import World
 
 LOOK_PAUSE_MS = 20
+SWEEP_AGAIN_MS = 2_000
 
 
 class Life:
@@ -45,6 +46,8 @@ class Life:
         self.log = SimulatedLog(world)
         self.ledger = Ledger(world.settings.num_retained)
         self.manifest: Manifest | None = None
+        self.attempt = 0
+        """Of the broker thread: it grows only after everything queued for the attempt before is done."""
         self.workers: list[Worker] = []
         self.step_name = "open"
         self.carries = False
@@ -55,6 +58,7 @@ class Life:
         self._restored: set[int] = set()
         self._deploy: tuple[int, core.Deploy] | None = None
         self._delay_ms = 0
+        self._sweep_at_ms = world.clock.monotonic_ms() + SWEEP_AGAIN_MS
         world.spawn(self, self._main())
         world.spawn(self, self._broker())
 
@@ -66,11 +70,24 @@ class Life:
             if self._inbox:
                 self._inbox.popleft()()
             now_ms = self.world.clock.monotonic_ms()
+            if now_ms >= self._sweep_at_ms and self.core.state is core.JobState.RUNNING:
+                self._sweep_at_ms = now_ms + SWEEP_AGAIN_MS
+                self._on_broker(self._sweep, lambda _: None)
             if self._deploy is not None and self._deploy[0] <= now_ms:
                 self._start_workers(self._deploy[1])
             self._feed(core.Tick())
             yield None if self._inbox else now_ms + 3
+        if self.end.error is None:
+            yield from self._sweep_at_end()
         self.world.ended(self, self.end)
+
+    def _sweep_at_end(self) -> Steps:
+        """A zombie may have opened transactions since the last sweep: they would hold readers back."""
+        self.kill_workers()
+        try:
+            yield from self._sweep()
+        except ExactlyOnceError as error:
+            self.end = core.End(None, error)
 
     def _broker(self) -> Steps:
         while self.end is None:
@@ -229,7 +246,7 @@ class Life:
     def _life(self) -> decision.Life:
         life = self.log.life
         return decision.Life(
-            "p", life.incarnation, self.core.attempt, "cluster", 2, self.world.transaction_timeout_ms, life.fenced_below
+            "p", life.incarnation, self.attempt, "cluster", 2, self.world.transaction_timeout_ms, life.fenced_below
         )
 
     def _finish(self, manifest: Manifest) -> Steps:
@@ -249,6 +266,7 @@ class Life:
     def _prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Steps:
         if (yield from self.log.heartbeat()) is not Outcome.DONE:
             raise Fenced("This instance could not confirm that it still leads.")
+        self.attempt = attempt
         if unfinished is not None:
             yield from self._finish(unfinished)
         yield from self._sweep()
@@ -293,7 +311,7 @@ class Life:
     ) -> Manifest:
         now_ms, world = self.world.clock.now_ms(), self.world
         return Manifest(
-            "p", checkpoint, self.log.life.incarnation, self.core.attempt, "checkpoint", base, previous, now_ms, now_ms,
+            "p", checkpoint, self.log.life.incarnation, self.attempt, "checkpoint", base, previous, now_ms, now_ms,
             "fingerprint", 128, world.parallelism, world.block_partitions, ends, 0, offsets, operators, (),
             committables, tuple((name, name, world.output_partitions) for name in world.sinks),
         )  # fmt: skip
@@ -405,4 +423,4 @@ class Life:
         return msgspec.structs.replace(committable, **producer, written=tuple(written))
 
     def __str__(self) -> str:
-        return f"life {self.log.life.incarnation}.{self.core.attempt}"
+        return f"life {self.log.life.incarnation}.{self.attempt}"
