@@ -37,7 +37,7 @@ class Worker:
     def __init__(self, connection: msg.Connection, start: msg.Start) -> None:
         self.connection = connection
         self.subtask = start.subtask
-        self.built: Built = build(start, connection.send)
+        self.built: Built = build(start, self._send)
         self._sources = [source for task in self.built.subtasks for source in task.sources]
         self._reported: set[str] = set()
         self._progress_at = 0.0
@@ -58,6 +58,12 @@ class Worker:
                 self._report(now)
             if not moved:
                 self._rest()
+
+    def _send(self, message: msg.ToCoordinator) -> None:
+        """An acknowledgement comes after the figures that belong to it."""
+        if isinstance(message, msg.Acknowledge):
+            self._report(time.monotonic())
+        self.connection.send(message)
 
     def _work(self) -> bool:
         """One round over everything; True if anything moved."""
