@@ -100,6 +100,11 @@ class TransactionalBroker(Protocol):
     def init_transactions(self, transactional_id: str | None, timeout_ms: int = 60_000) -> Initialized:
         """InitProducerId: a producer id and an epoch that fence whoever had the id. None: merely idempotent."""
 
+    def add_to_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
+    ) -> Error:
+        """AddPartitionsToTxn, of one: it begins the transaction, whose end is marked there, with records or without."""
+
     def produce(
         self,
         transactional_id: str | None,

@@ -129,6 +129,14 @@ class BrokerModel:
             return Initialized(Error.NONE, self._coordinator.new_producer_id(), 0)
         return self._coordinator.initialize(transactional_id, timeout_ms, now_ms)
 
+    def add_to_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
+    ) -> Error:
+        now_ms = self._catch_up()
+        if self._log(topic, partition) is None:
+            return Error.UNKNOWN_TOPIC_OR_PARTITION
+        return self._coordinator.add_partition(transactional_id, producer_id, epoch, (topic, partition), now_ms)
+
     def produce(
         self,
         transactional_id: str | None,
@@ -145,18 +153,20 @@ class BrokerModel:
         log = self._log(topic, partition)
         if log is None:
             return Produced(Error.UNKNOWN_TOPIC_OR_PARTITION)
+        wall_ms = self._clock.now_ms()
+        first_sequence = log.next_sequence(producer_id, epoch) if sequence is None else sequence
         if transactional_id is not None:
             producer = (transactional_id, producer_id, epoch, (topic, partition))
             if not added and (error := self._coordinator.add_partition(*producer, now_ms)):
                 return Produced(error)
-            if not log.has_open(producer_id, epoch) and (error := self._coordinator.verify(*producer)):
-                return Produced(error)
+            if not log.has_open(producer_id):
+                log.await_first(producer_id, epoch, first_sequence, wall_ms)
+                if error := self._coordinator.verify(*producer):
+                    return Produced(error)
         if self._topics[topic].compact and any(key is None for key, _ in records):
             return Produced(Error.INVALID_RECORD)
         transactional = transactional_id is not None
-        return log.append(
-            producer_id, epoch, sequence, records, transactional=transactional, now_ms=self._clock.now_ms()
-        )
+        return log.append(producer_id, epoch, first_sequence, records, transactional=transactional, now_ms=wall_ms)
 
     def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
         return self._coordinator.end(transactional_id, producer_id, epoch, commit, self._catch_up())

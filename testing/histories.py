@@ -128,6 +128,20 @@ class Produce:
 
 
 @dataclass(frozen=True)
+class Add:
+    """The producer makes a partition part of its transaction, before any record."""
+
+    producer: str
+    topic: str
+    partition: int
+
+    def play(self, stage: Stage) -> object:
+        producer_id, epoch = stage.lives[self.producer][-1]
+        transaction = (stage.name(self.producer), producer_id, epoch)
+        return stage.broker.add_to_transaction(*transaction, stage.name(self.topic), self.partition).name
+
+
+@dataclass(frozen=True)
 class End:
     """Somebody asks to end the transaction that the producer had open in one of its lives.
 

@@ -35,10 +35,18 @@ class Producer(NamedTuple):
         return self.batches[-1].last_sequence if self.batches else -1
 
 
+class _Awaited(NamedTuple):
+    """The lowest sequence number that a producer has sent since its transaction here ended, and not got through."""
+
+    epoch: int
+    sequence: int
+    since_ms: int
+
+
 class PartitionLog:
     """An append-only log that can lose its beginning and be compacted."""
 
-    __slots__ = ("_aborted", "_offsets", "_open", "_records", "end_offset", "producers", "start_offset")
+    __slots__ = ("_aborted", "_awaited", "_offsets", "_open", "_records", "end_offset", "producers", "start_offset")
 
     def __init__(self) -> None:
         self.start_offset = 0
@@ -49,6 +57,7 @@ class PartitionLog:
         self._open: dict[int, list[int]] = {}
         """Offsets of the records of open transactions by producer id, the oldest transaction first."""
         self._aborted: set[int] = set()
+        self._awaited: dict[int, _Awaited] = {}
 
     @property
     def last_stable_offset(self) -> int:
@@ -62,15 +71,27 @@ class PartitionLog:
         offsets = self._open.get(producer_id)
         return offsets[0] if offsets else None
 
-    def has_open(self, producer_id: int, epoch: int) -> bool:
-        """Whether a transaction of exactly this producer is open here."""
-        return producer_id in self._open and self.producers[producer_id].epoch == epoch
+    def has_open(self, producer_id: int) -> bool:
+        """Whether a transaction of this producer id is open here, of whatever epoch."""
+        return producer_id in self._open
+
+    def next_sequence(self, producer_id: int, epoch: int) -> int:
+        """The sequence number with which this producer goes on here."""
+        producer = self.producers.get(producer_id)
+        return producer.last_sequence + 1 if producer is not None and producer.epoch == epoch else 0
+
+    def await_first(self, producer_id: int, epoch: int, sequence: int, now_ms: int) -> None:
+        """Note that a batch has come to begin a transaction: until it is through, no later one may be."""
+        awaited = self._awaited.get(producer_id)
+        if awaited is None or epoch > awaited.epoch or (epoch == awaited.epoch and sequence < awaited.sequence):
+            since_ms = now_ms if awaited is None else awaited.since_ms
+            self._awaited[producer_id] = _Awaited(epoch, sequence, since_ms)
 
     def append(
         self,
         producer_id: int,
         epoch: int,
-        sequence: int | None,
+        sequence: int,
         records: Sequence[tuple[Any, Any]],
         *,
         transactional: bool,
@@ -78,25 +99,22 @@ class PartitionLog:
     ) -> Produced:
         """Append one batch, or say why not; one that is here already is answered with the offset it has."""
         producer = self.producers.get(producer_id)
-        batches: tuple[_Batch, ...] = ()
-        if producer is not None:
-            if epoch < producer.epoch:
-                return Produced(Error.INVALID_PRODUCER_EPOCH)
-            if epoch == producer.epoch:
-                batches = producer.batches
-        expected = batches[-1].last_sequence + 1 if batches else 0
-        first_sequence = expected if sequence is None else sequence
-        last_sequence = first_sequence + len(records) - 1
+        batches = producer.batches if producer is not None and producer.epoch == epoch else ()
+        last_sequence = sequence + len(records) - 1
         for batch in batches:
-            if batch.first_sequence == first_sequence and batch.last_sequence == last_sequence:
+            if batch.first_sequence == sequence and batch.last_sequence == last_sequence:
                 return Produced(Error.NONE, batch.first_offset)
-        if producer is not None and first_sequence != expected:
+        if producer is not None and epoch < producer.epoch:
+            return Produced(Error.INVALID_PRODUCER_EPOCH)
+        awaited = self._awaited.get(producer_id)
+        out_of_order = producer is not None and sequence != self.next_sequence(producer_id, epoch)
+        if out_of_order or (awaited is not None and sequence > awaited.sequence):
             return Produced(Error.OUT_OF_ORDER_SEQUENCE_NUMBER)
         if not transactional and producer_id in self._open:
             return Produced(Error.INVALID_TXN_STATE)
         first_offset = self.end_offset
         self._write(producer_id, epoch, records, transactional)
-        newest = _Batch(first_sequence, last_sequence, first_offset)
+        newest = _Batch(sequence, last_sequence, first_offset)
         self.producers[producer_id] = Producer(epoch, (*batches[1 - BATCHES_REMEMBERED :], newest), now_ms)
         return Produced(Error.NONE, first_offset)
 
@@ -111,10 +129,12 @@ class PartitionLog:
         self._offsets.extend(offsets)
         if transactional:
             self._open.setdefault(producer_id, []).extend(offsets)
+            self._awaited.pop(producer_id, None)
 
     def end_transaction(self, producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> None:
         """Write the marker that ends the producer's transaction; with none open here it only takes an offset."""
         offsets = self._open.pop(producer_id, ())
+        self._awaited.pop(producer_id, None)
         if not commit:
             self._aborted.update(offsets)
         self.producers[producer_id] = Producer(epoch, (), now_ms)
@@ -139,6 +159,9 @@ class PartitionLog:
         for producer_id, producer in list(self.producers.items()):
             if producer.last_timestamp_ms <= silent_since_ms and producer_id not in self._open:
                 del self.producers[producer_id]
+        for producer_id, awaited in list(self._awaited.items()):
+            if awaited.since_ms <= silent_since_ms:
+                del self._awaited[producer_id]
 
     def delete_before(self, offset: int) -> Error:
         """Forget all below *offset*; -1: all."""
@@ -176,5 +199,5 @@ class PartitionLog:
         copy.producers = dict(self.producers)
         copy._records, copy._offsets = list(self._records), list(self._offsets)
         copy._open = {producer_id: list(offsets) for producer_id, offsets in self._open.items()}
-        copy._aborted = set(self._aborted)
+        copy._aborted, copy._awaited = set(self._aborted), dict(self._awaited)
         return copy

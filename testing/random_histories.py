@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from exactlyonce.testing.histories import (
+    Add,
     AddPartitions,
     CreateTopic,
     DeleteRecords,
@@ -97,6 +98,7 @@ class _Draw:
     def _rare(self) -> list[Step]:
         topic, partition = self._place()
         rare: list[list[Step]] = [
+            [Add(self._producer(), topic, partition)],
             [DeleteRecords(topic, partition, self._random.choice((-1, 0, 2, 5)))],
             [AddPartitions(topic, PARTITIONS + 1)],
             [DeleteTopic(topic), CreateTopic(topic, PARTITIONS)],

@@ -84,6 +84,20 @@ class RealBroker:
             requests = range(first, min(count, first + REQUESTS_AT_ONCE))
             self._wire.ask_all([Request(_init_request(transactional_id, TIMEOUT_MS), node) for _ in requests])
 
+    def add_to_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
+    ) -> Error:
+        in_topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=[in_topic(name=topic, partitions=[partition])],
+            max_version=0,
+        )
+        answer = self._ask_coordinator(transactional_id, request)
+        return Error(answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
+
     def produce(
         self,
         transactional_id: str | None,
@@ -97,7 +111,7 @@ class RealBroker:
         added: bool = False,
     ) -> Produced:
         if transactional_id is not None and not added:
-            error = self._add_partition(transactional_id, producer_id, epoch, topic, partition)
+            error = self.add_to_transaction(transactional_id, producer_id, epoch, topic, partition)
             if error is not Error.NONE:
                 return Produced(error)
         position = (topic, partition, producer_id, epoch)
@@ -172,18 +186,6 @@ class RealBroker:
         """Let go of the connections."""
         self._wire.close()
         self._transactions.close()
-
-    def _add_partition(self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int) -> Error:
-        in_topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=transactional_id,
-            v3_and_below_producer_id=producer_id,
-            v3_and_below_producer_epoch=epoch,
-            v3_and_below_topics=[in_topic(name=topic, partitions=[partition])],
-            max_version=0,
-        )
-        answer = self._ask_coordinator(transactional_id, request)
-        return Error(answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
 
     def _ask_coordinator(self, transactional_id: str | None, request: Any) -> Any:
         """The answer of the broker that keeps the id; of any broker if there is none."""

@@ -73,6 +73,12 @@ class UnreliableBroker:
         answer: Initialized = self._send("init_transactions", transactional_id, timeout_ms)
         return answer
 
+    def add_to_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
+    ) -> Error:
+        answer: Error = self._send("add_to_transaction", transactional_id, producer_id, epoch, topic, partition)
+        return answer
+
     def produce(
         self,
         transactional_id: str | None,

@@ -6,6 +6,7 @@ import pytest
 
 from exactlyonce.testing import BrokerModel, Error, Isolation, NoAnswer, SimulatedClock
 from exactlyonce.testing.histories import (
+    Add,
     CreateTopic,
     Describe,
     End,
@@ -79,6 +80,19 @@ def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clo
     assert values(model, 1) == []
     assert model.fetch("t", 1).last_stable_offset == 0
     assert [each.transaction_start_offset for each in model.describe_producers([("t", 1)])] == [0]
+
+
+@pytest.mark.parametrize(("commit", "shown"), [(True, [b"y"]), (False, [])])
+def test_the_next_end_there_decides_what_hangs(
+    stage: Stage, model: BrokerModel, clock: SimulatedClock, commit: bool, shown: list[bytes]
+) -> None:
+    """Where a marker was lost, the producer id's next marker ends both: a commit without records repairs it."""
+    play([End("a", commit=True, settle=False)], stage)
+    model.stop()
+    model.start(lose_markers=True)
+    play([End("a", commit=True), Init("a"), Add("a", "t", 1), End("a", commit=commit)], stage)
+    assert values(model, 1) == shown
+    assert model.fetch("t", 1).last_stable_offset == model.fetch("t", 1).high_watermark
 
 
 def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:

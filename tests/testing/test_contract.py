@@ -13,6 +13,7 @@ import pytest
 
 from exactlyonce.testing import Error, Produced
 from exactlyonce.testing.histories import (
+    Add,
     AddPartitions,
     CreateTopic,
     DeleteRecords,
@@ -99,6 +100,20 @@ def test_a_transaction_without_records_cannot_be_committed(stage: Stage) -> None
     assert play([Init("a"), End("a", commit=True), Describe("a")], stage)[1:] == [
         "INVALID_TXN_STATE",
         ("Empty", "p0", 0, 60_000, False, []),
+    ]
+
+
+def test_a_transaction_marks_its_partitions_with_or_without_records(stage: Stage) -> None:
+    """A partition that was added to a transaction gets its marker, though nothing was produced to it."""
+    added = (Add("a", "t", 0), Add("a", "none", 0), Describe("a"))
+    ended = (End("a", commit=True), Read("t", 0), Add("a", "t", 0))
+    assert play([CreateTopic("t"), Init("a"), *added, *ended], stage)[2:] == [
+        "NONE",
+        "UNKNOWN_TOPIC_OR_PARTITION",
+        ("Ongoing", "p0", 0, 60_000, True, [("t", 0)]),
+        "NONE",
+        ("NONE", (0, 1, 1), []),
+        "INVALID_PRODUCER_EPOCH",
     ]
 
 
@@ -238,6 +253,18 @@ def test_an_unknown_producer_may_begin_anywhere_but_a_known_one_at_zero(stage: S
     assert play([Init("b"), Produce("b", "t", 0, ["z"], sequence=4), Producers("t", 0)], stage)[1:] == [
         ("NONE", 3),
         [("p0", 1, -1, None), ("p1", 0, 4, 3)],
+    ]
+
+
+def test_a_batch_that_was_refused_holds_back_the_later_ones(stage: Stage) -> None:
+    """A first batch that did not get through is waited for: a later sequence number is out of order until it has."""
+    refused = (CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"], added=True))
+    later = (Produce("a", "t", 0, ["y"], sequence=5), Produce("a", "t", 0, ["x"]), Produce("a", "t", 0, ["y"]))
+    assert play([*refused, *later], stage)[2:] == [
+        ("INVALID_TXN_STATE", -1),
+        ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1),
+        ("NONE", 0),
+        ("NONE", 1),
     ]
 
 

@@ -73,6 +73,7 @@ def test_every_answer_is_drawn(new_model_stage: NewStage) -> None:
         *_answers("Produce", "NONE", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE", "OUT_OF_ORDER_SEQUENCE_NUMBER"),
         *_answers("End", "NONE", "PRODUCER_FENCED", "INVALID_TXN_STATE", "INVALID_PRODUCER_ID_MAPPING"),
         *_answers("Fence", "NONE"),
+        *_answers("Add", "NONE", "INVALID_PRODUCER_EPOCH"),
         *_answers("Describe", "Empty", "Ongoing", "CompleteCommit", "CompleteAbort"),
         *_answers("Read", "NONE", "OFFSET_OUT_OF_RANGE"),
         *_answers("Producers", "shown"),
