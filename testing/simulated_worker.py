@@ -368,7 +368,7 @@ class Worker:
             if (found.offset, found.key) == (ref.offset, ref.key):
                 return found.value
         require(self.life is not self.world.life, f"block {ref.key} is where the manifest says")
-        self.kill()  # of a zombie, whose checkpoints have gone
+        self.fail("the checkpoints of a zombie have gone")
         yield None
 
     def _write_block(self) -> bool:
