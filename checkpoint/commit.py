@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.requests import (
     Pause,
     Procedure,
 )
-from exactlyonce.checkpoint.transaction import EndAnswer, Fate
+from exactlyonce.checkpoint.transaction import EndAnswer, Fate, ListedTransaction
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 BUSY_PAUSE_MS = 5
@@ -102,6 +102,12 @@ def look(commits: Commits) -> Procedure[Commits]:
             commits.gone.append(committable)
     commits.unknown = []
     return commits
+
+
+def incarnation_latest(listed: Iterable[ListedTransaction]) -> int:
+    """The highest incarnation that a transactional id names; 0 without any."""
+    names = (TransactionalId.parse(each.transactional_id) for each in listed)
+    return max((name.incarnation for name in names if name is not None), default=0)
 
 
 def is_older(transactional_id: TransactionalId, incarnation: int, attempt: int) -> bool:

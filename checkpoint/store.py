@@ -33,6 +33,8 @@ DECISIONS = 0
 APPEND_TIMEOUT_S = 120.0
 """How long an append outlasts a broker that is away."""
 STABLE_TIMEOUT_S = 10.0
+SUCCESSOR_TIMEOUT_S = 3.0
+"""How long a fenced life waits for the first record of the one that fenced it, to say who it is."""
 HEARTBEAT_PAUSE_MS = 5_000
 """An append carries a heartbeat if the last one is older."""
 LIVES_KEPT = 10
@@ -103,11 +105,14 @@ class DecisionLog:
             name = self.topic.name
             return store_client.end_offsets(self._admin, name, [DECISIONS], isolation)[DECISIONS]
 
-    def begin_life(self, host: str, process: int) -> Incarnation:
-        """Write this life's first record, which gives it its incarnation; forget all but the last lives."""
+    def begin_life(self, host: str, process: int, above: int = 0) -> Incarnation:
+        """Write this life's first record, which gives it its incarnation; forget all but the last lives.
+
+        The incarnation is above all in the log, and above *above*, the highest that a transactional id names.
+        """
         require(self._opened and self._life is None, "A life begins once, after the log is opened")
         now_ms = self._clock.now_ms()
-        number = self._history.incarnation_latest + 1
+        number = max(self._history.incarnation_latest, above) + 1
         fenced_below = max((life.fenced_below for life in self._history.incarnations.values()), default=0)
         life = Incarnation(number, host, process, now_ms, now_ms, fenced_below)
         forgotten = [each for each in self._history.incarnations if each <= number - LIVES_KEPT]
@@ -187,10 +192,10 @@ class DecisionLog:
 
     def _who_fenced(self) -> str:
         own = self._life.incarnation if self._life else self._history.incarnation_latest
-        try:
-            newest = _read(self._config, self.pipeline, self.topic, self._stable_end()).newest_life
-        except ExactlyOnceError:
-            newest = None
+        newest, deadline = self._newest_life(), time.monotonic() + SUCCESSOR_TIMEOUT_S
+        while (newest is None or newest.incarnation <= own) and time.monotonic() < deadline:
+            self._admin.poll(0.1)
+            newest = self._newest_life()
         if newest is None or newest.incarnation <= own:
             return (
                 f"Incarnation {own} of {self.pipeline} was fenced: a newer instance is starting, or the broker ended a "
@@ -200,6 +205,12 @@ class DecisionLog:
             f"Incarnation {newest.incarnation} of {self.pipeline} (process {newest.process} on {newest.host}) has "
             f"taken over from incarnation {own}. This one ends; nothing is lost."
         )
+
+    def _newest_life(self) -> Incarnation | None:
+        try:
+            return _read(self._config, self.pipeline, self.topic, self._stable_end()).newest_life
+        except ExactlyOnceError:
+            return None
 
     # --- beside the log
 

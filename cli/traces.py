@@ -6,18 +6,22 @@ life decides meanwhile; the checkpoint topic goes last, so that an erasure that 
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from exactlyonce.checkpoint.commit import incarnation_latest
 from exactlyonce.checkpoint.committable import TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.checkpoint.store_topic import delete_topic, find_topic
+from exactlyonce.checkpoint.store import DecisionLog, read_history
+from exactlyonce.checkpoint.store_topic import delete_topic, find_topic, prepare_topic
 from exactlyonce.checkpoint.transaction import ListedTransaction
 from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.local.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 HEARTBEAT_FRESH_MS = 30_000
@@ -105,7 +109,11 @@ def find(config: ClientConfig, pipeline: str) -> Traces:
 
 
 def erase(config: ClientConfig, traces: Traces) -> list[str]:
-    """Erase all of it; returns the topics in which a consumer keeps the group's offsets."""
+    """Erase all of it; returns the topics in which a consumer keeps the group's offsets.
+
+    The new checkpoint topic begins with an incarnation above all that were: by it the next run knows that it begins anew
+    because it was told to, and not because the topic was lost.
+    """
     transactions = Transactions(config)
     coordinator = coordinator_id(traces.pipeline)
     transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
@@ -114,6 +122,12 @@ def erase(config: ClientConfig, traces: Traces) -> list[str]:
     kept = group_offsets.forget(config, traces.pipeline, traces.inputs())
     if traces.topic:
         delete_topic(config.confluent(), traces.pipeline)
+    if traces.topic or traces.transactions:
+        settings = config.confluent()
+        log = DecisionLog(settings, traces.pipeline, prepare_topic(settings, traces.pipeline), SystemClock())
+        log.open()
+        log.begin_life(socket.gethostname(), os.getpid(), incarnation_latest(traces.transactions))
+        log.close()
     return kept
 
 

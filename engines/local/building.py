@@ -50,6 +50,17 @@ class Built:
     """In the plan's order: those nearest to the sources first."""
     writers: list[KafkaWriter] = field(default_factory=list)
     sockets: list[SocketChannel] = field(default_factory=list)
+    functions: list[Any] = field(default_factory=list)
+    """The user's functions, as they were made here."""
+
+    def close(self) -> None:
+        """At a clean end: what the user's operators opened is closed."""
+        for function in self.functions:
+            if hasattr(function, "close"):
+                function.close()
+        for subtask in self.subtasks:
+            for source in subtask.sources:
+                source.reader.close()
 
     def writer(self, sink: str) -> KafkaWriter:
         """The writer of a sink."""
@@ -175,6 +186,7 @@ class _Builder:
         function = node.make()
         if hasattr(function, "open"):
             function.open(Context(node.id, self.start.subtask, self.start.parallelism))
+        self.built.functions.append(function)
         return function
 
     def _table(self, node: Node) -> KeyedTable[Any]:

@@ -14,8 +14,8 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from exactlyonce.checkpoint.commit import sweep
-from exactlyonce.checkpoint.committable import Committable
+from exactlyonce.checkpoint.commit import incarnation_latest, sweep
+from exactlyonce.checkpoint.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.coordinator import Plan as CheckpointPlan
 from exactlyonce.checkpoint.decision import Decided, Life, Refuse, Unresolved, decide, finalize, finish
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, OperatorSnapshot, SourceOffset
@@ -63,8 +63,18 @@ class Decisions:
         self._performer = Performer(
             options.client, self._transactions, self._output_log, self._log, self._timeout_ms, step
         )
-        self._log.open().halt_if_damaged()
-        self.life: Incarnation = self._log.begin_life(socket.gethostname(), os.getpid())
+        history = self._log.open()
+        history.halt_if_damaged()
+        newest = self._newest_of_the_ids()
+        if newest and not history.incarnation_latest:
+            raise Halt(
+                f"The checkpoint topic {self._topic.name} is empty, but transactions of incarnation {newest} of this "
+                f"pipeline are known to the broker: the topic was deleted. Beginning anew would write all output again.\n"
+                f"  Choices: restore the topic from a replica or backup and run again; or, if that is what you want, "
+                f"`exactlyonce reset {plan.graph.pipeline_id}`."
+            )
+        self.life: Incarnation = self._log.begin_life(socket.gethostname(), os.getpid(), newest)
+        self._topic = self._log.topic
         self.attempt = 0
         self.manifest: Manifest
         self._offsets: Offsets
@@ -72,6 +82,11 @@ class Decisions:
         self._ledger = Ledger(options.checkpoint.num_retained)
         self._last_committables: tuple[Committable, ...] = ()
         self._swept_again = False
+
+    def _newest_of_the_ids(self) -> int:
+        pipeline = self._plan.graph.pipeline_id
+        listed = self._transactions.list(transaction_prefix(pipeline))
+        return incarnation_latest(each for each in listed if each.transactional_id != coordinator_id(pipeline))
 
     # --- recovery -----------------------------------------------------------------------------------------------
 
@@ -162,6 +177,9 @@ class Decisions:
         """Run the decision procedure for *plan*."""
         for ack in plan.acks.values():
             self._ledger.written(ack.checkpoint, ack.written)
+        dead = self._log.dead({ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks})
+        if dead:
+            return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self._topic.name}")
         verdict: Decided | Refuse | Unresolved = self._drive(
             decide(
                 plan.precommits,
@@ -171,6 +189,8 @@ class Decisions:
                 lambda manifest: self._expire(plan, manifest),
             )
         )
+        if isinstance(verdict, Refuse) and self._log.refusal:
+            return Refuse(f"{verdict.reason}: {self._log.refusal}")
         if isinstance(verdict, Decided):
             self.manifest = verdict.manifest
             self._last_committables = verdict.manifest.committables or self._last_committables

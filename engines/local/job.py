@@ -94,7 +94,8 @@ class Job:
         due_s = (self.core.wake_ms - _monotonic_ms()) / 1000
         timeout_s = min(0.2, due_s) if due_s > 0 and self.core.state is core.JobState.RUNNING else 0.05
         for key, _ in self._selector.select(timeout_s):
-            key.data()
+            if any(each is key for each in self._selector.get_map().values()):  # an earlier one may have ended it
+                key.data()
         while not self._events.empty():
             self._events.get()()
         if self._deploy_at is not None and time.monotonic() >= self._deploy_at[0]:
@@ -303,6 +304,7 @@ class Job:
         self.workers.kill()
         if self.decisions is not None and end.manifest is not None:
             self._broker.submit(self.decisions.verify_visible).result()
+        self.report.ended(end.manifest)
         return end.manifest
 
 

@@ -7,6 +7,7 @@ function is raised as `RecordError` with the coordinates of the record it was ca
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from itertools import chain, compress, repeat
 from operator import length_hint
 from typing import Any, Protocol
 
+import exactlyonce
 from exactlyonce.pipeline.errors import RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks.kafka_sink import KafkaEncoder
@@ -41,11 +43,13 @@ class Batch:
 
 
 Push = Callable[[Batch], None]
+_OURS = os.path.dirname(exactlyonce.__file__) + os.sep
+"""Where frames are ours, and not the user's."""
 
 
 def record_error(operator: str, origin: Origin | None, error: BaseException) -> RecordError:
     """*error* of the user's function in *operator*, with the coordinates of the record."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/engines/" not in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     where = f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}" if origin else "a record"
     return RecordError(

@@ -7,6 +7,7 @@ no record comes between them; acknowledgements are sent in order.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -125,6 +126,8 @@ class Subtask:
         began = time.monotonic()
         frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
         log = self.order.cut() if self.order is not None else None
+        gc.collect(1)
+        gc.freeze()  # state lives long: the collector need not walk through it again and again
         for channel in self.outputs:
             channel.send_barrier(frame)
         for sink in self.sinks:

@@ -58,6 +58,8 @@ class Worker:
                 self._report(now)
             if not moved:
                 self._rest()
+        if not self._running:
+            self.built.close()
 
     def _send(self, message: msg.ToCoordinator) -> None:
         """An acknowledgement comes after the figures that belong to it."""

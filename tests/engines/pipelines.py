@@ -110,3 +110,40 @@ def stopping(name: str, folder: str) -> Pipeline:
         .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     )
     return pipeline
+
+
+def _totals(name: str, source: KafkaSource[Order], sink: KafkaSink[Total], operator: str = "totals") -> Pipeline:
+    pipeline = Pipeline(name)
+    pipeline.source("orders", source).key_by(lambda order: order.customer).stateful_map(operator, add).sink("out", sink)
+    return pipeline
+
+
+def strict(name: str) -> Pipeline:
+    """`linear`, whose output topic must exist."""
+    return _totals(name, KafkaSource(f"{name}-in", value=Order), KafkaSink(f"{name}-out", create_partitions=None))
+
+
+def skipping(name: str) -> Pipeline:
+    """`linear`, passing over what does not decode."""
+    return _totals(name, KafkaSource(f"{name}-in", value=Order, on_error="skip"), KafkaSink(f"{name}-out"))
+
+
+def renamed(name: str) -> Pipeline:
+    """`linear`, its stateful operator under another id."""
+    return _totals(name, KafkaSource(f"{name}-in", value=Order), KafkaSink(f"{name}-out"), "sums")
+
+
+def raising(name: str) -> Pipeline:
+    """`linear`, failing at order 42."""
+    pipeline = Pipeline(name)
+
+    def fail(total: int | None, order: Order) -> tuple[int, Total]:
+        return add(total, order) if order.id != 42 else (1 // 0, Total(0, "", 0))
+
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", fail)
+        .sink("out", KafkaSink(f"{name}-out"))
+    )
+    return pipeline

@@ -1,0 +1,279 @@
+"""What a user can get wrong, and what the world can do: one clear message each, an exit code, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from running import QUICK, Run, assert_totals, orders
+
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+USER, RECORD, NO_BROKER, HALT = 2, 3, 4, 6
+
+
+def ended(run: Any, name: str, *arguments: str, target: str = "linear", **options: Any) -> tuple[int, str]:
+    """(exit code, what it said) of a bounded run."""
+    life: Run = run(f"pipelines:{target}", "--param", f"name={name}", "--until", "latest", *QUICK, *arguments, **options)
+    code = life.wait()
+    assert "Traceback" not in life.said
+    return code, life.said
+
+
+def test_no_broker(run: Any) -> None:
+    """Where nothing listens, the message names the address and what to do, and comes soon."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        code, said = ended(run, "nobody", servers=address)
+    assert code == NO_BROKER
+    assert address in said
+    assert "exactlyonce broker start" in said or "bootstrap" in said
+
+
+def test_the_port_of_something_else(run: Any) -> None:
+    """A port on which something else listens is no broker either."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        code, said = ended(run, "nobody", servers=f"127.0.0.1:{other.getsockname()[1]}")
+    assert code == NO_BROKER, said
+
+
+def test_a_missing_input_topic(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A missing input topic is named, and not created."""
+    code, said = ended(run, topic_name)
+    assert code == USER
+    assert f"{topic_name}-in" in said
+    assert f"{topic_name}-in" not in kafka.admin().list_topics().topics
+
+
+def test_a_missing_output_topic_that_must_exist(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """With create_partitions=None a missing output topic is an error that says how to mend it."""
+    kafka.create_topic(f"{topic_name}-in")
+    code, said = ended(run, topic_name, target="strict")
+    assert code == USER
+    assert f"{topic_name}-out" in said
+    assert "create_partitions" in said
+
+
+def test_a_record_that_does_not_decode(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """The message names topic, partition, offset and field; mended by skipping, everything else is counted once."""
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(100)
+    kafka.produce(f"{topic_name}-in", fed[:50])
+    kafka.produce(f"{topic_name}-in", [("k", json.dumps({"id": 7, "customer": 12, "total": 1}))])
+    kafka.produce(f"{topic_name}-in", fed[50:])
+    code, said = ended(run, topic_name)
+    assert code == RECORD
+    assert f"{topic_name}-in[0] offset 50" in said
+    assert "$.customer" in said
+    code, said = ended(run, topic_name, target="skipping")
+    assert code == 0
+    assert "skipped" in said
+    assert_totals(kafka, f"{topic_name}-out", fed)
+
+
+def test_a_user_function_that_raises(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """The message names operator, error, the user's line and the record's coordinates, also behind a shuffle."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(100))
+    for arguments in ((), ("--parallelism", "2")):
+        code, said = ended(run, topic_name, *arguments, target="raising")
+        assert code == RECORD
+        assert "ZeroDivisionError" in said
+        assert "'totals'" in said
+        assert "pipelines.py" in said
+        assert f"{topic_name}-in[0] offset 42" in said
+
+
+def test_a_transaction_timeout_that_is_too_short(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """Refused at start with the exact settings: below what restarts need, or above the broker's cap."""
+    kafka.create_topic(f"{topic_name}-in")
+    code, said = ended(run, topic_name, "--transaction-timeout", "30s")
+    assert code == USER
+    assert "transaction_timeout" in said
+    assert "120200 ms" in said
+    code, said = ended(run, topic_name, "--transaction-timeout", "2h")
+    assert code == USER
+    assert "transaction.max.timeout.ms" in said
+    assert "900000 ms" in said
+
+
+def test_input_that_retention_has_taken(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """The gap is named, with the choices."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(100))
+    assert ended(run, topic_name)[0] == 0
+    kafka.produce(f"{topic_name}-in", orders(100, first=100))
+    admin, place = kafka.admin(), TopicPartition(f"{topic_name}-in", 0, 150)
+    admin.delete_records([place])[place].result()
+    code, said = ended(run, topic_name)
+    assert code == HALT
+    assert "offset 100" in said.replace("offsets 100", "offset 100")
+    assert "149" in said
+    assert "exactlyonce reset" in said
+
+
+def test_an_input_topic_made_anew(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A topic that was deleted and created again is another one, even where the offsets would fit."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(10))
+    assert ended(run, topic_name)[0] == 0
+    admin = kafka.admin()
+    admin.delete_topics([f"{topic_name}-in"])[f"{topic_name}-in"].result()
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(20))
+    code, said = ended(run, topic_name)
+    assert code == HALT
+    assert "created again" in said
+
+
+def test_a_checkpoint_topic_that_is_not_compacted(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """Refused, with the command that mends it."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.create_topic(f"{topic_name}.checkpoints", 5)
+    code, said = ended(run, topic_name)
+    assert code == USER
+    assert "cleanup.policy" in said
+
+
+def test_a_damaged_manifest(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A manifest that cannot be read halts the pipeline: its output may be visible, so nothing is guessed."""
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(100)
+    kafka.produce(f"{topic_name}-in", fed)
+    assert ended(run, topic_name)[0] == 0
+    latest = max(_manifests(kafka, topic_name))
+    kafka.produce(f"{topic_name}.checkpoints", [(f"manifest/{latest}", b"\xc3\x01garbage")], partition=0)
+    code, said = ended(run, topic_name)
+    assert code == HALT
+    assert "damaged" in said
+    assert_totals(kafka, f"{topic_name}-out", fed)
+
+
+def test_a_damaged_block(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A block of state that is gone halts the pipeline, named."""
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(100)
+    kafka.produce(f"{topic_name}-in", fed)
+    assert ended(run, topic_name)[0] == 0
+    admin = kafka.admin()
+    _set_policy(admin, f"{topic_name}.checkpoints", "compact,delete")
+    blocks = [TopicPartition(f"{topic_name}.checkpoints", partition, -1) for partition in range(1, 5)]
+    for future in admin.delete_records(blocks).values():
+        future.result()
+    _set_policy(admin, f"{topic_name}.checkpoints", "compact")
+    code, said = ended(run, topic_name)
+    assert code == HALT
+    assert "lock" in said
+    assert_totals(kafka, f"{topic_name}-out", fed)
+
+
+def test_a_lost_checkpoint_topic(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A deleted checkpoint topic does not make the pipeline begin anew in silence; a reset does."""
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(50)
+    kafka.produce(f"{topic_name}-in", fed)
+    assert ended(run, topic_name)[0] == 0
+    admin = kafka.admin()
+    admin.delete_topics([f"{topic_name}.checkpoints"])[f"{topic_name}.checkpoints"].result()
+    code, said = ended(run, topic_name)
+    assert code == HALT
+    assert "exactlyonce reset" in said
+    assert_totals(kafka, f"{topic_name}-out", fed)
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "reset", topic_name, "--yes", "--force"]
+    subprocess.run([*command, "--bootstrap-servers", kafka.bootstrap_servers], check=True, capture_output=True)
+    assert ended(run, topic_name)[0] == 0
+    assert len(kafka.read_committed(f"{topic_name}-out")) == 100
+
+
+def test_a_renamed_operator(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """State is found by the operator's id; another id is refused, with both named."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(100))
+    assert ended(run, topic_name)[0] == 0
+    code, said = ended(run, topic_name, target="renamed")
+    assert code == USER
+    assert "'sums'" in said
+    assert "totals" in said
+
+
+def test_two_instances(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """The newer one takes over; the older one ends and says who fenced it."""
+    kafka.create_topic(f"{topic_name}-in", 3)
+    fed = orders(1000)
+    kafka.produce(f"{topic_name}-in", fed)
+    older = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
+    older.await_checkpoint()
+    newer = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
+    newer.await_event(lambda event: event["event"] == "started")
+    kafka.produce(f"{topic_name}-in", more := orders(1000, first=1000))
+    assert older.wait() == 5
+    assert f"process {newer.process.pid}" in older.said
+    newer.await_checkpoint()
+    newer.process.send_signal(2)
+    assert newer.wait() == 0
+    assert ended(run, topic_name)[0] == 0
+    assert_totals(kafka, f"{topic_name}-out", fed + more)
+
+
+def test_an_aborted_and_an_open_foreign_transaction_in_the_input(
+    kafka: KafkaCluster, topic_name: str, run: Any
+) -> None:
+    """Aborted records are not read, and a bounded run ends at the last stable offset."""
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(50)
+    kafka.produce(f"{topic_name}-in", fed)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_name}-foreign"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for key, value in orders(10, first=50):
+        producer.produce(f"{topic_name}-in", value, key)
+    producer.flush()
+    producer.abort_transaction()
+    producer.begin_transaction()
+    for key, value in orders(10, first=60):
+        producer.produce(f"{topic_name}-in", value, key)
+    producer.flush()
+    assert ended(run, topic_name)[0] == 0
+    assert_totals(kafka, f"{topic_name}-out", fed)
+    producer.commit_transaction()
+    assert ended(run, topic_name)[0] == 0
+    assert_totals(kafka, f"{topic_name}-out", fed + orders(10, first=60))
+
+
+def test_a_partition_added_to_the_input(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A new partition is read from its beginning."""
+    from confluent_kafka.admin import NewPartitions
+
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(50)
+    kafka.produce(f"{topic_name}-in", fed)
+    assert ended(run, topic_name)[0] == 0
+    admin = kafka.admin()
+    admin.create_partitions([NewPartitions(f"{topic_name}-in", 2)])[f"{topic_name}-in"].result()
+    more = orders(50, first=50)
+    kafka.produce(f"{topic_name}-in", more, partition=1)
+    assert ended(run, topic_name)[0] == 0
+    assert_totals(kafka, f"{topic_name}-out", fed + more)
+
+
+def _set_policy(admin: AdminClient, topic: str, policy: str) -> None:
+    """Records of a topic that is only compacted cannot be deleted."""
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result()
+
+
+def _manifests(kafka: KafkaCluster, name: str) -> list[int]:
+    keys = [record.key or b"" for record in kafka.read_committed(f"{name}.checkpoints") if record.value is not None]
+    return [int(key.split(b"/")[1]) for key in keys if key.startswith(b"manifest/")]
