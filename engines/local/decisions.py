@@ -11,9 +11,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
-
 from exactlyonce.checkpoint.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.coordinator import Plan as CheckpointPlan
@@ -25,6 +22,7 @@ from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.store_topic import prepare_topic
 from exactlyonce.checkpoint.transaction import Fate, Outcome, TransactionState
+from exactlyonce.connectors.group_offsets import GroupOffsets
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
@@ -52,7 +50,7 @@ class Decisions:
         self._transactions = Transactions(options.client)
         self._output_log = Log(options.client)
         self._topics = Topics(options.client)
-        self._admin = AdminClient(options.client.confluent({"log_level": 0}))
+        self._groups = GroupOffsets(options.client, plan.graph.pipeline_id)
         self._inputs = check_inputs(self._topics, plan.graph, bounded=options.until == "latest")
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._cluster_id = self._transactions.cluster_id()
@@ -268,10 +266,7 @@ class Decisions:
 
     def publish_offsets(self) -> None:
         """Sn as group offsets, for tools that show lag. Nothing reads them back."""
-        partitions = [TopicPartition(o.topic, o.partition, o.offset) for o in self.manifest.offsets]
-        group = ConsumerGroupTopicPartitions(self.manifest.pipeline, partitions)
-        for future in self._admin.alter_consumer_group_offsets([group], request_timeout=10.0).values():
-            future.add_done_callback(lambda each: each.exception())
+        self._groups.publish(self.manifest.offsets)
 
     def upkeep(self) -> None:
         """Every few seconds: a heartbeat; and once, later, another sweep, for zombies that came back meanwhile."""
@@ -313,6 +308,7 @@ class Decisions:
         self._transactions.close()
         self._output_log.close()
         self._topics.close()
+        self._groups.close()
 
 
 def _operators(plan: CheckpointPlan) -> tuple[OperatorSnapshot, ...]:
