@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.commit import SWEEPS_MAX, Commits, commit, is_older, look, sweep
+from exactlyonce.checkpoint.commit import SWEEPS_MAX, Commits, commit, incarnation_latest, is_older, look, sweep
 from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.requests import (
     DescribeTransactions,
@@ -146,6 +146,13 @@ def test_an_id_is_older_by_incarnation_and_then_by_attempt(incarnation: int, att
     3."""
     name = TransactionalId("p", "out", 0, incarnation, f"{attempt}-stage", "0")
     assert is_older(name, 3, 2) is older
+
+
+def test_the_highest_incarnation_is_learnt_from_the_ids_that_parse() -> None:
+    """Of all listed ids the highest incarnation counts; ids that are none of ours, and an empty list, count as 0."""
+    ids = ["eo:p:coordinator", "eo:p:out:0:7.0:0", "eo:p:out:9:3.8:repair-9-9", "eo:p:out:0:99.x:0"]
+    assert incarnation_latest(ListedTransaction(each, 0, "Empty") for each in ids) == 7
+    assert incarnation_latest([]) == 0
 
 
 class Broker:
