@@ -108,12 +108,12 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
 def consumer(config: Mapping[str, Any], topic: str, isolation: str) -> Consumer:
     """A consumer for assigned partitions and explicit offsets; a removed offset is an error, never a reset.
 
-    It joins no group: the name is there because the library asks for one.
+    It joins no group: the library asks for the coordinator of one, so it is the one that the pipeline may read anyway.
     """
     return Consumer(
         settings(
             config,
-            group_id=topic,
+            group_id=topic.removesuffix(".checkpoints"),
             isolation_level=isolation,
             enable_auto_commit=False,
             enable_auto_offset_store=False,

@@ -120,7 +120,10 @@ class KafkaReader:
                 f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
             )
         if error.code() in _FATAL:
-            raise TopicError(f"Source {self.source!r} may not read {where}: {error.str()}. Grant Read on the topic.")
+            raise TopicError(
+                f"Source {self.source!r} may not read {where}: {error.str()}. Grant Read on the topic "
+                f"and on group {self.config.get('group.id', 'exactlyonce')}."
+            )
         if error.fatal():
             raise BrokerUnavailable(f"Source {self.source!r} cannot read {where}: {error.str()}.")
 

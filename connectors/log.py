@@ -62,17 +62,21 @@ class Batch(NamedTuple):
 
 
 class Log:
-    """Looks into the logs of the output topics. Used by one thread at a time."""
+    """Looks into the logs of the output topics. Used by one thread at a time.
+
+    It joins no group; *group* is one that it may read, since librdkafka asks for the coordinator of one.
+    """
 
     def __init__(
         self,
         config: ClientConfig,
         *,
+        group: str = "exactlyonce",
         timeout_ms: int = 30_000,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._config, self._timeout_ms, self._clock = config, timeout_ms, clock
+        self._config, self._group, self._timeout_ms, self._clock = config, group, timeout_ms, clock
         self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep)
 
     def fate(self, committable: Committable) -> Fate:
@@ -163,7 +167,7 @@ class Log:
     def _all_records(self, written: Written, stop: int) -> Iterator[LogRecord]:
         """The records of all producers from the first offset up to *stop*."""
         overrides = {
-            "group.id": "exactlyonce",
+            "group.id": self._group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "isolation.level": "read_uncommitted",

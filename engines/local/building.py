@@ -213,9 +213,8 @@ class _Builder:
         mine = {
             p: o for p, o in self.start.offsets[node.id].items() if p % self.start.parallelism == self.start.subtask
         }
-        reader = KafkaReader(
-            node.id, source.topic, mine, self.start.targets.get(node.id, {}), self.config.confluent({"log_level": 0})
-        )
+        config = self.config.confluent({"log_level": 0, "group.id": self.plan.graph.pipeline_id})
+        reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config)
         return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator)
 
     def _sink(self, node: Node, writers: list[KafkaWriter]) -> Any:
