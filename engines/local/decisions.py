@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import Any
+
+import msgspec
 
 from exactlyonce.checkpoint.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.committable import Committable, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.coordinator import Ack
 from exactlyonce.checkpoint.coordinator import Plan as CheckpointPlan
 from exactlyonce.checkpoint.decision import Decided, Life, Refuse, Unresolved, decide, finalize, finish
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, OperatorSnapshot, SourceOffset
@@ -48,7 +52,7 @@ class Decisions:
         self._plan, self._options, self._note = plan, options, note
         self._clock = SystemClock()
         self._transactions = Transactions(options.client)
-        self._output_log = Log(options.client)
+        self._output_log = Log(options.client, group=plan.graph.pipeline_id)
         self._topics = Topics(options.client)
         self._groups = GroupOffsets(options.client, plan.graph.pipeline_id)
         self._inputs = check_inputs(self._topics, plan.graph, bounded=options.until == "latest")
@@ -79,7 +83,8 @@ class Decisions:
         self._written_bytes: dict[int, int] = {}
         self._ledger = Ledger(options.checkpoint.num_retained)
         self._last_committables: tuple[Committable, ...] = ()
-        self._swept_again = False
+        self._swept_ms = self._clock.monotonic_ms()
+        self._acknowledged: SimpleQueue[Ack] = SimpleQueue()
 
     def _newest_of_the_ids(self) -> int:
         pipeline = self._plan.graph.pipeline_id
@@ -146,8 +151,9 @@ class Decisions:
         self._drive(
             sweep(self._life().pipeline, self.life.incarnation, self.attempt, fenced_below=self.life.fenced_below)
         )
-        if everything and self.life.fenced_below < self.life.incarnation:
-            self._log.heartbeat(fenced_below=self.life.incarnation)
+        self._swept_ms = self._clock.monotonic_ms()
+        if everything and self._log.heartbeat(fenced_below=self.life.incarnation) is Outcome.DONE:
+            self.life = msgspec.structs.replace(self.life, fenced_below=self.life.incarnation)
 
     def prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Manifest:
         """Before the next attempt, all workers being dead: finish what was decided, abort what was not."""
@@ -168,12 +174,14 @@ class Decisions:
 
     def acknowledged(self, message: Acknowledge) -> None:
         """Blocks were written; called from the main thread, before the core hears of it."""
+        self._acknowledged.put(message.ack)
         n = message.ack.checkpoint
         self._written_bytes[n] = self._written_bytes.get(n, 0) + message.written_bytes
 
-    def decide(self, plan: CheckpointPlan) -> Decided | Refuse | Unresolved:
-        """Run the decision procedure for *plan*."""
-        for ack in plan.acks.values():
+    def decide(self, plan: CheckpointPlan, pinned: Iterable[int]) -> Decided | Refuse | Unresolved:
+        """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon."""
+        while not self._acknowledged.empty():
+            ack = self._acknowledged.get()
             self._ledger.written(ack.checkpoint, ack.written)
         dead = self._log.dead({ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks})
         if dead:
@@ -184,7 +192,7 @@ class Decisions:
                 plan.ages_ms,
                 self._life(),
                 lambda committables, ends: self._planned(plan, committables, ends),
-                lambda manifest: self._expire(plan, manifest),
+                lambda manifest: self._expire(plan, manifest, pinned),
             )
         )
         if isinstance(verdict, Refuse) and self._log.refusal:
@@ -246,10 +254,12 @@ class Decisions:
 
     # --- retention ----------------------------------------------------------------------------------------------
 
-    def _expire(self, plan: CheckpointPlan, manifest: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+    def _expire(
+        self, plan: CheckpointPlan, manifest: Manifest, pinned: Iterable[int]
+    ) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
         """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
         self._ledger.completed(manifest.checkpoint, _references(plan, manifest))
-        return self._ledger.expire()
+        return self._ledger.expire(pinned)
 
     def _claim(self, manifests: list[Manifest]) -> None:
         """After recovery: what the retained manifests stand on stays; blocks that nothing refers to are orphans and go."""
@@ -269,14 +279,17 @@ class Decisions:
         self._groups.publish(self.manifest.offsets)
 
     def upkeep(self) -> None:
-        """Every few seconds: a heartbeat; and once, later, another sweep, for zombies that came back meanwhile."""
+        """Every few seconds: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
         self._log.heartbeat()
-        if not self._swept_again and self._clock.now_ms() - self.life.started_at_ms >= SWEEP_AGAIN_MS:
-            self._swept_again = True
+        if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
             self._sweep(everything=False)
 
     def verify_visible(self) -> None:
-        """After a clean stop: everything that the last checkpoints committed is visible to readers."""
+        """After a clean stop: everything that the last checkpoints committed is visible to readers.
+
+        A zombie's open transaction would hold readers before it, so that older attempts are swept first.
+        """
+        self._sweep(everything=False)
         for committable in self._last_committables:
             if committable.records and self._output_log.fate(committable) is not Fate.COMMITTED:
                 raise Halt(

@@ -151,8 +151,8 @@ class Job:
                 hit("coordinator-triggered")
             case core.Decide(plan):
                 assert self.decisions is not None
-                decisions = self.decisions
-                self._on_broker(lambda: decisions.decide(plan), lambda verdict: self._decided(plan, verdict))
+                decisions, pinned = self.decisions, tuple(self.core.pinned)
+                self._on_broker(lambda: decisions.decide(plan, pinned), lambda verdict: self._decided(plan, verdict))
             case core.AnnounceFinalized(checkpoint):
                 for worker in self.workers.alive:
                     worker.connection.send(msg.CheckpointFinalized(checkpoint))
