@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from exactlyonce import Pipeline, Record
+from exactlyonce import Context, Emit, Output, Pipeline, Record
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -146,4 +148,91 @@ def raising(name: str) -> Pipeline:
         .stateful_map("totals", fail)
         .sink("out", KafkaSink(f"{name}-out"))
     )
+    return pipeline
+
+
+class Tagged(msgspec.Struct):
+    """An order with what a resource says of it."""
+
+    id: int
+    tag: str
+
+
+class Tagger:
+    """An operator with a resource: a file that says when it was opened and closed."""
+
+    def __init__(self, log: str) -> None:
+        self.log = Path(log)
+
+    def open(self, context: Context) -> None:
+        self.write(f"open {context.operator} {context.subtask}/{context.parallelism}")
+
+    def __call__(self, order: Order) -> Tagged:
+        return Tagged(order.id, f"c-{order.customer}")
+
+    def close(self) -> None:
+        self.write("close")
+
+    def write(self, line: str) -> None:
+        with self.log.open("a") as file:
+            file.write(line + "\n")
+
+
+class Pair(msgspec.Struct):
+    """The largest order of a customer so far."""
+
+    customer: str
+    largest: int
+
+
+LATE = Output("late", Order)
+
+
+def split(order: Order, emit: Emit[Order]) -> None:
+    """Odd ids to the side output."""
+    if order.id % 2:
+        emit(order, LATE)
+    else:
+        emit(order)
+
+
+def twice(count: int | None, order: Order) -> tuple[int | None, list[str]]:
+    """Every customer's third order ends its state; each order gives its number, and once more for the third."""
+    number = (count or 0) + 1
+    return (None if number == 3 else number), [f"{order.id}:{number}"] * (2 if number == 3 else 1)
+
+
+def everything(name: str, log: str) -> Pipeline:
+    """Every kind of operator, several sources and sinks."""
+    pipeline = Pipeline(name)
+    seen: list[int] = []
+    records = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, key=str, metadata=True))
+    orders = records.map(lambda record: record.value, output=Order).peek(lambda order: seen.append(order.id))
+    tagger = partial(Tagger, log)
+    orders.map(tagger, id="tag").sink("tags", KafkaSink(f"{name}-tags", key=lambda tagged: tagged.tag))
+    records.sink("echo", KafkaSink(f"{name}-echo"))
+    both = orders.process("split", split, outputs=[LATE])
+    both.side(LATE).sink("late", KafkaSink(f"{name}-late", key=lambda order: str(order.id)))
+    (
+        both.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))
+        .flat_map(lambda order: [order, order], output=Order)
+        .key_by(lambda order: order.customer)
+        .stateful_flat_map("twice", twice)
+        .sink("numbers", KafkaSink(f"{name}-numbers"))
+    )
+    (
+        orders.map(lambda order: Pair(order.customer, order.total), output=Pair)
+        .key_by(lambda pair: pair.customer)
+        .reduce("maximum", lambda a, b: a if a.largest >= b.largest else b)
+        .sink("largest", KafkaSink(f"{name}-largest", key=lambda pair: pair.customer))
+    )
+    return pipeline
+
+
+def starting(name: str, start: str) -> Pipeline:
+    """Bytes through, from a start position; "offsets" is offset 60 of partition 0."""
+    pipeline = Pipeline(name)
+    position: Any = {0: 60} if start == "offsets" else start
+    source = KafkaSource(f"{name}-in", value=bytes, start=position)
+    pipeline.source("orders", source).sink("out", KafkaSink(f"{name}-out"))
     return pipeline

@@ -1,0 +1,110 @@
+"""A broker that dies right behind its answer to EndTxn may lose the markers; what was decided becomes visible all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Producer
+
+from exactlyonce.checkpoint.commit import commit
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.markers import ending
+from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.transaction import EndAnswer
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.log import Log
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.local.performer import Performer
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+KILLS_MAX = 12
+PARTITIONS = 8
+
+
+class Stage:
+    """Transactions on *cluster*, and what ends them."""
+
+    def __init__(self, cluster: KafkaCluster, topic: str) -> None:
+        self.topic = cluster.create_topic(topic, PARTITIONS)
+        self.config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
+        self.transactions = Transactions(self.config)
+        self.log = Log(self.config)
+        self.writers: list[Producer] = []
+        no_log = cast(DecisionLog, None)
+        self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000, lambda *_: None)
+
+    def open(self, transactional_id: str) -> Committable:
+        """A transaction with one record in every partition."""
+        settings = {"transactional.id": transactional_id, "log_level": 0}
+        producer = Producer(self.config.confluent(settings))
+        self.writers.append(producer)
+        producer.init_transactions(LIMIT_S)
+        producer.begin_transaction()
+        for partition in range(PARTITIONS):
+            producer.produce(self.topic, transactional_id, partition=partition)
+        assert producer.flush(LIMIT_S) == 0
+        state = self.transactions.describe([transactional_id])[transactional_id]
+        assert state is not None
+        written = tuple(
+            Written(each.topic, each.partition, cast(int, each.transaction_start_offset), each.last_sequence + 1)
+            for each in self.transactions.producers(state.partitions)
+            if each.producer_id == state.producer_id
+        )
+        return Committable(transactional_id, state.producer_id, state.epoch, 2, "", "out", 0, 1, written)
+
+    def is_complete(self, committable: Committable) -> bool:
+        """Whether the broker takes the transaction for complete."""
+        state = self.transactions.describe([committable.transactional_id])[committable.transactional_id]
+        return state is not None and state.state == "CompleteCommit"
+
+    def hanging(self, committable: Committable) -> list[tuple[str, int]]:
+        """The partitions that show it as open."""
+        partitions = [(each.topic, each.partition) for each in committable.written]
+        return [
+            (each.topic, each.partition)
+            for each in self.transactions.producers(partitions)
+            if each.producer_id == committable.producer_id and each.transaction_start_offset is not None
+        ]
+
+
+@pytest.fixture
+def cluster(own_broker: Callable[..., OwnCluster]) -> OwnCluster:
+    """A broker to be killed."""
+    return own_broker()
+
+
+@pytest.fixture
+def stage(cluster: OwnCluster, topic_name: str) -> Iterator[Stage]:
+    """A topic on it."""
+    yield Stage(cluster, topic_name)
+
+
+def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage) -> None:
+    """The broker is killed behind its answer to EndTxn, until it has lost a marker or the tries are used up; every time
+    the commit that recovery asks for again makes all records visible, and adds none."""
+    committed: list[str] = []
+    for kill in range(KILLS_MAX):
+        committable = stage.open(f"{stage.topic}-{kill}")
+        committed.append(committable.transactional_id)
+        assert stage.transactions.end_all([ending(committable)], commit=True) == [EndAnswer.COMPLETED]
+        cluster.broker.kill()
+        cluster.broker.start()
+        deadline = time.monotonic() + LIMIT_S
+        while not stage.is_complete(committable):
+            assert time.monotonic() < deadline
+        hanging = stage.hanging(committable)
+        print(f"kill {kill}: lost in {len(hanging)} of {PARTITIONS} partitions")
+        commits = drive(commit([committable]), stage.performer)
+        assert commits.fates == {committable.transactional_id: "committed"}
+        assert stage.hanging(committable) == []
+        shown = sorted(record.value.decode() for record in cluster.read_committed(stage.topic) if record.value)
+        assert shown == sorted(committed * PARTITIONS)
+        if hanging:
+            break
+
