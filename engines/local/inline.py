@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from exactlyonce.engines.local.messages import Connection, ToCoordinator, ToWorker
+from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator, ToWorker
 from exactlyonce.engines.local.worker import serve
 from exactlyonce.engines.local.workers import Worker
 
@@ -32,6 +32,11 @@ class InlineWorker:
         self.alive = [Worker(0, Connection(ours, ToCoordinator), None)]
         self._connections.put(Connection(theirs, ToWorker))
         return self.alive
+
+    def finish(self, timeout_s: float) -> None:
+        for worker in self.alive:
+            worker.connection.send(Shutdown())
+        self._ended.wait(timeout_s)
 
     def kill(self) -> None:
         """There is nothing to kill: the worker ends when its channel does."""

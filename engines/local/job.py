@@ -29,6 +29,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Inv
 from exactlyonce.pipeline.failpoints import hit
 
 UPKEEP_INTERVAL_S = 10.0
+FINISH_TIMEOUT_S = 30.0
+"""How long the user's operators may take to close at a clean end."""
 
 
 def _monotonic_ms() -> int:
@@ -299,8 +301,7 @@ class Job:
         if end.error is not None:
             raise end.error
         self._unwatch()
-        for worker in self.workers.alive:
-            worker.connection.send(msg.Shutdown())
+        self.workers.finish(FINISH_TIMEOUT_S)
         self.workers.kill()
         if self.decisions is not None and end.manifest is not None:
             self._broker.submit(self.decisions.verify_visible).result()

@@ -6,15 +6,17 @@ worker dies with its coordinator (by the kernel's signal and by the end of its c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from exactlyonce.engines.local.messages import Connection, ToCoordinator
+from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator
 
 
 @dataclass
@@ -43,6 +45,9 @@ class Workers(Protocol):
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[Worker]:
         """Start a worker for each list of sockets, which it inherits under the same numbers."""
 
+    def finish(self, timeout_s: float) -> None:
+        """Tell all to end, and wait a while until they have: the user's operators may have something to close."""
+
     def kill(self) -> None:
         """SIGKILL to all, and wait until they are gone."""
 
@@ -65,6 +70,15 @@ class WorkerProcesses:
             for each in sockets:
                 each.close()
         return self.alive
+
+    def finish(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for worker in self.alive:
+            worker.connection.send(Shutdown())
+        for worker in self.alive:
+            assert worker.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
         for worker in self.alive:
