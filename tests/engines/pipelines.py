@@ -236,3 +236,15 @@ def starting(name: str, start: str) -> Pipeline:
     source = KafkaSource(f"{name}-in", value=bytes, start=position)
     pipeline.source("orders", source).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
+
+
+def partitioned(name: str) -> Pipeline:
+    """`linear` without a shuffle: the input is partitioned by customer already."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .key_by(lambda order: order.customer, partitioned=True)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline

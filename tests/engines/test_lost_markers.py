@@ -1,10 +1,10 @@
-"""A broker that dies right behind its answer to EndTxn may lose the markers; what was decided becomes visible all the same."""
+"""A broker that dies behind its answer to EndTxn may lose the markers: what was decided becomes visible all the same."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 from confluent_kafka import Producer
@@ -80,9 +80,9 @@ def cluster(own_broker: Callable[..., OwnCluster]) -> OwnCluster:
 
 
 @pytest.fixture
-def stage(cluster: OwnCluster, topic_name: str) -> Iterator[Stage]:
+def stage(cluster: OwnCluster, topic_name: str) -> Stage:
     """A topic on it."""
-    yield Stage(cluster, topic_name)
+    return Stage(cluster, topic_name)
 
 
 def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage) -> None:

@@ -74,6 +74,22 @@ def test_rescaling(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """Nothing is shuffled where the user says so; the state then stays with its partitions, and rescaling is refused."""
+    from running import assert_totals
+
+    kafka.create_topic(f"{topic_name}-in", 4)
+    fed = [(json.loads(value)["customer"], value) for _, value in orders(2000)]
+    arguments = ("pipelines:partitioned", "--param", f"name={topic_name}", "--until", "latest", *QUICK, "--parallelism")
+    for half in (fed[:1000], fed[1000:]):
+        kafka.produce(f"{topic_name}-in", half)
+        assert run(*arguments, "2").wait() == 0
+    assert_totals(kafka, f"{topic_name}-out", fed)
+    refused = run(*arguments, "3")
+    assert refused.wait() == 2
+    assert "parallelism 2" in refused.said
+
+
 @pytest.mark.parametrize(("start", "expected"), [("earliest", 100), ("latest", 0), ("offsets", 40)])
 def test_start_positions(start: str, expected: int, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A pipeline without a checkpoint begins where its source says, and keeps to it."""
