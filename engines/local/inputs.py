@@ -24,6 +24,7 @@ from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.operators import Batch, Push
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.schema import type_name
 
 BATCH_RECORDS_MAX = 2_000
 
@@ -116,19 +117,18 @@ class SourceInput:
             bad = len(values) - length_hint(iterator) - 1
             problem = self._undecodable(messages[bad], error)
             if self.source.on_error == "fail":
-                raise problem from error
+                raise RecordError(
+                    f"{problem} The job has stopped before it; nothing is lost. Mend the type or the producer, or let "
+                    f'the source pass over such records: on_error="skip".'
+                ) from error
             self.skipped += 1
             sys.stderr.write(f"skipped: {problem}\n")
             rest = messages[:bad] + messages[bad + 1 :]
             return self._decoded(rest) if rest else Batch([], [])
 
-    def _undecodable(self, message: Message, error: Exception) -> RecordError:
-        problem = self.source.value_problem(message.value(), error)
-        return RecordError(
-            f"Source {self.name!r}: the record at {message.topic()}[{message.partition()}] offset {message.offset()}: "
-            f"{problem}. The job has stopped before it; nothing is lost. Mend the type or the producer, or let the source "
-            f'pass over such records: on_error="skip".'
-        )
+    def _undecodable(self, message: Message, error: Exception) -> str:
+        place = f"{message.topic()}[{message.partition()}] offset {message.offset()}"
+        return f"Source {self.name!r}: the record at {place}: {self.source.value_problem(message.value(), error)}."
 
 
 class Coordinates(NamedTuple):
@@ -149,35 +149,64 @@ class Coordinates(NamedTuple):
 
 
 class BatchCodec:
-    """Batches as bytes: typed records in msgpack, beside them keys and coordinates."""
+    """Batches as bytes: typed records in msgpack, beside them keys and coordinates.
+
+    A record that is not of its declared type is the user's error, on either side: `RecordError` names the first one.
+    """
 
     def __init__(self, record_type: Any) -> None:
+        self._type = record_type
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes], list[str], bytes, bytes, bytes])
+        self._decoder = _frame_decoder(record_type)
 
     def encode(self, batch: Batch) -> bytes:
         """One frame."""
         topics = [origin.topic() or "" for origin in batch.origins]
         names = sorted(set(topics))
         places = {name: place for place, name in enumerate(names)}
-        return self._encoder.encode(
-            (
-                batch.records,
-                batch.keys,
-                names,
-                array("H", map(places.__getitem__, topics)).tobytes(),
-                array("i", [origin.partition() or 0 for origin in batch.origins]).tobytes(),
-                array("q", [origin.offset() or 0 for origin in batch.origins]).tobytes(),
-            )
+        coordinates = (
+            names,
+            array("H", map(places.__getitem__, topics)).tobytes(),
+            array("i", [origin.partition() or 0 for origin in batch.origins]).tobytes(),
+            array("q", [origin.offset() or 0 for origin in batch.origins]).tobytes(),
         )
+        try:
+            return self._encoder.encode((batch.records, batch.keys, *coordinates))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._misfit(batch, self._encoder.encode, error) from error
 
     def decode(self, frame: bytes) -> Batch:
         """The batch of a frame."""
-        records, keys, names, topics, partitions, offsets = self._decoder.decode(frame)
-        origins = list(
-            map(Coordinates, map(names.__getitem__, array("H", topics)), array("i", partitions), array("q", offsets))
-        )
-        return Batch(records, origins, keys)
+        try:
+            records, keys, *coordinates = self._decoder.decode(frame)
+        except msgspec.ValidationError as error:
+            raw, keys, *coordinates = _frame_decoder(msgspec.Raw).decode(frame)
+            decode = msgspec.msgpack.Decoder(self._type).decode
+            raise self._misfit(Batch(raw, _origins(*coordinates), keys), decode, error) from error
+        return Batch(records, _origins(*coordinates), keys)
+
+    def _misfit(self, batch: Batch, code: Callable[[Any], object], error: Exception) -> RecordError:
+        for record, origin in zip(batch.records, batch.origins, strict=True):
+            try:
+                code(record)
+            except Exception as found:
+                where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
+                return RecordError(
+                    f"A record that was to be sent to another worker is not a valid {type_name(self._type)}: {found}. "
+                    f"It stems from the record at {where}. The job has stopped before it; nothing is lost. Let the "
+                    f"function that made it return {type_name(self._type)}, or declare another type by output=."
+                )
+        return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
+
+
+def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes], list[str], bytes, bytes, bytes])
+
+
+def _origins(names: list[str], topics: bytes, partitions: bytes, offsets: bytes) -> list[Coordinates]:
+    return list(
+        map(Coordinates, map(names.__getitem__, array("H", topics)), array("i", partitions), array("q", offsets))
+    )
 
 
 @dataclass
