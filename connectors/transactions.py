@@ -38,13 +38,13 @@ from kafka.protocol.admin.transactions import (
     ListTransactionsRequest,
 )
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest
-from kafka.protocol.producer.transaction import EndTxnRequest
+from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transaction import EndAnswer, ListedTransaction, ProducerState, TransactionState
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.wire import Again, Request, Wire, refuse
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, Halt
 
 ANSWERS: Mapping[int, EndAnswer] = {
     0: EndAnswer.COMPLETED,
@@ -62,6 +62,7 @@ ANSWERS: Mapping[int, EndAnswer] = {
 """What the broker's error codes mean for an EndTxn."""
 
 NOT_FOUND = 105  # TRANSACTIONAL_ID_NOT_FOUND
+NOT_ATTEMPTED = 55  # OPERATION_NOT_ATTEMPTED: another partition of the request stood in the way
 TRANSACTION_LOG = "__transaction_state"
 TRANSACTION_VERSION = 2
 BROKER = 4  # DescribeConfigs' number for the kind of resource
@@ -155,6 +156,17 @@ class Transactions:
 
         self._wire.patiently(attempt, "Aborting transactions")
 
+    def rewrite_markers(self, ending: Ending, partitions: Iterable[tuple[str, int]], *, commit: bool) -> None:
+        """End a complete transaction again in *partitions*, whose markers the broker has lost (KAFKA-20734).
+
+        A transaction without records under the same producer id and its present epoch: its markers also end what is
+        still open there. One that was begun for this before and not ended is taken over, never initialised, which
+        would abort it. Raises `Halt` if the id has expired or has got another producer id.
+        """
+        self._require_version()
+        wanted = list(partitions)
+        self._wire.patiently(lambda: self._rewrite(ending, wanted, commit=commit), "Writing lost markers again")
+
     def cluster_id(self) -> str:
         """The id that the cluster was formatted with."""
         return self._wire.patiently(lambda: str(self._wire.metadata().cluster_id), "Asking for the cluster's id")
@@ -200,7 +212,8 @@ class Transactions:
             Request(DescribeTransactionsRequest(transactional_ids=some), node) for node, some in ids_by_node.items()
         ]
         answers = self._wire.ask_all(questions) if questions else []
-        return {state.transactional_id: _state(state) for answer in answers for state in answer.transaction_states}
+        states = {state.transactional_id: _state(state) for answer in answers for state in answer.transaction_states}
+        return {each: states[each] for each in ids}
 
     def _list(self, prefix: str) -> Sequence[ListedTransaction]:
         nodes, leaders = self._transaction_log()
@@ -258,6 +271,20 @@ class Transactions:
         answers = self._wire.ask_all(requests) if requests else []
         return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
 
+    def _rewrite(self, ending: Ending, partitions: Sequence[tuple[str, int]], *, commit: bool) -> None:
+        name = ending.transactional_id
+        state = self._describe([name])[name]
+        if state is None or state.producer_id != ending.producer_id:
+            raise _unreachable(ending, partitions)
+        now = Ending(name, state.producer_id, state.epoch)
+        nodes = self._coordinators([name])
+        answer = self._wire.ask(_add_request(now, partitions), nodes[name])
+        for topic in answer.results_by_topic_v3_and_below:
+            for each in topic.results_by_partition:
+                _added(f"{topic.name}-{each.partition_index}", each.partition_error_code, name)
+        if self._end([now], nodes, commit=commit)[0] is not EndAnswer.COMPLETED:
+            raise Again(f"{name} is busy or has moved on")
+
     def _max_timeout_ms(self) -> int:
         name = "transaction.max.timeout.ms"
         questions = []
@@ -287,6 +314,37 @@ def _producers_request(partitions_by_topic: Mapping[str, Sequence[int]]) -> Desc
     entry = DescribeProducersRequest.TopicRequest
     topics = [entry(name=topic, partition_indexes=indexes) for topic, indexes in partitions_by_topic.items()]
     return DescribeProducersRequest(topics=topics)
+
+
+def _add_request(ending: Ending, partitions: Sequence[tuple[str, int]]) -> AddPartitionsToTxnRequest:
+    indexes: defaultdict[str, list[int]] = defaultdict(list)
+    for topic, partition in partitions:
+        indexes[topic].append(partition)
+    entry = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=ending.transactional_id,
+        v3_and_below_producer_id=ending.producer_id,
+        v3_and_below_producer_epoch=ending.epoch,
+        v3_and_below_topics=[entry(name=topic, partitions=each) for topic, each in indexes.items()],
+        max_version=3,  # later ones are for brokers
+    )
+
+
+def _added(partition: str, error_code: int, transactional_id: str) -> None:
+    """Raise `Again` where the state of the id has to be asked for anew, or what else *error_code* calls for."""
+    if error_code and (error_code in ANSWERS or error_code == NOT_ATTEMPTED):
+        raise Again(f"{transactional_id} does not take in {partition}: the broker answers {error_code}")
+    refuse(error_code, f"Adding {partition} to {transactional_id}")
+
+
+def _unreachable(ending: Ending, partitions: Sequence[tuple[str, int]]) -> Halt:
+    where = ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
+    return Halt(
+        f"The broker has ended transaction {ending.transactional_id} but lost its markers in {where} (KAFKA-20734). "
+        f"The id no longer has producer id {ending.producer_id}, so that they cannot be written again: readers are "
+        f"held there for ever.\n  Choices: restore these partitions from a replica that has the markers; or write "
+        f"the output anew into another topic."
+    )
 
 
 def _state(answer: Any) -> TransactionState | None:

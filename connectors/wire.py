@@ -121,7 +121,7 @@ class Wire:
                 except Again as obstacle:
                     left_ms = (deadline - self._clock()) * 1000
                     if left_ms <= 0:
-                        raise self.unavailable(doing, obstacle) from None
+                        raise self.unavailable(f"{doing}, for {self.timeout_ms / 1000:g} s,", obstacle) from None
                 self._sleep(min(pause_ms, left_ms) / 1000)
                 pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
         finally:
@@ -129,10 +129,8 @@ class Wire:
 
     def unavailable(self, doing: str, obstacle: Again) -> BrokerUnavailable:
         """The error to raise when giving up."""
-        happened = (
-            f"{doing} did not succeed within {self.timeout_ms / 1000:g} s at {self.config.bootstrap_servers}: "
-            f"{self.config.redact(str(obstacle))}."
-        )
+        servers, reason = self.config.bootstrap_servers, self.config.redact(str(obstacle))
+        happened = f"{doing} failed at {servers}: {reason}."
         if not isinstance(obstacle, NoAnswer):
             return BrokerUnavailable(f"{happened} The brokers answer, so this may pass: try again, or see their logs.")
         return BrokerUnavailable(

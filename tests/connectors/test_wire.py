@@ -63,7 +63,7 @@ class TestPatience:
         def attempt() -> None:
             raise Again("the broker is busy")
 
-        with pytest.raises(BrokerUnavailable, match=r"Waiting did not succeed within 4 s .*the broker is busy"):
+        with pytest.raises(BrokerUnavailable, match=r"Waiting, for 4 s, failed at .*the broker is busy"):
             wire.patiently(attempt, "Waiting")
         assert passing.waited_ms == [5, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000, 725]
 
@@ -93,7 +93,7 @@ class TestNobodyThere:
     @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
     def test_a_server_that_says_nothing(self, silent: str, protocol: str) -> None:
         """A connection without an answer is given up."""
-        self.fails(wire_at(silent, security_protocol=protocol), f"within 1 s at {silent}.*\\({protocol}\\)")
+        self.fails(wire_at(silent, security_protocol=protocol), f"for 1 s, failed at {silent}.*\\({protocol}\\)")
 
     def test_nobody_listens(self) -> None:
         """A refused connection is tried again until the time is over."""
