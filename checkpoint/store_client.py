@@ -129,7 +129,7 @@ def consumer(config: Mapping[str, Any], topic: str, isolation: str) -> Consumer:
 
 def first_offsets(client: AdminClient, topic: str, partitions: Iterable[int]) -> dict[int, int]:
     """By partition, the first offset that was not removed."""
-    spec: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    spec: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the library's own lack
     return _offsets(client, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
 
 
@@ -140,7 +140,7 @@ def end_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[int, int]:
     """By partition, the offset up to which a reader of *isolation* can read."""
-    spec: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    spec: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's own lack
     return _offsets(client, topic, partitions, spec, isolation)
 
 

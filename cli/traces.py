@@ -111,8 +111,8 @@ def find(config: ClientConfig, pipeline: str) -> Traces:
 def erase(config: ClientConfig, traces: Traces) -> list[str]:
     """Erase all of it; returns the topics in which a consumer keeps the group's offsets.
 
-    The new checkpoint topic begins with an incarnation above all that were: by it the next run knows that it begins anew
-    because it was told to, and not because the topic was lost.
+    The new checkpoint topic begins with an incarnation above all that were: by it the next run knows that it begins
+    anew because it was told to, and not because the topic was lost.
     """
     transactions = Transactions(config)
     coordinator = coordinator_id(traces.pipeline)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # its stubs hide it
 
 from exactlyonce.connectors.broker import EmbeddedBroker
 from exactlyonce.connectors.client_config import ClientConfig
@@ -71,7 +71,8 @@ class Feeder(threading.Thread):
         self.done = threading.Event()
 
     def run(self) -> None:
-        producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 10, "log_level": 3})
+        settings = {"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 10, "log_level": 3}
+        producer = Producer(settings)
         began, total = time.monotonic(), len(self.rows)
         for number, row in enumerate(self.rows):
             value = {"carrier": row["carrier"], "hour": int(float(row["hour"])), "dep_delay": delay(row)}
@@ -80,7 +81,7 @@ class Feeder(threading.Thread):
                 producer.poll(0)
                 ahead = began + self.seconds * number / total - time.monotonic()
                 if ahead > 0:
-                    time.sleep(ahead)  # noqa: TID251 - the pace of the input is the point
+                    time.sleep(ahead)  # the pace of the input is the point
         producer.flush()
         self.done.set()
 
@@ -144,7 +145,7 @@ class Job:
 
 
 class Killer:
-    """SIGKILL at random instants, for each role at least once, with a checkpoint since the last and records in flight."""
+    """SIGKILL at random instants, for each role at least once, a checkpoint since the last one, records in flight."""
 
     def __init__(self, job: Job, servers: str, kills: int, seed: int, seconds: float, parallelism: int) -> None:
         self.job, self.kills, self.random = job, kills, random.Random(seed)
@@ -172,9 +173,9 @@ class Killer:
                 raise ExactlyOnceError(f"the job ended by itself, with exit code {self.job.process.returncode}")
             ready = self.job.finalized > self.seen and len(self.job.workers) > 0
             if ready and time.monotonic() >= due and (step is None or self._meets(step)):
-                time.sleep(self.random.uniform(0, 0.01))  # noqa: TID251 - a random instant
+                time.sleep(self.random.uniform(0, 0.01))  # a random instant
                 return True
-            time.sleep(0.002)  # noqa: TID251 - looking for the instant
+            time.sleep(0.002)  # looking for the instant
         return False
 
     def _meets(self, step: str) -> bool:
@@ -218,10 +219,11 @@ def read_committed(servers: str, topic: str) -> list[tuple[int, dict[str, Any]]]
     waiting, found = set(partitions), []
     while waiting:
         for message in consumer.consume(10_000, 1.0):
+            partition = message.partition() or 0
             if message.error() is None:
-                found.append((message.partition(), json.loads(message.value())))
+                found.append((partition, json.loads(message.value() or b"")))
             else:
-                waiting.discard(message.partition())
+                waiting.discard(partition)
     consumer.close()
     return found
 
@@ -250,7 +252,7 @@ def verdict(servers: str, rows: list[dict[str, str]]) -> bool:
         disordered += number != final.get(key, (0, 0, 0))[0] + 1
         seen[key][number] += 1
         final[key] = (number, totals["cancelled"], totals["delay_minutes"])
-    missing = sum(number not in seen[key] for key, (flights, _, _) in expected.items() for number in range(1, flights + 1))
+    missing = sum(n not in seen[key] for key, (count, _, _) in expected.items() for n in range(1, count + 1))
     doubled = sum(times - 1 for counts in seen.values() for times in counts.values())
     equal = final == expected
     say()
@@ -290,7 +292,7 @@ def play(servers: str, arguments: argparse.Namespace) -> bool:
     feeder.done.wait()
     seen, deadline = job.finalized, time.monotonic() + PATIENCE_S
     while (job.finalized < seen + 2 or job.lag) and job.process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)  # noqa: TID251 - the job catches up
+        time.sleep(0.1)  # the job catches up
     code = job.stop()
     say(f"  {killed} of {arguments.kills} kills; clean stop with exit code {code}; {job.finalized} checkpoints")
     listed = killer.transactions.list(f"eo:{PIPELINE}:")

@@ -55,7 +55,7 @@ def known(type_: Any) -> Any:
 def union(types: Iterable[Any]) -> Any:
     """The union of all, UNKNOWN if one of them or all of them are missing."""
     members = list(dict.fromkeys(types))
-    return UNKNOWN if not members or UNKNOWN in members else Union[tuple(members)]  # noqa: UP007  (made at run time)
+    return UNKNOWN if not members or UNKNOWN in members else Union[tuple(members)]  # noqa: UP007 - made at run time
 
 
 def members(type_: Any) -> tuple[Any, ...]:

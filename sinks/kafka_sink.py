@@ -137,8 +137,8 @@ class KafkaEncoder:
         """The keys, encoded; None if there are none."""
         if self._key is None:
             return None
-        keys = list(map(self._key, outputs))
-        return list(map(str.encode, keys)) if set(map(type, keys)) == {str} else list(map(encode_key, keys))  # type: ignore[arg-type]
+        keys: list[Any] = list(map(self._key, outputs))
+        return list(map(str.encode if set(map(type, keys)) == {str} else encode_key, keys))
 
     def headers(self, outputs: Iterable[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""

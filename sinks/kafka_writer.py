@@ -201,7 +201,7 @@ class KafkaWriter:
                 for value, key in zip(values, keys):  # noqa: B905 - keys may be endless
                     produce(topic, value, key)
             else:
-                for value, key, headers in zip(values, keys, outputs.headers[begin:]):  # noqa: B905
+                for value, key, headers in zip(values, keys, outputs.headers[begin:]):  # noqa: B905 - so may they here
                     produce(topic, value, key, headers=[*headers])
         except BufferError:
             full = True

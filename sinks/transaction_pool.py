@@ -1,8 +1,8 @@
 """The transactions of one sink subtask, as a table of states.
 
-Invariants: a slot's transactional id is not used again before the checkpoint that used it is finalized; a producer writes
-one transaction and is dropped, never closed (closing would abort it); nothing is written before the coordinator has read
-the producer's id and epoch. Pure: whoever uses the pool makes the producers.
+Invariants: a slot's transactional id is not used again before the checkpoint that used it is finalized; a producer
+writes one transaction and is dropped, never closed (closing would abort it); nothing is written before the coordinator
+has read the producer's id and epoch. Pure: whoever uses the pool makes the producers.
 """
 
 from __future__ import annotations

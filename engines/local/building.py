@@ -251,7 +251,7 @@ def _snapshot(manifest: Manifest, node: Node) -> OperatorSnapshot | None:
     found = {each.operator: each for each in manifest.operators}
     if manifest.checkpoint and found and node.id not in found:
         raise GraphError(
-            f"Operator {node.id!r} ({node.location}) keeps state, but checkpoint {manifest.checkpoint} has none of it: it "
-            f"has {', '.join(sorted(found))}. State is found again by the operator's id: give it the old id."
+            f"Operator {node.id!r} ({node.location}) keeps state, but checkpoint {manifest.checkpoint} has none of it: "
+            f"it has {', '.join(sorted(found))}. State is found again by the operator's id: give it the old id."
         )
     return found.get(node.id)

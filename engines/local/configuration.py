@@ -74,8 +74,8 @@ def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = Non
     )
     if not servers:
         raise ConfigError(
-            f"No Kafka cluster is named. Give --bootstrap-servers HOST:PORT, or set {BOOTSTRAP_VARIABLE}, or start one here "
-            f"with `exactlyonce broker start`."
+            f"No Kafka cluster is named. Give --bootstrap-servers HOST:PORT, or set {BOOTSTRAP_VARIABLE}, or start one "
+            f"here with `exactlyonce broker start`."
         )
     settings.pop("bootstrap.servers", None)
     return ClientConfig({**settings, "bootstrap.servers": servers})

@@ -71,7 +71,8 @@ class Decisions:
         if newest and not history.incarnation_latest:
             raise Halt(
                 f"The checkpoint topic {self._topic.name} is empty, but transactions of incarnation {newest} of this "
-                f"pipeline are known to the broker: the topic was deleted. Beginning anew would write all output again.\n"
+                f"pipeline are known to the broker: the topic was deleted. Beginning anew would write all output "
+                f"again.\n"
                 f"  Choices: restore the topic from a replica or backup and run again; or, if that is what you want, "
                 f"`exactlyonce reset {plan.graph.pipeline_id}`."
             )
@@ -262,7 +263,7 @@ class Decisions:
         return self._ledger.expire(pinned)
 
     def _claim(self, manifests: list[Manifest]) -> None:
-        """After recovery: what the retained manifests stand on stays; blocks that nothing refers to are orphans and go."""
+        """After recovery: what the retained manifests stand on stays; blocks that nothing refers to are orphans."""
         reader = BlockReader(self._settings, self._topic)
         for manifest in manifests:
             self._ledger.completed(manifest.checkpoint, references(manifest, reader))
@@ -294,7 +295,8 @@ class Decisions:
             if committable.records and self._output_log.fate(committable) is not Fate.COMMITTED:
                 raise Halt(
                     f"Checkpoint {self.manifest.checkpoint} is finalized, but the records of "
-                    f"{committable.transactional_id} are not visible to readers. Run the pipeline again: it repairs them."
+                    f"{committable.transactional_id} are not visible to readers. Run the pipeline again: it repairs "
+                    f"them."
                 )
 
     def start_message(self, subtask: int, attempt: int, manifest: Manifest) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import exactlyonce.checkpoint.coordinator as core
@@ -111,16 +112,12 @@ class Job:
 
     def _post(self, action: Callable[[], None]) -> None:
         self._events.put(action)
-        try:
+        with suppress(OSError):  # then the loop is awake, or over
             self._wake_write.send(b"!")
-        except (BlockingIOError, OSError):
-            pass  # the loop is awake, or over
 
     def _woken(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             self._wake_read.recv(4096)
-        except BlockingIOError:
-            pass
 
     def _on_broker(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Run *call* on the broker thread, then *then* with its result on the main thread."""
@@ -237,10 +234,8 @@ class Job:
 
     def _unwatch(self) -> None:
         for worker in self.workers.alive:
-            try:
+            with suppress(KeyError, ValueError):  # then its end was noticed before
                 self._selector.unregister(worker.connection)
-            except (KeyError, ValueError):
-                pass  # its end was noticed before
 
     def _heard(self, worker: Worker) -> None:
         for message in worker.connection.receive():

@@ -135,7 +135,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Connection:
-    """One end of a control channel. Sending blocks for at most as long as the other end is alive; receiving does not."""
+    """One end of a control channel. Sending blocks at most as long as the other end is alive; receiving does not."""
 
     def __init__(self, sock: socket.socket, receives: object) -> None:
         self.socket = sock

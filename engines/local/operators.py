@@ -1,8 +1,8 @@
 """Operators as functions over batches: no Python call per record beyond the user's own functions.
 
-A batch is three parallel lists: records, the messages they stem from, and, below a `key_by`, canonical keys. An operator
-takes a batch and pushes what it makes of it to the operators behind it, within the same call. An error of the user's
-function is raised as `RecordError` with the coordinates of the record it was called with.
+A batch is three parallel lists: records, the messages they stem from, and, below a `key_by`, canonical keys. An
+operator takes a batch and pushes what it makes of it to the operators behind it, within the same call. An error of the
+user's function is raised as `RecordError` with the coordinates of the record it was called with.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def record_error(operator: str, origin: Origin | None, error: BaseException) -> 
     place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     where = f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}" if origin else "a record"
     return RecordError(
-        f"Operator {operator!r} raised {type(error).__name__}: {error}{place}, on {where}. The job has stopped before it; "
-        f"nothing is lost. Mend the function or the record, then run again."
+        f"Operator {operator!r} raised {type(error).__name__}: {error}{place}, on {where}. The job has stopped before "
+        f"it; nothing is lost. Mend the function or the record, then run again."
     )
 
 
@@ -168,12 +168,12 @@ class Process(Operator):
 
     def __call__(self, batch: Batch) -> None:
         emitted: dict[str | None, tuple[list[Any], list[Origin]]] = {name: ([], []) for name in (None, *self.sides)}
-        origin = None
+        origin: Origin
 
         def emit(record: Any, output: Any = None) -> None:
             records, origins = emitted[None if output is None else output.name]
             records.append(record)
-            origins.append(origin)  # type: ignore[arg-type]
+            origins.append(origin)
 
         for origin, record in zip(batch.origins, batch.records, strict=True):
             try:

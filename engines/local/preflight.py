@@ -54,7 +54,7 @@ class Inputs:
         unknown = sorted(set(each.start) - set(first))
         if unknown:
             raise ConfigError(
-                f"Source {source!r} is to start at partitions {unknown} of {each.topic!r}, which has {len(first)} partitions."
+                f"Source {source!r} is to start at partitions {unknown} of {each.topic!r}, which has {len(first)}."
             )
         return {**first, **each.start}
 
@@ -75,8 +75,8 @@ class Inputs:
         if noted - set(self.sources) or set(self.sources) - noted:
             raise ConfigError(
                 f"Checkpoint {manifest.checkpoint} was taken with sources {sorted(noted)}, the pipeline has "
-                f"{sorted(self.sources)} now. A source is found again by its id: give it the old id, or start over with "
-                f"`exactlyonce reset {manifest.pipeline}`."
+                f"{sorted(self.sources)} now. A source is found again by its id: give it the old id, or start over "
+                f"with `exactlyonce reset {manifest.pipeline}`."
             )
         for topic in sorted({each.topic for each in manifest.offsets}):
             self._check_topic(manifest, topic)
@@ -93,7 +93,7 @@ class Inputs:
         if offsets[0].topic_id != topic.topic_id:
             raise Halt(
                 f"Topic {name!r} was deleted and created again since checkpoint {manifest.checkpoint}: its id was "
-                f"{offsets[0].topic_id}, now it is {topic.topic_id}. The offsets of the checkpoint mean nothing in it.\n"
+                f"{offsets[0].topic_id}, now it is {topic.topic_id}. The checkpoint's offsets mean nothing in it.\n"
                 f"  Choices: restore the old topic; {reset}."
             )
         first, end = self.topics.start_offsets(name), self.topics.end_offsets(name, committed=False)
@@ -111,8 +111,8 @@ class Inputs:
                 )
             if each.offset > end[each.partition]:
                 raise Halt(
-                    f"Input is missing: checkpoint {manifest.checkpoint} has read {name}[{each.partition}] up to offset "
-                    f"{each.offset}, but the topic ends at {end[each.partition]}: its log was truncated.\n"
+                    f"Input is missing: checkpoint {manifest.checkpoint} has read {name}[{each.partition}] up to "
+                    f"offset {each.offset}, but the topic ends at {end[each.partition]}: its log was truncated.\n"
                     f"  Choices: restore it from a replica or backup; {reset}."
                 )
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TextIO
 from exactlyonce.checkpoint.coordinator import Coordinator, Plan
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.engines.local.messages import Acknowledge, Progress
+from exactlyonce.engines.local.system_clock import SystemClock
 from exactlyonce.engines.local.workers import Worker
 
 LIVE_INTERVAL_S = 0.5
@@ -123,9 +124,7 @@ class Report:
         self._gap_ms = 0.0
 
     def _event(self, event: str, **fields: Any) -> None:
-        self._reporter.event(
-            {"event": event, "at_ms": time.time_ns() // 1_000_000, "pipeline": self._pipeline, **fields}
-        )
+        self._reporter.event({"event": event, "at_ms": SystemClock().now_ms(), "pipeline": self._pipeline, **fields})
 
     def note(self, text: str) -> None:
         """Something a person should know."""

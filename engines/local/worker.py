@@ -21,6 +21,7 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
 from exactlyonce.engines.local.channels import BarrierFrame, PeerGone, SocketChannel
 from exactlyonce.engines.local.inputs import SourceTrigger
+from exactlyonce.engines.local.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, InvariantViolation, UserError
 from exactlyonce.pipeline.failpoints import hit
 
@@ -93,7 +94,7 @@ class Worker:
         seen = sum(source.records for source in self._sources)
         now = time.monotonic()
         if seen != self._records_seen:
-            wall_ms = time.time_ns() // 1_000_000
+            wall_ms = SystemClock().now_ms()
             if self._first_record_ms:
                 self._longest_gap_s = max(self._longest_gap_s, now - self._batch_at)
             self._first_record_ms = self._first_record_ms or wall_ms

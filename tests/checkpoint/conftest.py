@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # its stubs hide it
 
 from exactlyonce.checkpoint import store as store_module
 from exactlyonce.checkpoint.committable import Committable, Written

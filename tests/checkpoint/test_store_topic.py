@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
 
 from exactlyonce.checkpoint.store_topic import NEEDS, delete_topic, find_topic, min_insync_needed, prepare_topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError

@@ -80,7 +80,7 @@ def slow(name: str, pause_ms: int) -> Pipeline:
     pipeline = Pipeline(name)
 
     def waited(order: Order) -> Order:
-        time.sleep(pause_ms / 1000)  # noqa: TID251 - a slow user function
+        time.sleep(pause_ms / 1000)  # a slow user function
         return order
 
     (
@@ -94,7 +94,7 @@ def slow(name: str, pause_ms: int) -> Pipeline:
 
 
 def stopping(name: str, folder: str) -> Pipeline:
-    """`linear`, in which the worker that meets order 3500 first stops itself, once, and leaves its process id in *folder*."""
+    """`linear`, in which the worker that meets order 3500 first stops itself, once, and leaves its pid in *folder*."""
     pipeline = Pipeline(name)
     marker = Path(folder) / "stopped"
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 from running import QUICK, Run, assert_totals, orders
 
 from exactlyonce.testing.cluster import KafkaCluster
@@ -22,7 +29,8 @@ USER, RECORD, NO_BROKER, HALT = 2, 3, 4, 6
 
 def ended(run: Any, name: str, *arguments: str, target: str = "linear", **options: Any) -> tuple[int, str]:
     """(exit code, what it said) of a bounded run."""
-    life: Run = run(f"pipelines:{target}", "--param", f"name={name}", "--until", "latest", *QUICK, *arguments, **options)
+    bounded = ("--param", f"name={name}", "--until", "latest", *QUICK)
+    life: Run = run(f"pipelines:{target}", *bounded, *arguments, **options)
     code = life.wait()
     assert "Traceback" not in life.said
     return code, life.said
@@ -253,8 +261,6 @@ def test_an_aborted_and_an_open_foreign_transaction_in_the_input(
 
 def test_a_partition_added_to_the_input(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A new partition is read from its beginning."""
-    from confluent_kafka.admin import NewPartitions
-
     kafka.create_topic(f"{topic_name}-in")
     fed = orders(50)
     kafka.produce(f"{topic_name}-in", fed)

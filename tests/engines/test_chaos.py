@@ -38,7 +38,7 @@ class Feed(threading.Thread):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kills(seed: int, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Two sources, a union, a shuffle and two sinks. Again: EXACTLYONCE_SEEDS=<seed> pytest tests/engines/test_chaos.py."""
+    """Everything counts once, whoever is killed. Again: EXACTLYONCE_SEEDS=<seed> pytest tests/engines/test_chaos.py."""
     dice = random.Random(seed)
     feeds = []
     for topic, first in ((f"{topic_name}-in", 0), (f"{topic_name}-more", 1_000_000)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ TIMEOUTS = (
 
 
 @pytest.fixture
-def quick_broker(own_broker: Callable[..., Any]) -> Iterator[KafkaCluster]:
+def quick_broker(own_broker: Callable[..., KafkaCluster]) -> KafkaCluster:
     """A broker that looks at transactions' timeouts every half second."""
-    yield own_broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"})
+    return own_broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"})
 
 
 def lose_one(kafka: KafkaCluster, name: str) -> Committable:
@@ -45,7 +45,7 @@ def lose_one(kafka: KafkaCluster, name: str) -> Committable:
         state.state != "CompleteAbort"
     ):
         assert time.monotonic() < deadline, f"the broker aborts it: {state}"
-        time.sleep(0.1)  # noqa: TID251 - the broker's own timeout must pass
+        time.sleep(0.1)  # the broker's own timeout must pass
     transactions.close()
     return lost
 

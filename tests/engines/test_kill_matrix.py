@@ -46,7 +46,7 @@ def test_linear(
 def test_diamond(
     name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
 ) -> None:
-    """Two sources, a union, a shuffle and two sinks at parallelism 2 are exact though a process was killed at the step."""
+    """Two sources, a union, a shuffle and two sinks at parallelism 2 are exact though a process died at the step."""
     left, right = orders(4000), orders(4000, first=100_000)
     kafka.create_topic(f"{topic_name}-in", 3)
     kafka.create_topic(f"{topic_name}-more", 2)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.broker
 def test_the_next_checkpoint_carries_what_an_aborted_one_flushed(
     kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
 ) -> None:
-    """While one of two workers sleeps past the timeout, checkpoints are aborted and nothing restarts; nothing is lost."""
+    """While one of two workers sleeps past the timeout, checkpoints are aborted, nothing restarts, nothing is lost."""
     kafka.create_topic(f"{topic_name}-in", 4)
     fed = orders(3000)
     kafka.produce(f"{topic_name}-in", fed)
@@ -34,7 +34,7 @@ def test_the_next_checkpoint_carries_what_an_aborted_one_flushed(
     deadline = time.monotonic() + LIMIT_S
     while not marker.exists():
         assert time.monotonic() < deadline
-        time.sleep(0.01)  # noqa: TID251 - waiting for another process's file
+        time.sleep(0.01)
     job.await_event(lambda event: "aborted, its output is carried" in event.get("text", ""))
     os.kill(int(marker.read_text()), signal.SIGCONT)
     job.await_checkpoint()

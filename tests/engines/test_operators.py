@@ -67,15 +67,14 @@ def test_rescaling(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
         batch = orders(1000, customers=50, first=len(fed))
         kafka.produce(f"{topic_name}-in", batch)
         fed += batch
-        job = run(
-            "pipelines:linear", "--param", f"name={topic_name}", "--until", "latest", "--parallelism", parallelism, *QUICK
-        )
+        arguments = ("--param", f"name={topic_name}", "--until", "latest", "--parallelism", parallelism)
+        job = run("pipelines:linear", *arguments, *QUICK)
         assert job.wait() == 0, job.said
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
 def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Nothing is shuffled where the user says so; the state then stays with its partitions, and rescaling is refused."""
+    """Nothing is shuffled where the user says so; state then stays with its partitions, and rescaling is refused."""
     from running import assert_totals
 
     kafka.create_topic(f"{topic_name}-in", 4)
@@ -95,8 +94,8 @@ def test_start_positions(start: str, expected: int, kafka: KafkaCluster, topic_n
     """A pipeline without a checkpoint begins where its source says, and keeps to it."""
     kafka.create_topic(f"{topic_name}-in")
     kafka.produce(f"{topic_name}-in", orders(100))
-    arguments = ("pipelines:starting", "--param", f"name={topic_name}", "--param", f"start={start}", "--until", "latest")
-    assert run(*arguments, *QUICK).wait() == 0
+    arguments = ("--param", f"name={topic_name}", "--param", f"start={start}", "--until", "latest", *QUICK)
+    assert run("pipelines:starting", *arguments).wait() == 0
     kafka.produce(f"{topic_name}-in", orders(10, first=100))
-    assert run(*arguments, *QUICK).wait() == 0
+    assert run("pipelines:starting", *arguments).wait() == 0
     assert len(kafka.read_committed(f"{topic_name}-out")) == expected + 10

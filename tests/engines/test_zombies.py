@@ -1,4 +1,4 @@
-"""A coordinator or worker that is stopped, replaced, and wakes up: it is fenced, and changes neither state nor output."""
+"""A coordinator or worker that is stopped, replaced, and wakes up is fenced, and changes neither state nor output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def await_stopped(pid: int) -> None:
     deadline = time.monotonic() + LIMIT_S
     while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
         assert time.monotonic() < deadline, "the process stops at its failpoint"
-        time.sleep(0.01)  # noqa: TID251 - looking at another process
+        time.sleep(0.01)  # looking at another process
 
 
 def started(run: Any, name: str, *arguments: str, **options: Any) -> Run:

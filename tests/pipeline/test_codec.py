@@ -81,7 +81,7 @@ def test_bytes_pass_as_the_same_object(data: bytes) -> None:
     assert codec.decode(data) is data
     assert codec.encode(data) is data
     with pytest.raises(TypeError):
-        codec.encode("text")  # type: ignore[arg-type]
+        codec.encode("text")  # type: ignore[arg-type]  # it is wrong on purpose
 
 
 @given(st.text(st.characters(codec="utf-8")))

@@ -122,7 +122,7 @@ def test_names_of_the_functions_module_come_before_the_locals() -> None:
 def test_one_bad_annotation_does_not_hide_the_others() -> None:
     """A name that does not resolve leaves the return type known."""
 
-    def fn(record: "Missing") -> Total:  # type: ignore[name-defined]  # noqa: F821
+    def fn(record: "Missing") -> Total:  # type: ignore[name-defined]  # noqa: F821 - on purpose
         return Total(1)
 
     assert read_one(fn).returns is Total

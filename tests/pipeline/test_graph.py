@@ -79,7 +79,7 @@ def graph(
 ) -> LogicalGraph:
     """A pipeline of which each part can be another."""
     pipeline = Pipeline(name, max_parallelism)
-    kafka: KafkaSource[Any] = KafkaSource(topic, value=value, metadata=metadata, start=start)  # type: ignore[call-overload]
+    kafka: KafkaSource[Any] = KafkaSource(topic, value=value, metadata=metadata, start=start)  # type: ignore[call-overload]  # any value
     orders = pipeline.source(source, kafka)
     orders = orders.filter(lambda order: True) if filtered else orders
     counted = orders.key_by(key, partitioned=partitioned).stateful_map(operator, fn, state=state)

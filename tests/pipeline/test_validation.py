@@ -90,11 +90,11 @@ MISTAKES: dict[str, Write] = {
     "topic 'p.checkpoints' holds the checkpoints": lambda p, s: s.sink("out", KafkaSink("p.checkpoints")),
     "topic 'a b' must be 1 to 249 letters": lambda p, s: s.sink("out", KafkaSink("a b")),
     "topic 'ä' must be": lambda p, s: p.source("b", KafkaSource("ä", value=Order)),
-    "start='latets' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, start="latets")),  # type: ignore[call-overload]
+    "start='latets' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, start="latets")),  # type: ignore[call-overload]  # it is wrong on purpose
     "has no time zone": lambda p, s: p.source("b", KafkaSource("b", value=Order, start=datetime(2026, 1, 1))),
     "must map partitions to offsets": lambda p, s: p.source("b", KafkaSource("b", value=Order, start={0: -1})),
-    "on_error='ignore' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, on_error="ignore")),  # type: ignore[call-overload]
-    "key='id' must be a function": lambda p, s: s.sink("out", KafkaSink("out", key="id")),  # type: ignore[arg-type]
+    "on_error='ignore' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, on_error="ignore")),  # type: ignore[call-overload]  # it is wrong on purpose
+    "key='id' must be a function": lambda p, s: s.sink("out", KafkaSink("out", key="id")),  # type: ignore[arg-type]  # it is wrong on purpose
     "create_partitions=0 must be": lambda p, s: s.sink("out", KafkaSink("out", create_partitions=0)),
     "value= encodes Refund, and the stream is of Order": lambda p, s: (
         s.sink("out", KafkaSink("out", value=AvroCodec(Refund)))
@@ -180,7 +180,7 @@ def test_all_mistakes_are_named_at_once() -> None:
         (Pipeline(""), "the pipeline's name '' must be"),
         (Pipeline("p" * 101), "is longer than 100 characters"),
         (Pipeline("p", max_parallelism=0), "max_parallelism=0 must be from 1 to 32768"),
-        (Pipeline("p", max_parallelism="8"), "max_parallelism='8' must be from 1 to 32768"),  # type: ignore[arg-type]
+        (Pipeline("p", max_parallelism="8"), "max_parallelism='8' must be from 1 to 32768"),  # type: ignore[arg-type]  # it is wrong on purpose
     ],
 )
 def test_a_wrong_pipeline_as_a_whole(pipeline: Pipeline, mistake: str) -> None:
@@ -194,7 +194,7 @@ def test_a_source_of_a_wrong_type_is_told_at_its_line() -> None:
     with pytest.raises(GraphError, match=r"test_validation.py:\d+: KafkaSource\('t'\): complex cannot be encoded"):
         KafkaSource("t", value=complex)
     with pytest.raises(GraphError, match="key= is only seen with metadata=True"):
-        KafkaSource("t", value=Order, key=str)  # type: ignore[call-overload]
+        KafkaSource("t", value=Order, key=str)  # type: ignore[call-overload]  # it is wrong on purpose
     with pytest.raises(GraphError, match="key=Order must be one of bytes, str, int, float, bool"):
         KafkaSource("t", value=Order, key=Order, metadata=True)
 

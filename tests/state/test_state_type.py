@@ -132,7 +132,7 @@ def _spoil(value: Any) -> None:
         value += b"spoilt"
 
 
-@pytest.mark.parametrize(("type_", "state"), [(int, 1.5), (int, 2**64), (int, object()), (Flat, Frozen("1"))])  # type: ignore[arg-type]
+@pytest.mark.parametrize(("type_", "state"), [(int, 1.5), (int, 2**64), (int, object()), (Flat, Frozen("1"))])  # type: ignore[arg-type]  # wrong on purpose
 def test_values_of_another_type_are_refused(type_: Any, state: Any) -> None:
     """A state that could not be restored is refused when it is encoded, naming operator and type."""
     with pytest.raises(StateUnstorable, match=rf"operator 'totals' is not a valid {type_.__name__}"):
@@ -158,7 +158,7 @@ def test_a_new_field_with_a_default_is_compatible() -> None:
 def test_a_lost_field_is_an_error_even_if_the_rest_decodes() -> None:
     """A renamed or removed field is refused, since its states would silently be the default."""
     first, _, renamed, _ = _versions()
-    pairs = [(first, renamed), (list[first], list[renamed]), (dict[str, first | int], dict[str, renamed | int])]  # type: ignore[valid-type]
+    pairs = [(first, renamed), (list[first], list[renamed]), (dict[str, first | int], dict[str, renamed | int])]  # type: ignore[valid-type]  # made at run time
     for old, new in pairs:
         with pytest.raises(StateIncompatible, match=r"operator 'totals'.*\.sum would be lost.*Keep every old field"):
             StateType("totals", new).require_readable(StateType("totals", old).schema)

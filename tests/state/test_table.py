@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -22,7 +25,7 @@ def _add(total: int | None, amount: int) -> tuple[int, str]:
     return total, f"={total}"
 
 
-def _table(type_: type) -> KeyedTable:  # type: ignore[type-arg]
+def _table(type_: type) -> KeyedTable[Any]:
     return KeyedTable("totals", type_, range(128), 128)
 
 
@@ -79,11 +82,11 @@ def test_records_between_slices_do_not_disturb_what_is_encoded() -> None:
 
 
 @pytest.mark.parametrize("fn", [lambda state, record: 1 // record, lambda state, record: record])
-def test_a_failing_function_is_located(fn: object) -> None:
+def test_a_failing_function_is_located(fn: Callable[..., Any]) -> None:
     """The error says which record of the batch failed and what the function raised."""
     table = _table(int)
     with pytest.raises(ApplyFailed) as failure:
-        table.apply(lambda state, record: fn(state, record) if record == 0 else (1, 1), [ANN] * 3, [5, 7, 0])  # type: ignore[operator]
+        table.apply(lambda state, record: fn(state, record) if record == 0 else (1, 1), [ANN] * 3, [5, 7, 0])
     assert failure.value.index == 2
     assert isinstance(failure.value.__cause__, ZeroDivisionError | TypeError)
 
