@@ -1,0 +1,37 @@
+"""What every scenario is given."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from cluster import Cluster
+from orders import uniform
+
+
+@dataclass
+class Bench:
+    """A cluster, how much to do, and what earlier scenarios have measured."""
+
+    cluster: Cluster
+    quick: bool
+    rounds: int | None
+    rates: dict[str, float] = field(default_factory=dict)
+    """Records a second of our engine, by throughput scenario."""
+    _inputs: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def size(self, full: int, quick: int) -> int:
+        """How much to do."""
+        return quick if self.quick else full
+
+    def input(self, records: int, customers: int) -> str:
+        """A topic with *records* orders of any of *customers*."""
+        if (records, customers) not in self._inputs:
+            topic = self._inputs[records, customers] = f"orders-{uuid.uuid4().hex[:8]}"
+            self.cluster.create(topic)
+            self.cluster.feed(topic, uniform(records, customers))
+        return self._inputs[records, customers]
+
+    def say(self, text: str) -> None:
+        """What is going on."""
+        print(f"  {text}", flush=True)

@@ -1,0 +1,49 @@
+"""The pipelines that the benchmarks run; `by_hand.py` does the same without the engine."""
+
+from orders import CHEAP, Order, Priced, Total
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+def passing(name: str, source: str, sink: str) -> Pipeline:
+    """Bytes as they are."""
+    pipeline = Pipeline(name)
+    pipeline.source("in", KafkaSource(source, value=bytes)).sink("out", KafkaSink(sink))
+    return pipeline
+
+
+def price(order: Order) -> Priced:
+    """The order in another unit."""
+    return Priced(order.id, order.customer, order.total * 100)
+
+
+def mapping(name: str, source: str, sink: str) -> Pipeline:
+    """A filter and a map."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", KafkaSource(source, value=Order))
+        .filter(lambda order: order.total >= CHEAP)
+        .map(price)
+        .sink("out", KafkaSink(sink, key=lambda priced: priced.customer))
+    )
+    return pipeline
+
+
+def add(total: int | None, order: Order) -> tuple[int, Total]:
+    """The running total."""
+    total = (total or 0) + order.total
+    return total, Total(order.customer, total, order.ts)
+
+
+def totals(name: str, source: str, sink: str) -> Pipeline:
+    """A running total per customer."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", KafkaSource(source, value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(sink, key=lambda total: total.customer))
+    )
+    return pipeline

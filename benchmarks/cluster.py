@@ -1,0 +1,101 @@
+"""The cluster as a benchmark needs it: topics, quick feeding, and a count of what readers can see.
+
+Shares no code with the engine, so that its count is a second opinion.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+PARTITIONS = 4
+LIMIT_S = 120.0
+QUIET = {"log_level": 2}
+"""The broker ends before its clients do: they need not say so."""
+READER = {"fetch.queue.backoff.ms": 10}
+"""librdkafka's default starves a fast reader for a second at a time."""
+WRITER = {"queue.buffering.max.messages": 1_000_000}
+"""librdkafka's default stops a fast writer."""
+
+
+class Digest(NamedTuple):
+    """What a topic shows to readers, whatever its order."""
+
+    records: int
+    checksum: int
+
+
+class Cluster:
+    """The cluster at *servers*."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self._admin = AdminClient({"bootstrap.servers": servers, **QUIET})
+
+    def create(self, *topics: str) -> None:
+        """Create topics of `PARTITIONS` partitions; returns when all brokers know them."""
+        for future in self._admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
+            future.result(LIMIT_S)
+        deadline = time.monotonic() + LIMIT_S
+        while not set(topics) <= set(self._admin.list_topics(timeout=LIMIT_S).topics):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{', '.join(topics)} did not appear")
+
+    def delete(self, *topics: str) -> None:
+        """Delete topics, so that their pages leave the cache."""
+        for future in self._admin.delete_topics(list(topics)).values():
+            future.result(LIMIT_S)
+
+    def producer(self) -> Producer:
+        """One for input."""
+        return Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, **WRITER, **QUIET})
+
+    def feed(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write (key, value) pairs, in order; returns when all of them are durable."""
+        producer = self.producer()
+        for key, value in records:
+            try:
+                producer.produce(topic, value, key)
+            except BufferError:
+                producer.poll(1.0)
+                producer.produce(topic, value, key)
+        if producer.flush(LIMIT_S):
+            raise TimeoutError(f"{topic}: not everything could be written")
+
+    def digest(self, topic: str) -> Digest:
+        """Count and checksum of the values that a read_committed reader sees."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": "benchmark-count",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                **READER,
+            }
+        )
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+        unread, records, checksum = set(range(PARTITIONS)), 0, 0
+        while unread:
+            messages = consumer.consume(10_000, 0.1)
+            ends = [message for message in messages if message.error() is not None]
+            for message in ends:
+                _require_end(message)
+                unread.discard(message.partition() or 0)
+            values = [message.value() or b"" for message in messages if message.error() is None]
+            records += len(values)
+            checksum += sum(map(zlib.crc32, values))
+        consumer.close()
+        return Digest(records, checksum)
+
+
+def _require_end(message: Message) -> None:
+    error = message.error()
+    if error is not None and error.name() != "_PARTITION_EOF":
+        raise KafkaException(error)

@@ -1,0 +1,82 @@
+"""What is measured, and what it must reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Bound(NamedTuple):
+    """What a figure must reach, and what it should."""
+
+    required: float
+    aim: float
+    at_least: bool
+    """Whether more is better."""
+
+    def verdict(self, value: float) -> str:
+        """`pass`, with a star where the aim is reached too, or `short`."""
+        sign = 1 if self.at_least else -1
+        if sign * value >= sign * self.aim:
+            return "pass*"
+        return "pass" if sign * value >= sign * self.required else "short"
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One line of the table."""
+
+    name: str
+    value: float
+    unit: str = ""
+    detail: str = ""
+    """Where it comes from, in a few words."""
+
+
+BOUNDS = {
+    "pass-through, ratio": Bound(0.8, 0.95, at_least=True),
+    "running total, 1,000 keys, ratio": Bound(0.75, 0.9, at_least=True),
+    "running total, 1,000,000 keys, ratio": Bound(0.55, 0.7, at_least=True),
+    "p99 visibility minus the interval": Bound(300, 100, at_least=False),
+    "1 % of 1,000,000 keys changed, bytes against all": Bound(0.05, 0.02, at_least=False),
+    "longest gap between batches, 1,000,000 keys": Bound(100, 30, at_least=False),
+    "start to first new record, 1,000,000 keys": Bound(10, 4, at_least=False),
+    "resident memory, checkpoint 300 against 30": Bound(1.1, 1.0, at_least=False),
+}
+"""By the figure's name; the others are for information."""
+
+
+def table(figures: Iterable[Figure]) -> str:
+    """For people."""
+    rows = [("figure", "value", "required", "aim", "", "detail")]
+    for figure in figures:
+        bound = BOUNDS.get(figure.name)
+        limits = (_number(bound.required, ""), _number(bound.aim, "")) if bound else ("", "")
+        verdict = bound.verdict(figure.value) if bound else ""
+        rows.append((figure.name, _number(figure.value, figure.unit), *limits, verdict, figure.detail))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  "
+        f"{row[4]:<{widths[4]}}  {row[5]}".rstrip()
+        for row in rows
+    )
+
+
+def as_json(figures: Iterable[Figure]) -> list[dict[str, Any]]:
+    """For machines."""
+    found = []
+    for figure in figures:
+        bound = BOUNDS.get(figure.name)
+        limits = {**bound._asdict(), "verdict": bound.verdict(figure.value)} if bound else {}
+        found.append({**msgspec.to_builtins(figure), **limits})
+    return found
+
+
+def _number(value: float, unit: str) -> str:
+    """
+    >>> _number(0.04321, ""), _number(12345.6, "records/s")
+    ('0.043', '12,346 records/s')
+    """
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    return f"{value:,.{digits}f} {unit}".strip()

@@ -1,0 +1,118 @@
+"""`exactlyonce run` as a process, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster import WRITER
+
+HERE = Path(__file__).parent
+LIMIT_S = 300.0
+
+Event = dict[str, Any]
+
+
+class Failed(Exception):
+    """A benchmarked process ended badly, or its output is wrong: there is no figure to report."""
+
+
+class Job:
+    """One run of a pipeline of `benchmarked.py`; killed at the end of a `with`, if it still runs."""
+
+    def __init__(self, servers: str, pipeline: str, *arguments: str, interval: str = "500ms", **params: str) -> None:
+        self.started_ms = time.time_ns() // 1_000_000
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "exactlyonce.cli.main", "run", f"benchmarked:{pipeline}"),
+                *("--bootstrap-servers", servers, "--checkpoint-interval", interval, "--json", "--verbose"),
+                *(part for name, value in WRITER.items() for part in ("--kafka", f"{name}={value}")),
+                *(part for name, value in params.items() for part in ("--param", f"{name}={value}")),
+                *arguments,
+            ],
+            cwd=HERE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.events: list[Event] = []
+        self._fresh: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._text: list[str] = []
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _follow(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                self._text.append(line)
+                continue
+            self.events.append(event)
+            self._fresh.put(event)
+        self._fresh.put(None)
+
+    def next(self, wanted: Callable[[Event], bool]) -> Event:
+        """The next event that is wanted."""
+        deadline = time.monotonic() + LIMIT_S
+        try:
+            while event := self._fresh.get(timeout=max(0.0, deadline - time.monotonic())):
+                if "restarting" in event.get("text", ""):
+                    raise Failed(event["text"])
+                if wanted(event):
+                    return event
+        except queue.Empty:
+            raise Failed(f"nothing more came in {LIMIT_S:.0f} s; the last was {self.events[-1]}") from None
+        raise Failed(f"the run ended with {self.process.wait()}: {''.join(self._text[-20:])}")
+
+    def next_checkpoint(self, records: int = 0) -> Event:
+        """The next checkpoint after which *records* records in all have been read by this run."""
+        return self.next(lambda event: event["event"] == "checkpoint" and event["records_in"] >= records)
+
+    def first_record_ms(self) -> int:
+        """When its first batch was processed: milliseconds since 1970."""
+        return int(self.next(lambda event: event.get("step") == "first-record")["first_record_ms"])
+
+    def finish(self) -> list[Event]:
+        """Wait for the clean end; all checkpoints."""
+        self.next(lambda event: event["event"] == "ended")
+        if code := self.process.wait(LIMIT_S):
+            raise Failed(f"the run ended with {code}")
+        return self.checkpoints
+
+    @property
+    def checkpoints(self) -> list[Event]:
+        """All so far."""
+        return [event for event in self.events if event["event"] == "checkpoint"]
+
+    def stop(self) -> list[Event]:
+        """Ask for a clean end; all checkpoints."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.finish()
+
+    def resident_bytes(self) -> int:
+        """Of all its processes."""
+        pids = [self.process.pid]
+        for event in self.events:
+            if event.get("step") == "deployed":
+                pids = [self.process.pid, *event["workers"]]
+        return sum(map(_resident_bytes, pids))
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,60 @@
+"""What the benchmarks read and write: orders of 70 bytes of JSON, keyed by customer, and running totals of them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+CHUNK_RECORDS = 10_000
+CHEAP = 10
+"""Orders below this are filtered out, where a scenario filters: nine in a hundred."""
+
+
+class Order(msgspec.Struct):
+    """One record of the input."""
+
+    id: int
+    customer: str
+    total: int
+    ts: int
+    """Microseconds since 1970: when it was produced."""
+
+
+class Total(msgspec.Struct):
+    """One record of the output: the running total of a customer, after the order of time `ts`."""
+
+    customer: str
+    sum: int
+    ts: int
+
+
+class Priced(msgspec.Struct):
+    """One record of the output, where orders are mapped."""
+
+    id: int
+    customer: str
+    cents: int
+
+
+def uniform(count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:
+    """*count* orders, as (key, value), each of any of *customers*; the same ones in every run."""
+    dice = random.Random(customers)
+    for first in range(0, count, CHUNK_RECORDS):
+        numbers = range(first, min(first + CHUNK_RECORDS, count))
+        yield from encoded(numbers, dice.choices(range(customers), k=len(numbers)))
+
+
+def once_each(first: int, count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:
+    """*count* orders of as many different customers, from number *first* on, round and round."""
+    return encoded(range(first, first + count), [number % customers for number in range(first, first + count)])
+
+
+def encoded(numbers: range, customers: list[int]) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) of orders that are produced now."""
+    ts = time.time_ns() // 1000
+    for number, customer in zip(numbers, customers, strict=True):
+        key = b"c%07d" % customer
+        yield key, b'{"id":%d,"customer":"%b","total":%d,"ts":%d}' % (number, key, number % 97 + 1, ts)

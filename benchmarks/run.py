@@ -1,0 +1,85 @@
+"""The benchmarks of exactlyonce: `python benchmarks/run.py [SCENARIO ...]`. What they mean: docs/benchmarks.md.
+
+Ends with 0 unless something crashed or an output was wrong; a figure that falls short is in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import keyed_state
+import memory
+import throughput
+import visibility
+from bench import Bench
+from cluster import Cluster
+from figures import Figure, as_json, table
+
+from exactlyonce.connectors.broker import EmbeddedBroker
+
+SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
+    "pass-through": throughput.passing,
+    "map-filter": throughput.mapping,
+    "totals": throughput.totals,
+    "many-totals": throughput.many_totals,
+    "visibility": visibility.visible,
+    "checkpoints": keyed_state.checkpoints,
+    "gap": keyed_state.gap,
+    "memory": memory.resident,
+}
+
+
+@contextmanager
+def cluster(servers: str | None) -> Iterator[Cluster]:
+    """The one at *servers*, or a broker that lives as long as the benchmarks."""
+    if servers:
+        yield Cluster(servers)
+        return
+    with tempfile.TemporaryDirectory(prefix="exactlyonce-bench-") as folder:
+        broker = EmbeddedBroker(Path(folder), port=0, lifetime="process")
+        broker.start(lambda line: print(line, flush=True))
+        try:
+            yield Cluster(broker.bootstrap_servers)
+        finally:
+            broker.stop()
+
+
+def measure(bench: Bench, names: list[str]) -> list[Figure]:
+    """Run the scenarios, one after the other."""
+    figures: list[Figure] = []
+    for name in names:
+        print(f"{name}:", flush=True)
+        began = time.monotonic()
+        figures += SCENARIOS[name](bench)
+        print(f"  {time.monotonic() - began:.0f} s", flush=True)
+    return figures
+
+
+def main() -> int:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="less of everything: to see that it works")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of each comparison")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE, too")
+    parser.add_argument("--bootstrap-servers", help="an existing cluster; otherwise one is started")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.scenario) - SCENARIOS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}; scenarios are {', '.join(SCENARIOS)}")
+    with cluster(arguments.bootstrap_servers) as each:
+        figures = measure(Bench(each, arguments.quick, arguments.rounds), arguments.scenario or list(SCENARIOS))
+    print(f"\n{table(figures)}\n\npass* reaches the aim, too")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(as_json(figures), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
