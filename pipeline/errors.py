@@ -3,14 +3,23 @@
     ExactlyOnceError
     ├── UserError               what the user can mend; shown without a traceback
     │   ├── GraphError          the pipeline is wrong; raised while it is built
+    │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
-    │   └── BrokerUnavailable   no broker answers (retriable)
+    │   ├── BrokerUnavailable   no broker answers (retriable)
+    │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
+    │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
     ├── Undetermined            what became of a decision cannot be learnt here; the next life reads what is true
     ├── Halt                    going on would lose or double records: says which, and the choices
-    └── InvariantViolation      a defect of exactlyonce itself; never the user's fault
+    │   ├── DamagedRecord       checkpoint.wire: a record of the checkpoint topic is not what was written
+    │   │   └── DamagedBlock        checkpoint.store_blocks: a block is missing, or is not what was written
+    │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
+    │   └── RecordsGone         connectors.log: a transaction's records are no longer all in the log
+    ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
+    ├── SinkFailed              sinks.kafka_writer: a sink could not write; the job restarts
+    └── PeerGone                engines.local.channels: another worker is gone; the job restarts
 
 Every message says what happened, whose fault it is, and what to do. All of them survive pickling and carry no secret.
 """

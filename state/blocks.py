@@ -20,7 +20,7 @@ import msgspec
 
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.errors import require
-from exactlyonce.state.errors import UNDECODABLE, DamagedBlock, StateUnstorable
+from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateUnstorable
 
 IMAGE = 0
 INCREMENT = 1
@@ -129,7 +129,7 @@ class BlockReader:
         try:
             self.header = _header_decoder.decode(body[_PREFIX:start])
         except UNDECODABLE as error:
-            raise DamagedBlock(f"A block of state is damaged: its header does not decode: {error}.") from error
+            raise DamagedState(f"A block of state is damaged: its header does not decode: {error}.") from error
         self._packed = memoryview(body)[start:]
         self._raw: memoryview | None = None
         self._ends: list[int] = []
@@ -150,7 +150,7 @@ class BlockReader:
         try:
             keys, deleted = _keys_decoder.decode(self._raw[middle - section.key_bytes : middle])
         except UNDECODABLE as error:
-            raise DamagedBlock(f"A block of state is damaged: keys do not decode: {error}.") from error
+            raise DamagedState(f"A block of state is damaged: keys do not decode: {error}.") from error
         _check(len(keys) + len(deleted) == section.entries, "it holds another number of keys than its header says")
         return keys, deleted, self._raw[middle:end]
 
@@ -164,11 +164,11 @@ class BlockReader:
             raw = unpack.decompress(self._packed, self._ends[-1])
             complete = len(raw) == self._ends[-1] and not unpack.decompress(unpack.unconsumed_tail, 1) and unpack.eof
         except zlib.error as error:
-            raise DamagedBlock(f"A block of state is damaged: it does not decompress: {error}.") from error
+            raise DamagedState(f"A block of state is damaged: it does not decompress: {error}.") from error
         _check(complete, "it holds another number of bytes than its header says")
         return raw
 
 
 def _check(condition: Any, otherwise: str) -> None:
     if not condition:
-        raise DamagedBlock(f"A block of state is damaged: {otherwise}.")
+        raise DamagedState(f"A block of state is damaged: {otherwise}.")

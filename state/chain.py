@@ -19,7 +19,7 @@ import msgspec
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import BlockHeader
-from exactlyonce.state.errors import UNDECODABLE, DamagedBlock
+from exactlyonce.state.errors import UNDECODABLE, DamagedState
 
 _MAGIC = b"EOX1"
 _PREFIX = len(_MAGIC) + 4
@@ -98,15 +98,15 @@ def encode_index(chain: Chain, operator: str, checkpoint: int, max_parallelism: 
 
 
 def decode_index(body: bytes) -> Index:
-    """Raises `DamagedBlock` for bytes that are no index."""
+    """Raises `DamagedState` for bytes that are no index."""
     size = int.from_bytes(body[len(_MAGIC) : _PREFIX], "big")
     if body[: len(_MAGIC)] != _MAGIC or not 0 < size <= _PART_SIZE_MAX:
-        raise DamagedBlock("An index of state is damaged: it does not start with EOX1 and a possible size.")
+        raise DamagedState("An index of state is damaged: it does not start with EOX1 and a possible size.")
     try:
         unpack = zlib.decompressobj()
         return _decoder.decode(unpack.decompress(memoryview(body)[_PREFIX:], size))
     except (zlib.error, *UNDECODABLE) as error:
-        raise DamagedBlock(f"An index of state is damaged: {error}.") from error
+        raise DamagedState(f"An index of state is damaged: {error}.") from error
 
 
 def _encode_part(part: Index) -> bytes:

@@ -24,5 +24,5 @@ class StateIncompatible(UserError):
     """The state in the checkpoint is of another type, or was laid out with another `max_parallelism`."""
 
 
-class DamagedBlock(Halt):
-    """A block of the checkpoint is missing, or does not hold what its checkpoint says."""
+class DamagedState(Halt):
+    """The blocks of the checkpoint do not hold the state that it names."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from exactlyonce.checkpoint.manifest import BlockRef
 from exactlyonce.state.blocks import IMAGE, BlockReader, Section
 from exactlyonce.state.chain import Chain, ChainBlock, Index, decode_index
-from exactlyonce.state.errors import DamagedBlock, StateIncompatible
+from exactlyonce.state.errors import DamagedState, StateIncompatible
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.table import Contents, KeyedTable
@@ -43,7 +43,7 @@ def restore(
     """The table of *groups* at *checkpoint*, given all parts of the indexes of all old subtasks.
 
     *fetch* is given the references of the blocks that are needed and yields each with its body, in any order. Raises
-    `StateIncompatible` or `DamagedBlock`.
+    `StateIncompatible` or `DamagedState`.
     """
     state_type: StateType[Any] = StateType(operator, type_)
     indexes = [decode_index(body) for body in index_blocks]
@@ -66,7 +66,7 @@ def restore(
 
 def _check(index: Index, state_type: StateType[Any], max_parallelism: int, checkpoint: int) -> None:
     if (index.operator, index.checkpoint) != (state_type.operator, checkpoint):
-        raise DamagedBlock(
+        raise DamagedState(
             f"The index of operator {state_type.operator!r} at checkpoint {checkpoint} turned out to be that of"
             f" operator {index.operator!r} at checkpoint {index.checkpoint}."
         )
@@ -96,9 +96,9 @@ def _read(
     for ref, body in fetch(list(wanted)):
         reader = readers[ref] = BlockReader(body)
         if reader.header.operator != operator or not 0 < reader.header.checkpoint <= checkpoint:
-            raise DamagedBlock(f"Block {ref.key} does not hold state of operator {operator!r} up to {checkpoint}.")
+            raise DamagedState(f"Block {ref.key} does not hold state of operator {operator!r} up to {checkpoint}.")
     if missing := [ref.key for ref in wanted if ref not in readers]:
-        raise DamagedBlock(f"{len(missing)} blocks of operator {operator!r} are missing, the first is {missing[0]}.")
+        raise DamagedState(f"{len(missing)} blocks of operator {operator!r} are missing, the first is {missing[0]}.")
     return readers
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from exactlyonce.pipeline.schema import describe, type_name
-from exactlyonce.state.errors import UNDECODABLE, DamagedBlock, StateIncompatible, StateUnstorable
+from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
 
@@ -77,9 +77,9 @@ class StateType(Generic[S]):
         if lost := _lost(written, self.schema, self.name):
             raise self._incompatible(written, f"{', '.join(lost)} would be lost")
 
-    def damaged(self, why: str) -> DamagedBlock:
+    def damaged(self, why: str) -> DamagedState:
         """The error for bytes of this operator's state that are not what was written."""
-        return DamagedBlock(f"A block with state of operator {self.operator!r} is damaged: {why}.")
+        return DamagedState(f"A block with state of operator {self.operator!r} is damaged: {why}.")
 
     def _incompatible(self, written: Any, why: str) -> StateIncompatible:
         old, new = (msgspec.json.encode(schema).decode() for schema in (written, self.schema))

@@ -21,7 +21,7 @@ from exactlyonce.state.blocks import (
     EncodedBlock,
     encode_keys,
 )
-from exactlyonce.state.errors import DamagedBlock, StateUnstorable
+from exactlyonce.state.errors import DamagedState, StateUnstorable
 
 
 def _block() -> EncodedBlock:
@@ -49,7 +49,7 @@ def test_the_bytes_of_a_block_do_not_change() -> None:
 
 @given(st.data())
 def test_damage_never_surprises(data: st.DataObject) -> None:
-    """A block with bytes changed, cut off or added either reads or raises `DamagedBlock`, and nothing else."""
+    """A block with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
     body = bytearray(_block().body)
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -58,7 +58,7 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
         reader = BlockReader(damaged)
         for number in range(len(reader.header.sections)):
             reader.section(number)
-    except DamagedBlock as error:
+    except DamagedState as error:
         assert "damaged" in str(error)  # noqa: PT017 - reading may succeed as well
 
 
@@ -70,9 +70,9 @@ def test_a_header_that_promises_too_much_is_refused_unread() -> None:
         header = msgspec.msgpack.encode(["totals", 1, [[0, IMAGE, 1, key_bytes, 10]]])
         return b"EOS1" + len(header).to_bytes(4, "big") + header + packed
 
-    with pytest.raises(DamagedBlock, match="impossible sizes"):
+    with pytest.raises(DamagedState, match="impossible sizes"):
         BlockReader(body(50_000_000))
-    with pytest.raises(DamagedBlock, match="another number of bytes"):
+    with pytest.raises(DamagedState, match="another number of bytes"):
         BlockReader(body(1000)).section(0)
 
 

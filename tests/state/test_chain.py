@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockHeader, Section
 from exactlyonce.state.chain import Chain, decode_index, encode_index
-from exactlyonce.state.errors import DamagedBlock
+from exactlyonce.state.errors import DamagedState
 
 
 def _ref(offset: int) -> BlockRef:
@@ -63,7 +63,7 @@ def test_a_long_chain_has_an_index_in_parts() -> None:
 
 @given(st.data())
 def test_damage_never_surprises(data: st.DataObject) -> None:
-    """An index with bytes changed, cut off or added either reads or raises `DamagedBlock`, and nothing else."""
+    """An index with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
     chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE}))])
     body = bytearray(encode_index(chain, "totals", 3, 128, {"list": ["int"]})[0])
     for _ in range(data.draw(st.integers(1, 4))):
@@ -71,7 +71,7 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
     damaged = bytes(body[: data.draw(st.integers(0, len(body)))]) + data.draw(st.binary(max_size=3))
     try:
         decode_index(damaged)
-    except DamagedBlock as error:
+    except DamagedState as error:
         assert "damaged" in str(error)  # noqa: PT017 - reading may succeed as well
 
 
@@ -79,7 +79,7 @@ def test_a_bomb_is_not_unpacked() -> None:
     """What claims to be larger than an index can be, or claims nothing, is refused without decompressing it."""
     packed = zlib.compress(msgspec.msgpack.encode(bytes(100_000_000)), 1)
     for size in (0, 2**32 - 1):
-        with pytest.raises(DamagedBlock, match="possible size"):
+        with pytest.raises(DamagedState, match="possible size"):
             decode_index(b"EOX1" + size.to_bytes(4, "big") + packed)
-    with pytest.raises(DamagedBlock):
+    with pytest.raises(DamagedState):
         decode_index(b"EOX1" + (1000).to_bytes(4, "big") + packed)

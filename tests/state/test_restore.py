@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.checkpoint.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key, key_group
-from exactlyonce.state.errors import DamagedBlock, StateIncompatible
+from exactlyonce.state.errors import DamagedState, StateIncompatible
 from exactlyonce.state.key_groups import group_range, subtask_of
 from exactlyonce.state.restore import restore
 from exactlyonce.state.table import KeyedTable
@@ -128,7 +128,7 @@ def _cut_block(index: bytes, fetch: Any) -> None:
 def test_what_is_not_what_it_should_be_is_damage(attempt: Callable[[bytes, Any], None], why: str, topic: Any) -> None:
     """Nothing is restored from a wrong index, or from missing, wrong or damaged blocks."""
     (index,) = topic.write_all(_table(100).freeze(1, 0))
-    with pytest.raises(DamagedBlock, match=why):
+    with pytest.raises(DamagedState, match=why):
         attempt(index, topic.fetch)
 
 

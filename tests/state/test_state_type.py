@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import pytest
 
-from exactlyonce.state.errors import DamagedBlock, StateIncompatible, StateUnstorable
+from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
 from exactlyonce.state.state_type import StateType
 
 
@@ -197,5 +197,5 @@ def test_bytes_of_the_same_type_that_do_not_decode_are_damage() -> None:
     """Only a change of type is the user's to mend; anything else is a damaged block."""
     state_type = StateType[int]("totals", int)
     for bad in (b"", b"\x91", b"\x91\xa1a", b"\xdd\xff\xff\xff\xff"):
-        with pytest.raises(DamagedBlock, match="operator 'totals'"):
+        with pytest.raises(DamagedState, match="operator 'totals'"):
             state_type.decode(bad, state_type.schema)
