@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
-from exactlyonce.checkpoint.committable import Committable, TransactionalId, transaction_prefix
+import msgspec
+
+from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written, transaction_prefix
+from exactlyonce.checkpoint.markers import await_markers, ending
 from exactlyonce.checkpoint.requests import (
     DescribeTransactions,
     Ending,
@@ -34,10 +37,10 @@ class Commits:
     """What became of a set of committables that a durable record names."""
 
     fates: dict[str, str] = field(default_factory=dict)
-    """By transactional id: "committed" (the broker said so) or "proven" (its records are visible)."""
+    """By transactional id: "committed" (the broker said so, its markers are there) or "proven" (its records are)."""
     unknown: list[Committable] = field(default_factory=list)
     lost: list[Committable] = field(default_factory=list)
-    """Aborted by the broker, though decided."""
+    """Aborted by the broker, though decided; what is named is what they wrote to partitions where that is so."""
     gone: list[Committable] = field(default_factory=list)
     """Neither visible nor aborted in sight: its records' offsets have been removed."""
     held: list[Committable] = field(default_factory=list)
@@ -49,24 +52,20 @@ def end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndAn
     answers: dict[str, EndAnswer] = {}
     remaining = tuple(endings)
     while remaining:
-        for ending, answer in zip(remaining, (yield EndTransactions(remaining, commit)), strict=True):
-            answers[ending.transactional_id] = answer
+        for each, answer in zip(remaining, (yield EndTransactions(remaining, commit)), strict=True):
+            answers[each.transactional_id] = answer
         remaining = tuple(each for each in remaining if answers[each.transactional_id] is EndAnswer.BUSY)
         if remaining:
             yield Pause(BUSY_PAUSE_MS)
     return answers
 
 
-def ending(committable: Committable) -> Ending:
-    """How *committable* is ended."""
-    return Ending(committable.transactional_id, committable.producer_id, committable.epoch)
-
-
 def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
     """Commit what a durable record names, and sort the answers; decides nothing about the refused and unknown.
 
     All in one request, but for the transactions of one sink subtask, which are carried from aborted checkpoints: those
-    one after the other.
+    one after the other. Committed are those whose markers are known to be written. An unknown one that is still open
+    somewhere had been committed: its markers were lost, and writing them again may have been broken off.
     """
     commits = Commits()
     waiting = sorted((each for each in committables if each.records), key=lambda each: each.checkpoint)
@@ -75,6 +74,8 @@ def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
         for each in waiting:
             first.setdefault(each.writer, each)
         answers = yield from end(map(ending, first.values()), commit=True)
+        ended = [c for c in first.values() if answers[c.transactional_id] is not EndAnswer.REFUSED]
+        yield from await_markers(ended, commit=True)
         for committable in first.values():
             answer = answers[committable.transactional_id]
             if answer is EndAnswer.COMPLETED:
@@ -91,13 +92,21 @@ def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
 
 
 def look(commits: Commits) -> Procedure[Commits]:
-    """Settle the unknown by their records. Undecided transactions must have been swept, for they pin the readers."""
+    """Settle the unknown by their records. Undecided transactions must have been swept, for they pin the readers.
+
+    Each partition is looked at by itself: where only some had lost their markers, and writing them again timed out,
+    those are lost and the others are committed.
+    """
     for committable in commits.unknown:
-        fate = yield Look(committable)
-        if fate is Fate.COMMITTED:
+        fates: dict[Fate, list[Written]] = {}
+        for written in committable.written:
+            fate = yield Look(msgspec.structs.replace(committable, written=(written,)))
+            fates.setdefault(fate, []).append(written)
+        if Fate.ABORTED in fates:
+            lost = (*fates[Fate.ABORTED], *fates.get(Fate.GONE, ()))
+            commits.lost.append(msgspec.structs.replace(committable, written=lost))
+        elif Fate.COMMITTED in fates:
             commits.fates[committable.transactional_id] = "proven"
-        elif fate is Fate.ABORTED:
-            commits.lost.append(committable)
         else:
             commits.gone.append(committable)
     commits.unknown = []

@@ -84,6 +84,12 @@ class Committable(msgspec.Struct, frozen=True):
         """The sink subtask that wrote it: its transactions are ordered by their checkpoints."""
         return self.sink, self.subtask
 
+    def within(self, other: Committable) -> Committable:
+        """What of it is in the partitions of *other*."""
+        places = {(each.topic, each.partition) for each in other.written}
+        written = tuple(each for each in self.written if (each.topic, each.partition) in places)
+        return msgspec.structs.replace(self, written=written)
+
     @property
     def records(self) -> int:
         """How many records the transaction holds."""

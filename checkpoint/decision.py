@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from exactlyonce.checkpoint.commit import Commits, commit, end, ending, look, sweep
+from exactlyonce.checkpoint.commit import Commits, commit, end, look, sweep
 from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.markers import await_markers, ending
 from exactlyonce.checkpoint.requests import (
     Append,
     BlockEndOffsets,
@@ -225,8 +226,8 @@ def finish(
         for lost in commits.lost:
             chain = [lost, *(each for each in commits.held if each.writer == lost.writer)]
             superseded = {by_current[each.transactional_id]: each for each in chain}
-            whole = [originals[name] for name in superseded]
-            fates.update((yield from _repair(manifest, whole, superseded, numbers, life, accept_loss)))
+            aborted = [originals[name].within(each) for name, each in superseded.items()]
+            fates.update((yield from _repair(manifest, aborted, superseded, numbers, life, accept_loss)))
         waiting = [c for name, c in current.items() if name not in fates]
     yield from finalize(manifest, fates, life.incarnation, at_ms)
     return fates
@@ -261,13 +262,18 @@ def _repair(
                 raise Halt(_explain(manifest, lost, f"the broker aborted it, and it cannot be copied: {copied}"))
         if repairs:
             yield from _record(manifest, repairs)
-        yield from end([ending(superseded[each.replaced]) for each in repairs], commit=False)
+        aborted = [superseded[each.replaced] for each in repairs]
+        yield from end(map(ending, aborted), commit=False)
+        yield from await_markers(aborted, commit=False)
         superseded = {each.replaced: each.committable for each in repairs}
         commits = yield from look((yield from commit(superseded.values())))
         outcome = {**dict.fromkeys(commits.fates, "repaired"), **_gone(manifest, commits, accept_loss)}
         replaced = {each.committable.transactional_id: each.replaced for each in repairs}
         fates.update((replaced[name], fate) for name, fate in outcome.items())
-        chain = [each for each in chain if each.transactional_id not in fates]
+        again = {replaced[each.transactional_id]: each for each in commits.lost}
+        chain = [
+            each.within(again.get(each.transactional_id, each)) for each in chain if each.transactional_id not in fates
+        ]
         if not chain:
             return fates
     raise Halt(

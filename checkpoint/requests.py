@@ -56,6 +56,18 @@ class EndTransactions:
 
 
 @dataclass(frozen=True)
+class RewriteMarkers:
+    """-> None. Ends the transaction again where *partitions* show it as open, by one without records; tried once.
+
+    Raises Halt where that is impossible, because the id has expired or has got another producer id.
+    """
+
+    ending: Ending
+    partitions: tuple[tuple[str, int], ...]
+    commit: bool
+
+
+@dataclass(frozen=True)
 class Append:
     """-> Outcome of one transaction of the decision log, with all of *records* and tombstones or none of them."""
 
@@ -96,6 +108,7 @@ Request = (
     | DescribeProducers
     | ListTransactions
     | EndTransactions
+    | RewriteMarkers
     | Append
     | BlockEndOffsets
     | Look

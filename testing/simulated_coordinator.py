@@ -345,6 +345,8 @@ class Life:
                 return (yield from self._patiently("list_transactions", prefix))
             case requests.EndTransactions(endings, commit):
                 return (yield from self._ended(endings, commit))
+            case requests.RewriteMarkers(ending, partitions, commit):
+                return (yield from self._rewritten(ending, partitions, commit))
             case requests.Append(records, manifests, blocks):
                 self.world.seen["chain repaired"] += len(records) > 1
                 return (yield from self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks))
@@ -376,10 +378,30 @@ class Life:
             try:
                 error = self.world.ask("end_txn", each.transactional_id, each.producer_id, each.epoch, commit)
                 answers.append(ANSWERS[error])
+                self.world.misfortune.after_end()
             except NoAnswer:
                 answers.append(EndAnswer.BUSY)
             yield None
         return answers
+
+    def _rewritten(self, ending: requests.Ending, partitions: tuple[tuple[str, int], ...], commit: bool) -> Steps:
+        """A transaction without records at the id's present epoch; broken off at whatever stands in the way."""
+        name, producer_id = ending.transactional_id, ending.producer_id
+        state = yield from self._described(name)
+        require(state is not None and state.producer_id == producer_id, f"{name} is still that of its markers")
+        try:
+            for topic, partition in partitions:
+                self.world.misfortune.before_request(self)
+                yield None
+                error = self.world.ask("add_to_transaction", name, producer_id, state.epoch, topic, partition)
+                if error is not Error.NONE:
+                    return
+            self.world.misfortune.before_request(self)
+            yield None
+            self.world.ask("end_txn", name, producer_id, state.epoch, commit)
+            self.world.seen["markers rewritten"] += 1
+        except NoAnswer:
+            pass
 
     def _looked(self, committable: Committable) -> Steps:
         """What readers see at the first record, once the last stable offset has passed it."""

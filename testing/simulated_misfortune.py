@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from exactlyonce.checkpoint.committable import coordinator_id
 from exactlyonce.testing.simulated_coordinator import Life
 from exactlyonce.testing.simulated_worker import Worker
 from exactlyonce.testing.simulation_oracle import TOPIC
@@ -39,6 +40,7 @@ class Misfortune:
         self._network_chance = rng.choice((0.0, 0.003, 0.02))
         self._request_chance = rng.choice((0.0, 0.03, 0.15))
         self._delivery_chance = rng.choice((0.0, 0.0, 0.005))
+        self._marker_chance = rng.choice((0.0, 0.0, 0.1, 0.5))
         fates: list[Callable[[Life], None]] = [self.crash, self.sleep, lambda life: self.downtime()]
         self._fates = rng.sample(fates, 2)
 
@@ -55,9 +57,9 @@ class Misfortune:
         """Before a request of a procedure: perhaps *life* ends or sleeps here.
 
         If the checkpoint carries output of aborted ones, likely all are down until the oldest transaction times out and
-        the next ones do not.
+        the next ones do not. Rare and delicate is the writing of lost markers.
         """
-        chance = 0.2 if life.carries else self._request_chance
+        chance = 0.2 if life.carries or life.step_name == "RewriteMarkers" else self._request_chance
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
             return
         self.world.seen[f"at {life.step_name}"] += 1
@@ -82,6 +84,18 @@ class Misfortune:
         lost = self.world.chaos and self.rng.random() < self._delivery_chance
         self.world.seen["delivery lost"] += lost
         return lost
+
+    def after_end(self) -> None:
+        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of the sinks' transactions."""
+        if not self.world.chaos or not self.broker_is_up or self.rng.random() >= self._marker_chance:
+            return
+        states = {each.transactional_id: each.state for each in self.world.broker.list_transactions()}
+        prepared = {name: state for name, state in states.items() if state in ("PrepareCommit", "PrepareAbort")}
+        if set(prepared.values()) == {"PrepareCommit"} and coordinator_id("p") not in prepared:
+            self.world.seen["markers lost"] += 1
+            self.world.note(f"the broker crashes and loses the markers of {sorted(prepared)}")
+            self.world.broker.stop()
+            self.world.broker.start(lose_markers=True)
 
     # --- what ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +177,7 @@ class Misfortune:
 
     def expire_ids(self) -> None:
         """Everybody is down until the broker has forgotten the transactional ids."""
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.3 and not self.world.broker.has_hanging():
             self.world.seen["ids expired"] += 1
             self._everybody_down(EXPIRY_MS + 10_000)
 

@@ -17,9 +17,11 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Generator
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
+from exactlyonce.checkpoint import markers
 from exactlyonce.checkpoint.coordinator import End
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Undetermined
@@ -38,6 +40,8 @@ CHAOS_STEPS = 8_000
 LOOK_STEPS = 20
 """How often the readers of the output look."""
 RETRY_PAUSE_MS = 10
+MARKERS_LOST_AFTER_MS = 200
+"""Everything goes faster here."""
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable)
 """What a life may end with, and the next one goes on."""
@@ -250,7 +254,8 @@ def simulate(seed: int) -> World:
     """Live through the history of *seed*; what breaks is raised as `Broken`, with the command that replays it."""
     world = World(seed)
     try:
-        world.run()
+        with patch.object(markers, "MARKERS_LOST_AFTER_MS", MARKERS_LOST_AFTER_MS):
+            world.run()
     except Exception as error:
         broken = Broken(f"{type(error).__name__}: {error}\n  replay: {replay_command(seed)}")
         broken.trace = tuple(world.trace)

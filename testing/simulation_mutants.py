@@ -113,6 +113,11 @@ def _no_count() -> Iterable[Any]:
     yield patch.object(decision, "check", check)
 
 
+@mutant("markers are not looked for")
+def _no_markers() -> Iterable[Any]:
+    yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(None))
+
+
 @mutant("finalized with unknown fates")
 def _finalized_anyway() -> Iterable[Any]:
     real = decision.finalize

@@ -71,6 +71,15 @@ class WatchedBroker(BrokerModel):
         assert log is not None
         return offset not in log._aborted and not any(offset in offsets for offsets in log._open.values())
 
+    def has_hanging(self) -> bool:
+        """Whether a partition shows a transaction as open that has ended: its marker was lost."""
+        ended = {
+            each.producer_id
+            for each in self._coordinator.transactions.values()
+            if each.state.value.startswith("Complete") or each.state.value == "Empty"
+        }
+        return any(ended & log._open.keys() for topic in self._topics.values() for log in topic.logs)
+
 
 class Oracle:
     """See the module. *inputs* are the keys of each partition's records."""
@@ -108,10 +117,13 @@ class Oracle:
             return
         name = TransactionalId.parse(transactional_id)
         demand(name is not None and name.pipeline == "p", f"{transactional_id} of another pipeline is ended")
-        asked = (transactional_id, producer_id, epoch)
         if commit:
-            demand(asked in self.ever_named, f"{transactional_id} is committed though no durable record names it")
-        elif asked in self.binding.values():
+            was_named = any(
+                (transactional_id, producer_id) == (named_id, of) and epoch >= since  # later ones rewrite markers
+                for named_id, of, since in self.ever_named
+            )
+            demand(was_named, f"{transactional_id} is committed though no durable record names it")
+        elif any((transactional_id, producer_id) == each[:2] for each in self.binding.values()):
             state = self.broker.describe_transactions([transactional_id])[transactional_id]
             demand(state is None or state.state != "Ongoing", f"{transactional_id} is aborted though it is decided")
 

@@ -10,6 +10,7 @@ import pytest
 from exactlyonce.checkpoint.commit import SWEEPS_MAX, Commits, commit, incarnation_latest, is_older, look, sweep
 from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.requests import (
+    DescribeProducers,
     DescribeTransactions,
     Ending,
     EndTransactions,
@@ -43,6 +44,8 @@ class Scripted:
         match request:
             case EndTransactions(endings):
                 return [self._answer(each.transactional_id) for each in endings]
+            case DescribeProducers():
+                return []
             case Look(wanted):
                 return self.fates[wanted.transactional_id]
             case Pause():
@@ -68,7 +71,7 @@ def test_a_commit_asks_for_exactly_the_transaction_that_the_committable_names() 
     """A commit is asked with the committable's own id, producer id and epoch, and never as an abort."""
     world = Scripted({"a": [C]})
     assert drive(commit([committable("a")]), world).fates == {"a": "committed"}
-    assert world.asked == [EndTransactions((Ending("a", 7, 3),), commit=True)]
+    assert world.asked == [EndTransactions((Ending("a", 7, 3),), commit=True), DescribeProducers((("t", 0),))]
 
 
 def test_answers_are_sorted_and_nothing_is_decided_about_the_refused_and_unknown() -> None:

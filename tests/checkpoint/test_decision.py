@@ -82,6 +82,8 @@ class World:
         self.asked: list[ask.Request] = []
         self.listed: list[ListedTransaction] = []
         self.raising: dict[type, Exception] = {}
+        self.ended: set[int] = set()
+        """The slots whose transactions were ended."""
 
     def __call__(self, request: ask.Request) -> Any:
         self.asked.append(request)
@@ -91,12 +93,16 @@ class World:
             case ask.DescribeTransactions(ids):
                 return {each: self._state(each) for each in ids}
             case ask.DescribeProducers():
-                return [ProducerState("t", 0, 10 + slot, 3, 4, 0, 100 * slot) for slot in range(9)]
+                return [
+                    ProducerState("t", 0, 10 + slot, 3, 4, 0, None if slot in self.ended else 100 * slot)
+                    for slot in range(9)
+                ]
             case ask.BlockEndOffsets():
                 return (1, 2)
             case ask.Append():
                 return self.outcomes.pop(0) if self.outcomes else Outcome.DONE
             case ask.EndTransactions(endings, commit):
+                self.ended.update(each.producer_id - 10 for each in endings)
                 return [self._end(each.transactional_id, commit) for each in endings]
             case ask.ListTransactions():
                 return self.listed
@@ -156,8 +162,8 @@ def decided(world: World, *precommits: Precommit) -> Decided | Refuse | Unresolv
 
 
 def test_a_decision_checks_then_writes_the_manifest_then_commits_then_finalizes() -> None:
-    """The requests of a decision come in this order: describe both, end offsets, manifest, commit, finalized mark
-    together with the tombstones."""
+    """The requests of a decision come in this order: describe both, end offsets, manifest, commit, the markers seen,
+    finalized mark together with the tombstones."""
     world = World()
     verdict = decided(world, precommit(0), precommit(1, subtask=1))
     expected = manifest(committable(0), committable(1, subtask=1))
@@ -166,7 +172,7 @@ def test_a_decision_checks_then_writes_the_manifest_then_commits_then_finalizes(
     assert verdict.finalized
     assert [type(each) for each in world.asked] == [
         ask.DescribeTransactions, ask.DescribeProducers, ask.BlockEndOffsets,
-        ask.Append, ask.EndTransactions, ask.Append,
+        ask.Append, ask.EndTransactions, ask.DescribeProducers, ask.Append,
     ]  # fmt: skip
     assert world.of(ask.Append) == [
         ask.Append((expected,)),
@@ -311,8 +317,8 @@ def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_life() 
     ]  # fmt: skip
     kinds = [type(each) for each in world.asked]
     assert kinds == [
-        ask.EndTransactions, ask.ListTransactions, ask.CopyTransaction,
-        ask.Append, ask.EndTransactions, ask.EndTransactions, ask.Append,
+        ask.EndTransactions, ask.ListTransactions, ask.CopyTransaction, ask.Append,
+        ask.EndTransactions, ask.DescribeProducers, ask.EndTransactions, ask.DescribeProducers, ask.Append,
     ]  # fmt: skip
     assert world.asked_for(commit=True) == [name(0), copy]
 

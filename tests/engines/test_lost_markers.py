@@ -1,4 +1,4 @@
-"""A broker that dies behind its answer to EndTxn may lose the markers: what was decided becomes visible all the same."""
+"""A broker that dies behind its answer to EndTxn may lose markers: what was decided becomes visible nevertheless."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import cast
 import pytest
 from confluent_kafka import Producer
 
-from exactlyonce.checkpoint.commit import commit
+from exactlyonce.checkpoint.commit import commit, look
 from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.markers import ending
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store import DecisionLog
-from exactlyonce.checkpoint.transaction import EndAnswer
+from exactlyonce.checkpoint.transaction import EndAnswer, TransactionState
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.local.performer import Performer
+from exactlyonce.testing.broker import Error
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
+from exactlyonce.testing.real_broker import RealBroker
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -49,8 +51,7 @@ class Stage:
         for partition in range(PARTITIONS):
             producer.produce(self.topic, transactional_id, partition=partition)
         assert producer.flush(LIMIT_S) == 0
-        state = self.transactions.describe([transactional_id])[transactional_id]
-        assert state is not None
+        state = self.state(transactional_id)
         written = tuple(
             Written(each.topic, each.partition, cast(int, each.transaction_start_offset), each.last_sequence + 1)
             for each in self.transactions.producers(state.partitions)
@@ -58,10 +59,15 @@ class Stage:
         )
         return Committable(transactional_id, state.producer_id, state.epoch, 2, "", "out", 0, 1, written)
 
+    def state(self, transactional_id: str) -> TransactionState:
+        """What the broker takes it for."""
+        state = self.transactions.describe([transactional_id])[transactional_id]
+        assert state is not None
+        return state
+
     def is_complete(self, committable: Committable) -> bool:
         """Whether the broker takes the transaction for complete."""
-        state = self.transactions.describe([committable.transactional_id])[committable.transactional_id]
-        return state is not None and state.state == "CompleteCommit"
+        return self.state(committable.transactional_id).state == "CompleteCommit"
 
     def hanging(self, committable: Committable) -> list[tuple[str, int]]:
         """The partitions that show it as open."""
@@ -85,26 +91,37 @@ def stage(cluster: OwnCluster, topic_name: str) -> Stage:
     return Stage(cluster, topic_name)
 
 
-def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage) -> None:
+def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id: str) -> tuple[Committable, bool]:
+    """A committed transaction, and whether the broker, killed right behind its answer, has lost a marker of it."""
+    committable = stage.open(transactional_id)
+    assert stage.transactions.end_all([ending(committable)], commit=True) == [EndAnswer.COMPLETED]
+    cluster.broker.kill()
+    cluster.broker.start()
+    deadline = time.monotonic() + LIMIT_S
+    while not stage.is_complete(committable):
+        assert time.monotonic() < deadline
+    return committable, bool(stage.hanging(committable))
+
+
+@pytest.mark.parametrize("broken_off", [False, True], ids=["at once", "broken off before"])
+def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage, broken_off: bool) -> None:
     """The broker is killed behind its answer to EndTxn, until it has lost a marker or the tries are used up; every time
-    the commit that recovery asks for again makes all records visible, and adds none."""
+    the commit that recovery asks for again makes all records visible and adds none, also after writing the markers
+    again was broken off before its end."""
     committed: list[str] = []
-    for kill in range(KILLS_MAX):
-        committable = stage.open(f"{stage.topic}-{kill}")
-        committed.append(committable.transactional_id)
-        assert stage.transactions.end_all([ending(committable)], commit=True) == [EndAnswer.COMPLETED]
-        cluster.broker.kill()
-        cluster.broker.start()
-        deadline = time.monotonic() + LIMIT_S
-        while not stage.is_complete(committable):
-            assert time.monotonic() < deadline
-        hanging = stage.hanging(committable)
-        print(f"kill {kill}: lost in {len(hanging)} of {PARTITIONS} partitions")
+    lost = False
+    while not lost and len(committed) < KILLS_MAX:
+        name = f"{stage.topic}-{len(committed)}"
+        committable, lost = killed_behind_its_answer(cluster, stage, name)
+        committed.append(name)
+        if broken_off:
+            first, now = committable.written[0], stage.state(name)
+            added = RealBroker(cluster.bootstrap_servers).add_to_transaction(
+                name, now.producer_id, now.epoch, first.topic, first.partition
+            )
+            assert added is Error.NONE
         commits = drive(commit([committable]), stage.performer)
-        assert commits.fates == {committable.transactional_id: "committed"}
+        assert drive(look(commits), stage.performer).fates == {name: "proven" if broken_off else "committed"}
         assert stage.hanging(committable) == []
         shown = sorted(record.value.decode() for record in cluster.read_committed(stage.topic) if record.value)
         assert shown == sorted(committed * PARTITIONS)
-        if hanging:
-            break
-

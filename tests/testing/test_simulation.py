@@ -20,20 +20,21 @@ MUTANT_SEEDS = 500
 MISFORTUNES = {
     "coordinator crashed", "zombie coordinator", "coordinator slept", "worker crashed", "zombie worker",
     "slow subtask", "broker restarted", "downtime", "ids expired", "compacted", "stop asked for", "delivery lost",
-    "request lost", "answer lost", "delayed", "applied twice",
+    "request lost", "answer lost", "delayed", "applied twice", "markers lost",
 }  # fmt: skip
 """What is done to the job."""
 INTERRUPTED = {
     f"at {request}"
     for request in (
         "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "Append", "EndTransactions", "ListTransactions",
-        "CopyTransaction", "Look", "Pause",
+        "CopyTransaction", "Look", "Pause", "RewriteMarkers",
     )
 }  # fmt: skip
 """The requests of procedures before which a coordinator ended or slept."""
 CONSEQUENCES = {
     "checkpoint", "clean end", "aborted checkpoint", "carried", "finish", "committed", "proven", "repaired",
-    "chain repaired", "copy", "look", "refused commit", "unknown commit", "Fenced", "Undetermined", "BrokerUnavailable",
+    "chain repaired", "copy", "look", "refused commit", "unknown commit", "markers rewritten", "Fenced", "Undetermined",
+    "BrokerUnavailable",
 }  # fmt: skip
 """What the job had to do about it."""
 
