@@ -86,7 +86,7 @@ class StateType(Generic[S]):
         return StateIncompatible(
             f"The checkpoint's state of operator {self.operator!r} cannot be read as {self.name}: {why}. It was written"
             f" as {old}; the pipeline now declares {new}. Keep every old field under its name and give new ones a"
-            " default, or give the operator a new id to start it with empty state."
+            " default; or start over with `exactlyonce reset`."
         )
 
     def _clone_by_codec(self, state: S) -> S:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.checkpoint.committable import TransactionalId
-from exactlyonce.checkpoint.manifest import Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.manifest import OperatorSnapshot
 from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.kafka_reader import KafkaReader
@@ -196,7 +196,7 @@ class _Builder:
         groups = range(graph.max_parallelism)
         if not by_partition:
             groups = group_range(subtask, self.start.parallelism, graph.max_parallelism)
-        snapshot = _snapshot(self.start.manifest, node)
+        snapshot = next((each for each in self.start.manifest.operators if each.operator == node.id), None)
         if by_partition and snapshot is not None:
             if snapshot.parallelism != self.start.parallelism:
                 raise GraphError(
@@ -244,14 +244,3 @@ class _Builder:
             )
         )
         return ops.KafkaOutput(node.id, writers[-1], sink.encoder(graph.type_of(node.inputs[0])))
-
-
-def _snapshot(manifest: Manifest, node: Node) -> OperatorSnapshot | None:
-    """What *manifest* has of the operator; GraphError if its operators are not those of the pipeline."""
-    found = {each.operator: each for each in manifest.operators}
-    if manifest.checkpoint and found and node.id not in found:
-        raise GraphError(
-            f"Operator {node.id!r} ({node.location}) keeps state, but checkpoint {manifest.checkpoint} has none of it: "
-            f"it has {', '.join(sorted(found))}. State is found again by the operator's id: give it the old id."
-        )
-    return found.get(node.id)

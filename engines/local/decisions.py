@@ -35,7 +35,7 @@ from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.options import RunOptions
 from exactlyonce.engines.local.performer import Performer
 from exactlyonce.engines.local.plan import Plan
-from exactlyonce.engines.local.preflight import Offsets, check_inputs, prepare_outputs
+from exactlyonce.engines.local.preflight import Offsets, check_inputs, check_operators, prepare_outputs
 from exactlyonce.engines.local.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import hit
@@ -102,6 +102,7 @@ class Decisions:
             self.manifest = self._first_manifest()
         else:
             self.manifest = history.latest
+            check_operators(self._plan.graph, self.manifest)
             self._inputs.check_continuity(self.manifest)
             if history.unfinalized is not None:
                 self._drive(self._finish(self.manifest))
@@ -149,8 +150,10 @@ class Decisions:
 
     def _sweep(self, *, everything: bool) -> None:
         """Fence all older transactions; once *everything* was, remember it, so that ids can expire."""
+        life = self._life()
+        outputs = {(topic, partition) for _, topic, partitions in self._sinks for partition in range(partitions)}
         self._drive(
-            sweep(self._life().pipeline, self.life.incarnation, self.attempt, fenced_below=self.life.fenced_below)
+            sweep(life.pipeline, life.incarnation, life.attempt, fenced_below=life.fenced_below, outputs=outputs)
         )
         self._swept_ms = self._clock.monotonic_ms()
         if everything and self._log.heartbeat(fenced_below=self.life.incarnation) is Outcome.DONE:

@@ -9,7 +9,7 @@ from datetime import datetime
 from exactlyonce.checkpoint.manifest import Manifest, SourceOffset
 from exactlyonce.connectors.kafka_source import KafkaSource
 from exactlyonce.connectors.topics import Topic, Topics
-from exactlyonce.pipeline.errors import ConfigError, Halt, TopicError
+from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.kafka_sink import KafkaSink
 
@@ -115,6 +115,19 @@ class Inputs:
                     f"offset {each.offset}, but the topic ends at {end[each.partition]}: its log was truncated.\n"
                     f"  Choices: restore it from a replica or backup; {reset}."
                 )
+
+
+def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:
+    """Raise GraphError if the checkpoint has state that no operator of the pipeline takes; a new one begins empty."""
+    kept, found = {each.operator for each in manifest.operators}, {node.id for node in graph.stateful}
+    if lost := sorted(kept - found):
+        new = ", ".join(map(repr, sorted(found - kept)))
+        beside = f" (but has {new}, of which there is no state)" if new else ""
+        raise GraphError(
+            f"Checkpoint {manifest.checkpoint} has state of {', '.join(map(repr, lost))}, and the pipeline has no such "
+            f"operator{beside}. State is found again by the operator's id: give the operator its old id, or "
+            f"start over with `exactlyonce reset {manifest.pipeline}`."
+        )
 
 
 def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Inputs:

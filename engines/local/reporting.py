@@ -203,8 +203,9 @@ class Report:
         self._reporter.live({**figures, "records_per_s": max(0, round(rate)), "state": job.state.value})
 
     def ended(self, manifest: Manifest | None) -> None:
-        """The run ended cleanly."""
-        self._event("ended", checkpoint=manifest.checkpoint if manifest else None, **self.figures())
+        """The run ended cleanly: what the workers had told of as open is committed by now."""
+        figures = {**self.figures(), "open_transactions": 0}
+        self._event("ended", checkpoint=manifest.checkpoint if manifest else None, **figures)
 
     def close(self) -> None:
         self._reporter.close()

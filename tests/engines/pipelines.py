@@ -135,6 +135,17 @@ def renamed(name: str) -> Pipeline:
     return _totals(name, KafkaSource(f"{name}-in", value=Order), KafkaSink(f"{name}-out"), "sums")
 
 
+def grown(name: str) -> Pipeline:
+    """`linear`, and a second operator with state, which writes to NAME-count."""
+    pipeline = Pipeline(name)
+    keyed = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).key_by(lambda order: order.customer)
+    keyed.stateful_map("totals", add).sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    keyed.stateful_map("count", lambda n, _: ((n or 0) + 1,) * 2, state=int, output=int).sink(
+        "count-out", KafkaSink(f"{name}-count")
+    )
+    return pipeline
+
+
 def raising(name: str) -> Pipeline:
     """`linear`, failing at order 42."""
     pipeline = Pipeline(name)

@@ -215,6 +215,20 @@ def test_a_renamed_operator(kafka: KafkaCluster, topic_name: str, run: Any) -> N
     assert "totals" in said
 
 
+def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A new operator begins without state beside one that goes on with its own; one that is gone is refused."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(100))
+    assert ended(run, topic_name)[0] == 0
+    kafka.produce(f"{topic_name}-in", orders(17, first=100))
+    assert ended(run, topic_name, target="grown")[0] == 0
+    assert_totals(kafka, f"{topic_name}-out", orders(117))
+    assert [record.value for record in kafka.read_committed(f"{topic_name}-count")] == [b"1"] * 17
+    code, said = ended(run, topic_name)
+    assert code == USER
+    assert "'count'" in said
+
+
 def test_two_instances(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """The newer one takes over; the older one ends and says who fenced it."""
     kafka.create_topic(f"{topic_name}-in", 3)
