@@ -117,6 +117,8 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
         )
     file = read_file(given.get("config"))
     run = {key: given.get(key, file.get("run", {}).get(key)) for key in _RUN}
+    for key in ("parallelism", "checkpoint_partitions"):
+        run[key] = None if run[key] is None else _count(run[key], key)
     return RunOptions(
         client=client_from(given, file),
         checkpoint=_checkpoint(given, file.get("checkpoint", {})),

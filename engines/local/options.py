@@ -36,6 +36,10 @@ class RunOptions:
             raise ConfigError(f"until is {self.until!r}: choose one of {', '.join(UNTIL)}.")
         if self.parallelism < 1:
             raise ConfigError(f"parallelism is {self.parallelism}: it must be at least 1.")
+        if self.checkpoint_partitions < 2:
+            raise ConfigError(
+                f"checkpoint_partitions is {self.checkpoint_partitions}: it must be at least 2, one for decisions."
+            )
         if self.inline and self.parallelism != 1:
             raise ConfigError("--inline runs everything in one process: it goes with parallelism 1 only.")
         self.restart_strategy()

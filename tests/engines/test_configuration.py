@@ -1,0 +1,81 @@
+"""Settings as people write them, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exactlyonce.engines.local.configuration import BOOTSTRAP_VARIABLE, duration_ms, options_from
+from exactlyonce.pipeline.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster is named, so that only what is tested can be wrong."""
+    monkeypatch.setenv(BOOTSTRAP_VARIABLE, "environment:1")
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "settings.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_path: Path) -> None:
+    """Each setting on its own: those of librdkafka, too."""
+    text = '[run]\nparallelism = 3\n[checkpoint]\ninterval = "2s"\ntimeout = "30s"\n[kafka]\n"linger.ms" = 5\n'
+    file = written(tmp_path, text + '"client.id" = "file"\n')
+    options = options_from({"config": file, "checkpoint_interval": "500ms", "kafka": {"client.id": "given"}})
+    assert (options.parallelism, options.checkpoint.interval_ms, options.checkpoint.timeout_ms) == (3, 500, 30_000)
+    assert options.client.settings["client.id"] == "given"
+    assert options.client.settings["linger.ms"] == "5"
+    assert options.client.bootstrap_servers == "environment:1"
+    file = written(tmp_path, '[kafka]\n"bootstrap.servers" = "file:1"\n')
+    assert options_from({"config": file}).client.bootstrap_servers == "file:1"
+    assert options_from({"config": file, "bootstrap_servers": "given:1"}).client.bootstrap_servers == "given:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("[run]\nparallelism = 'two'", "parallelism is 'two': write a whole number"),
+        ("[run]\nparallelism = 0", "parallelism is 0: it must be at least 1"),
+        ("[run]\ncheckpoint_partitions = 1", "checkpoint_partitions is 1: it must be at least 2"),
+        ("[run]\nuntil = 'later'", "until is 'later': choose one of running, latest"),
+        ("[run]\nthreads = 2", "\\[run\\] has no key 'threads'. It has: parallelism"),
+        ("[checkpoints]\n", "there is no table \\[checkpoints\\]"),
+        ("[checkpoint]\ninterval = 500", "interval is 500: write a number with a unit"),
+        ("[checkpoint]\ninterval = '1ms'", "checkpoints need at least 10 ms"),
+        ("[checkpoint]\nnum_retained = 'many'", "num_retained is 'many': write a whole number"),
+        ("[restart]\nstrategy = 'never'", "There is no restart strategy 'never'"),
+        ("[restart]\nstrategy = 'none'\ndelay = '1s'", "does not take all of: delay"),
+        ("[kafka]\nacks = 1", "acks: set by exactlyonce itself"),
+        ("[run", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_an_error_that_names_the_place(text: str, mistake: str, tmp_path: Path) -> None:
+    """The message has the name, what was written, and what may be."""
+    with pytest.raises(ConfigError, match=mistake):
+        options_from({"config": written(tmp_path, text)})
+
+
+def test_a_missing_file_and_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are said in one sentence."""
+    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read: No such file"):
+        options_from({"config": "absent.toml"})
+    monkeypatch.delenv(BOOTSTRAP_VARIABLE)
+    with pytest.raises(ConfigError, match="No Kafka cluster is named"):
+        options_from({})
+
+
+def test_an_option_that_does_not_exist() -> None:
+    """It is named, with those that do exist."""
+    with pytest.raises(ConfigError, match=r"no option 'interval'. Options are: .*checkpoint_interval"):
+        options_from({"interval": "1s"})
+
+
+@pytest.mark.parametrize(("text", "milliseconds"), [("500ms", 500), ("1.5s", 1_500), ("10m", 600_000)])
+def test_durations(text: str, milliseconds: int) -> None:
+    """A number and a unit."""
+    assert duration_ms(text) == milliseconds
