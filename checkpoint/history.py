@@ -90,7 +90,7 @@ class History:
             raise Halt(
                 f"The checkpoint topic of {self.pipeline} is damaged ({found}). The output of that checkpoint may be "
                 f"visible, so going on from an older one could emit it again. Restore the topic from a replica or "
-                f"backup, start from a savepoint into new output topics, or `exactlyonce reset {self.pipeline}`."
+                f"backup, or `exactlyonce reset {self.pipeline}` and recompute from the input into new output topics."
             )
 
     def _hides_decision(self, key: DecisionKey | None, newest: int) -> bool:

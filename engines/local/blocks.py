@@ -6,14 +6,18 @@ Invariant: every block of an attempt has a key of its own: kind, operator, key g
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, Ticket
+from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, DamagedBlock, Ticket
 from exactlyonce.checkpoint.wire import Block
+from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.graph import Node
+from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.chain import decode_index
+from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.restore import restore
 from exactlyonce.state.table import KeyedTable
 
@@ -66,9 +70,24 @@ def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
     refs = {ref for log in manifest.order_logs for ref in log.blocks}
     indexes = [ref for operator in manifest.operators for parts in operator.index for ref in parts]
     refs.update(indexes)
-    for _, body in _bodies(reader, indexes):
-        refs.update(entry.ref for entry in decode_index(body).entries)
+    with whole_or_halt(manifest):
+        for _, body in _bodies(reader, indexes):
+            refs.update(entry.ref for entry in decode_index(body).entries)
     return refs
+
+
+@contextmanager
+def whole_or_halt(manifest: Manifest) -> Iterator[None]:
+    """While what *manifest* refers to is read: if it is not all there, a halt with the choices."""
+    try:
+        yield
+    except (DamagedBlock, DamagedState) as error:
+        raise Halt(
+            f"The state of checkpoint {manifest.checkpoint} cannot be restored. {error}\n"
+            f"  The output of that checkpoint is visible: an older one would write it again, so none is tried.\n"
+            f"  Choices: restore the topic {checkpoint_topic(manifest.pipeline)} from a replica or backup and run "
+            f"again; or `exactlyonce reset {manifest.pipeline}` and recompute from the input into new output topics."
+        ) from error
 
 
 def _bodies(reader: BlockReader, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:

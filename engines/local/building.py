@@ -20,7 +20,7 @@ from exactlyonce.connectors.kafka_reader import KafkaReader
 from exactlyonce.connectors.kafka_source import KafkaSource
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import operators as ops
-from exactlyonce.engines.local.blocks import BlockNames, restore_table
+from exactlyonce.engines.local.blocks import BlockNames, restore_table, whole_or_halt
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import BatchCodec, ChannelInput, Input, SourceInput
 from exactlyonce.engines.local.plan import Plan, Task, plan
@@ -204,8 +204,9 @@ class _Builder:
                     f"state cannot be dealt out anew: run it with parallelism {snapshot.parallelism}, as before."
                 )
             snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
-        checkpoint = self.start.manifest.checkpoint
-        return restore_table(node, groups, graph.max_parallelism, checkpoint, snapshot, self.reader)
+        manifest = self.start.manifest
+        with whole_or_halt(manifest):
+            return restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, self.reader)
 
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:
         source = node.source

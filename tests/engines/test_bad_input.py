@@ -182,7 +182,8 @@ def test_a_damaged_block(kafka: KafkaCluster, topic_name: str, run: Any) -> None
     _set_policy(admin, f"{topic_name}.checkpoints", "compact")
     code, said = ended(run, topic_name)
     assert code == HALT
-    assert "lock" in said
+    assert "cannot be restored" in said
+    assert "Choices: restore the topic" in said
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
