@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from exactlyonce.cli.arguments import Commands, add_command, pair
-from exactlyonce.pipeline.errors import ConfigError
 
 _NOT_RUNNING = 1
 _PORT = 9092
@@ -53,10 +52,7 @@ def start(args: argparse.Namespace) -> int:
     from exactlyonce.engines.local.configuration import BOOTSTRAP_VARIABLE
 
     broker = EmbeddedBroker(args.data_dir, args.port, dict(args.set))
-    try:
-        broker.start(_tell)
-    except OSError as error:
-        raise ConfigError(f"The broker's folder cannot be used: {error}. Choose another one (--data-dir).") from error
+    broker.start(_tell)
     print(f"export {BOOTSTRAP_VARIABLE}={broker.bootstrap_servers}")
     return 0
 

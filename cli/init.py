@@ -29,16 +29,13 @@ def add(commands: Commands) -> None:
 def init(args: argparse.Namespace) -> int:
     """Write them, and say what to do next."""
     folder: Path = args.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        existing = [name for name in FILES if (folder / name).exists()]
-        if existing:
-            raise ConfigError(f"{folder}/ has {', '.join(existing)} already: nothing was written. Name another folder.")
-        for name in FILES:
-            with open(folder / name, "x", encoding="utf-8") as file:
-                file.write(files("exactlyonce.cli.starter").joinpath(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The files could not be written into {folder}: {error.strerror}.") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    existing = [name for name in FILES if (folder / name).exists()]
+    if existing:
+        raise ConfigError(f"{folder}/ has {', '.join(existing)} already: nothing was written. Name another folder.")
+    for name in FILES:
+        with open(folder / name, "x", encoding="utf-8") as file:
+            file.write(files("exactlyonce.cli.starter").joinpath(name).read_text(encoding="utf-8"))
     print(f"Wrote {', '.join(FILES)}. Next:\n")
     if folder != Path():
         print(f"  cd {folder}")

@@ -13,8 +13,7 @@ from exactlyonce.pipeline.errors import ConfigError
 if TYPE_CHECKING:
     from exactlyonce.cli.traces import Traces
 
-REFUSED = 1
-"""What it exits with when the answer was no."""
+_DECLINED = 1
 _LABEL_WIDTH = 15
 
 _EXAMPLES = """\
@@ -50,7 +49,7 @@ def reset(args: argparse.Namespace) -> int:
         raise ConfigError(f"{traces.pipeline} may be running: {sign}. Stop it first, or add --force if it has ended.")
     if not args.yes and not _agreed(traces.pipeline):
         print("Nothing was changed.")
-        return REFUSED
+        return _DECLINED
     kept = erase(config, traces)
     if kept:
         print(f"Group {traces.pipeline} is in use by a consumer: its offsets in {', '.join(kept)} were left.")

@@ -54,7 +54,7 @@ def test_folder_that_cannot_be(command: Command) -> None:
     (command.folder / "file").write_text("")
     ended = command("broker", "start", "--data-dir", "file/kafka")
     assert (ended.code, ended.out) == (2, "")
-    assert "The broker's folder cannot be used: [Errno 20] Not a directory" in ended.err
+    assert "The operating system refused: [Errno 20] Not a directory: " in ended.err
 
 
 def test_without_java(command: Command, folder: tuple[str, str]) -> None:

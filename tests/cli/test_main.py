@@ -79,7 +79,7 @@ def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str)
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), 'configuration property: "linger"'),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
         (("reset", "a"), "No Kafka cluster is named."),
-        (("init", "m.py"), "The files could not be written into m.py: File exists."),
+        (("init", "m.py"), "The operating system refused: [Errno 17] File exists: 'm.py'"),
     ],
 )
 def test_errors_that_a_user_can_mend(command: Command, arguments: tuple[str, ...], message: str) -> None:

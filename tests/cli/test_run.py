@@ -53,6 +53,7 @@ def test_until_latest(orders: Orders) -> None:
     last = [event for event in ended.events if event["event"] == "checkpoint"][-1]
     assert (last["kind"], last["pipeline"], last["records_committed"]) == ("final", orders.name, 700)
     assert len(ended.events) == len(ended.err.splitlines())
+    assert ended.events[-1]["event"] == "ended"
     assert sorted(orders.totals(), key=str) == sorted(TOTALS, key=str)
     assert open_transactions(orders.kafka, orders.name) == []
 
