@@ -8,13 +8,13 @@ lands behind it. The live commit, recovery and Spark run these same lines.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written, transaction_prefix
-from exactlyonce.checkpoint.markers import await_markers, ending
+from exactlyonce.checkpoint.markers import await_markers, ending, release
 from exactlyonce.checkpoint.requests import (
     DescribeTransactions,
     Ending,
@@ -127,16 +127,25 @@ def is_older(transactional_id: TransactionalId, incarnation: int, attempt: int) 
 
 
 def sweep(
-    pipeline: str, incarnation: int, attempt: int, *, protected: Container[str] = (), fenced_below: int = 0
+    pipeline: str,
+    incarnation: int,
+    attempt: int,
+    *,
+    protected: Container[str] = (),
+    fenced_below: int = 0,
+    outputs: Collection[tuple[str, int]] = (),
 ) -> Procedure[int]:
     """Abort and fence every transactional id of older attempts, in whatever state; returns how many.
 
     An id in state `Empty` belongs to a producer that may still open a transaction: aborting it raises the epoch, which
     fences that producer. Ids of incarnations below *fenced_below* went through this before: the epoch that their
     producers hold is stale, so that they are passed over once complete (else a name would never expire).
-    Ids in *protected* are named by a durable record and are not touched.
+    Ids in *protected* are named by a durable record and are not touched. In the partitions *outputs* none of the others
+    is open in the end, even if the broker has lost markers.
     """
     fenced: set[str] = set()
+    names: dict[int, str] = {}
+    """Of all that may be ended, by producer id."""
     for _ in range(SWEEPS_MAX):
         listed = yield ListTransactions(transaction_prefix(pipeline))
         targets = []
@@ -144,22 +153,28 @@ def sweep(
             name = TransactionalId.parse(each.transactional_id)
             if name is None or name.pipeline != pipeline or not is_older(name, incarnation, attempt):
                 continue
+            if each.transactional_id in protected:
+                continue
+            names[each.producer_id] = each.transactional_id
             settled = each.state in ("CompleteCommit", "CompleteAbort", "Dead")
-            if each.transactional_id in protected or (settled and name.incarnation < fenced_below):
+            if settled and name.incarnation < fenced_below:
                 continue
             if each.transactional_id not in fenced or not settled:
                 targets.append(each.transactional_id)
         if not targets:
-            return len(fenced)
+            break
         states = yield DescribeTransactions(tuple(targets))
         endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
         answers = yield from end(endings, commit=False)
         fenced.update(each for each, answer in answers.items() if answer is EndAnswer.COMPLETED)
         fenced.update(each for each, state in states.items() if state is None)
         if all(each in fenced for each in targets):
-            return len(fenced)
+            break
         yield Pause(SWEEP_PAUSE_MS)
-    raise BrokerUnavailable(
-        f"The transactions of older instances of pipeline {pipeline!r} could not be ended: the broker goes on "
-        f"refusing. Nothing was lost. Check the broker's health and its log, then run the pipeline again."
-    )
+    else:
+        raise BrokerUnavailable(
+            f"The transactions of older instances of pipeline {pipeline!r} could not be ended: the broker goes on "
+            f"refusing. Nothing was lost. Check the broker's health and its log, then run the pipeline again."
+        )
+    yield from release(names, outputs)
+    return len(fenced)

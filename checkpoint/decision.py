@@ -214,9 +214,11 @@ def finish(
     while waiting:
         commits = yield from commit(waiting)
         if not swept and (commits.unknown or commits.lost):
+            outputs = {(written.topic, written.partition) for each in waiting for written in each.written}
             yield from sweep(
-                life.pipeline, life.incarnation, life.attempt, protected=by_current, fenced_below=life.fenced_below
-            )
+                life.pipeline, life.incarnation, life.attempt,
+                protected=by_current, fenced_below=life.fenced_below, outputs=outputs,
+            )  # fmt: skip
             swept = True
         if not commits.lost:
             commits = yield from look(commits)

@@ -12,18 +12,18 @@ needed for that, so nothing can be aborted by it, and whoever repeats it, a zomb
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.requests import DescribeProducers, Ending, Pause, Procedure, RewriteMarkers
+from exactlyonce.checkpoint.transaction import ProducerState
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 MARKERS_LOST_AFTER_MS = 5_000
 """Markers take milliseconds. Writing one that was only late once more does no harm."""
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 3, 50
 
-Missing = dict[Ending, tuple[tuple[str, int], ...]]
-"""Which partitions still show a transaction as open."""
+Partition = tuple[str, int]
 
 
 def ending(committable: Committable) -> Ending:
@@ -32,39 +32,53 @@ def ending(committable: Committable) -> Ending:
 
 
 def await_markers(committables: Sequence[Committable], *, commit: bool) -> Procedure[None]:
-    """Return once every partition has the markers of *committables*, all of which were ended by *commit* or by abort.
+    """Return once every partition has the markers of *committables*, which were all ended by *commit* or by abort."""
+    names = {
+        (written.topic, written.partition, each.producer_id, written.first_offset): each.transactional_id
+        for each in committables
+        for written in each.written
+    }
+
+    def owner(state: ProducerState) -> str | None:
+        place = (state.topic, state.partition, state.producer_id)
+        start_offset = state.transaction_start_offset
+        return None if start_offset is None else names.get((*place, start_offset))
+
+    yield from _await_none_open({(topic, partition) for topic, partition, _, _ in names}, owner, commit=commit)
+
+
+def release(names: Mapping[int, str], partitions: Collection[Partition]) -> Procedure[None]:
+    """Return once no transaction of these producer ids holds readers of *partitions* back; all were aborted, or older
+    ones are finalized. *names* are their transactional ids."""
+
+    def owner(state: ProducerState) -> str | None:
+        return None if state.transaction_start_offset is None else names.get(state.producer_id)
+
+    yield from _await_none_open(partitions if names else (), owner, commit=False)
+
+
+def _await_none_open(
+    partitions: Collection[Partition], owner: Callable[[ProducerState], str | None], *, commit: bool
+) -> Procedure[None]:
+    """Ask until *owner* claims no producer's transaction; after a while write the markers of those it does.
 
     A broker that is away is waited for, as in ending them.
     """
     waited_ms, pause_ms = 0, PAUSE_FIRST_MS
-    while committables:
+    while partitions:
+        open_: defaultdict[tuple[str, int], list[Partition]] = defaultdict(list)
         try:
-            missing = yield from _missing(committables)
+            for state in (yield DescribeProducers(tuple(sorted(partitions)))):
+                if (name := owner(state)) is not None:
+                    open_[name, state.producer_id].append((state.topic, state.partition))
+            if not open_:
+                return
         except BrokerUnavailable:
             waited_ms = 0
-        else:
-            if not missing:
-                return
-            if waited_ms >= MARKERS_LOST_AFTER_MS:
-                for each, partitions in missing.items():
-                    yield RewriteMarkers(each, partitions, commit)
-                waited_ms, pause_ms = 0, PAUSE_FIRST_MS
+        if waited_ms >= MARKERS_LOST_AFTER_MS:
+            for (name, producer_id), held in open_.items():
+                yield RewriteMarkers(name, producer_id, tuple(held), commit)
+            waited_ms, pause_ms = 0, PAUSE_FIRST_MS
         yield Pause(pause_ms)
         waited_ms += pause_ms
         pause_ms = min(pause_ms + 1, PAUSE_LONGEST_MS)
-
-
-def _missing(committables: Sequence[Committable]) -> Procedure[Missing]:
-    """Where a transaction that begins at our first record is still open."""
-    first_offsets = {
-        (written.topic, written.partition, each.producer_id, written.first_offset): ending(each)
-        for each in committables
-        for written in each.written
-    }
-    partitions = sorted({(topic, partition) for topic, partition, _, _ in first_offsets})
-    found: defaultdict[Ending, list[tuple[str, int]]] = defaultdict(list)
-    for each in (yield DescribeProducers(tuple(partitions))):
-        ours = first_offsets.get((each.topic, each.partition, each.producer_id, each.transaction_start_offset))
-        if ours is not None:
-            found[ours].append((each.topic, each.partition))
-    return {each: tuple(partitions) for each, partitions in found.items()}

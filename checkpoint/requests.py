@@ -57,12 +57,13 @@ class EndTransactions:
 
 @dataclass(frozen=True)
 class RewriteMarkers:
-    """-> None. Ends the transaction again where *partitions* show it as open, by one without records; tried once.
+    """-> None. Ends what *partitions* show as open of a complete transaction, by one without records; tried once.
 
     Raises Halt where that is impossible, because the id has expired or has got another producer id.
     """
 
-    ending: Ending
+    transactional_id: str
+    producer_id: int
     partitions: tuple[tuple[str, int], ...]
     commit: bool
 

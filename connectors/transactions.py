@@ -156,7 +156,9 @@ class Transactions:
 
         self._wire.patiently(attempt, "Aborting transactions")
 
-    def rewrite_markers(self, ending: Ending, partitions: Iterable[tuple[str, int]], *, commit: bool) -> None:
+    def rewrite_markers(
+        self, transactional_id: str, producer_id: int, partitions: Iterable[tuple[str, int]], *, commit: bool
+    ) -> None:
         """End a complete transaction again in *partitions*, whose markers the broker has lost (KAFKA-20734).
 
         A transaction without records under the same producer id and its present epoch: its markers also end what is
@@ -165,7 +167,11 @@ class Transactions:
         """
         self._require_version()
         wanted = list(partitions)
-        self._wire.patiently(lambda: self._rewrite(ending, wanted, commit=commit), "Writing lost markers again")
+
+        def attempt() -> None:
+            self._rewrite(transactional_id, producer_id, wanted, commit)
+
+        self._wire.patiently(attempt, "Writing lost markers again")
 
     def cluster_id(self) -> str:
         """The id that the cluster was formatted with."""
@@ -271,11 +277,10 @@ class Transactions:
         answers = self._wire.ask_all(requests) if requests else []
         return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
 
-    def _rewrite(self, ending: Ending, partitions: Sequence[tuple[str, int]], *, commit: bool) -> None:
-        name = ending.transactional_id
+    def _rewrite(self, name: str, producer_id: int, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
         state = self._describe([name])[name]
-        if state is None or state.producer_id != ending.producer_id:
-            raise _unreachable(ending, partitions)
+        if state is None or state.producer_id != producer_id:
+            raise _unreachable(name, producer_id, partitions)
         now = Ending(name, state.producer_id, state.epoch)
         nodes = self._coordinators([name])
         answer = self._wire.ask(_add_request(now, partitions), nodes[name])
@@ -337,11 +342,11 @@ def _added(partition: str, error_code: int, transactional_id: str) -> None:
     refuse(error_code, f"Adding {partition} to {transactional_id}")
 
 
-def _unreachable(ending: Ending, partitions: Sequence[tuple[str, int]]) -> Halt:
+def _unreachable(transactional_id: str, producer_id: int, partitions: Sequence[tuple[str, int]]) -> Halt:
     where = ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
     return Halt(
-        f"The broker has ended transaction {ending.transactional_id} but lost its markers in {where} (KAFKA-20734). "
-        f"The id no longer has producer id {ending.producer_id}, so that they cannot be written again: readers are "
+        f"The broker has ended transaction {transactional_id} but lost its markers in {where} (KAFKA-20734). "
+        f"The id no longer has producer id {producer_id}, so that they cannot be written again: readers are "
         f"held there for ever.\n  Choices: restore these partitions from a replica that has the markers; or write "
         f"the output anew into another topic."
     )

@@ -260,7 +260,10 @@ class Life:
     def _sweep(self) -> Steps:
         life = self._life()
         older = self.world.oracle.older(life.incarnation, life.attempt)
-        yield from self._run(sweep("p", life.incarnation, life.attempt, fenced_below=life.fenced_below))
+        outputs = [(sink, p) for sink in self.world.sinks for p in range(self.world.output_partitions)]
+        yield from self._run(
+            sweep("p", life.incarnation, life.attempt, fenced_below=life.fenced_below, outputs=outputs)
+        )
         self.world.oracle.swept(older)
 
     def _prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Steps:
@@ -345,8 +348,8 @@ class Life:
                 return (yield from self._patiently("list_transactions", prefix))
             case requests.EndTransactions(endings, commit):
                 return (yield from self._ended(endings, commit))
-            case requests.RewriteMarkers(ending, partitions, commit):
-                return (yield from self._rewritten(ending, partitions, commit))
+            case requests.RewriteMarkers(name, producer_id, partitions, commit):
+                return (yield from self._rewritten(name, producer_id, partitions, commit))
             case requests.Append(records, manifests, blocks):
                 self.world.seen["chain repaired"] += len(records) > 1
                 return (yield from self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks))
@@ -384,9 +387,10 @@ class Life:
             yield None
         return answers
 
-    def _rewritten(self, ending: requests.Ending, partitions: tuple[tuple[str, int], ...], commit: bool) -> Steps:
+    def _rewritten(
+        self, name: str, producer_id: int, partitions: tuple[tuple[str, int], ...], commit: bool
+    ) -> Steps:
         """A transaction without records at the id's present epoch; broken off at whatever stands in the way."""
-        name, producer_id = ending.transactional_id, ending.producer_id
         state = yield from self._described(name)
         require(state is not None and state.producer_id == producer_id, f"{name} is still that of its markers")
         try:

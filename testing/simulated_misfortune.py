@@ -40,7 +40,7 @@ class Misfortune:
         self._network_chance = rng.choice((0.0, 0.003, 0.02))
         self._request_chance = rng.choice((0.0, 0.03, 0.15))
         self._delivery_chance = rng.choice((0.0, 0.0, 0.005))
-        self._marker_chance = rng.choice((0.0, 0.0, 0.1, 0.5))
+        self._marker_chance = rng.choice((0.0, 0.0, 0.1, 0.3))
         fates: list[Callable[[Life], None]] = [self.crash, self.sleep, lambda life: self.downtime()]
         self._fates = rng.sample(fates, 2)
 
@@ -89,11 +89,12 @@ class Misfortune:
         """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of the sinks' transactions."""
         if not self.world.chaos or not self.broker_is_up or self.rng.random() >= self._marker_chance:
             return
-        states = {each.transactional_id: each.state for each in self.world.broker.list_transactions()}
-        prepared = {name: state for name, state in states.items() if state in ("PrepareCommit", "PrepareAbort")}
-        if set(prepared.values()) == {"PrepareCommit"} and coordinator_id("p") not in prepared:
+        listed = [each.transactional_id for each in self.world.broker.list_transactions() if "Prepare" in each.state]
+        states = self.world.broker.describe_transactions(listed).values()
+        prepared = [each.transactional_id for each in states if each is not None and each.partitions]
+        if prepared and coordinator_id("p") not in prepared:
             self.world.seen["markers lost"] += 1
-            self.world.note(f"the broker crashes and loses the markers of {sorted(prepared)}")
+            self.world.note(f"the broker crashes and loses the markers of {prepared}")
             self.world.broker.stop()
             self.world.broker.start(lose_markers=True)
 

@@ -113,9 +113,14 @@ def _no_count() -> Iterable[Any]:
     yield patch.object(decision, "check", check)
 
 
-@mutant("markers are not looked for")
+@mutant("a commit does not wait for its markers")
 def _no_markers() -> Iterable[Any]:
     yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(None))
+
+
+@mutant("what a lost marker holds back is not released")
+def _no_release() -> Iterable[Any]:
+    yield patch.object(commit, "release", lambda names, partitions: _nothing(None))
 
 
 @mutant("finalized with unknown fates")
@@ -190,7 +195,7 @@ def _unprotected() -> Iterable[Any]:
     real = commit.sweep
 
     def sweep(pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
-        return real(pipeline, incarnation, attempt, fenced_below=options["fenced_below"])
+        return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
 
     yield patch.object(decision, "sweep", sweep)
 

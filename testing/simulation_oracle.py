@@ -15,6 +15,7 @@ from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repai
 from exactlyonce.checkpoint.wire import DecisionKey, decode
 from exactlyonce.testing.broker import Error, Initialized, Isolation, NoAnswer, Produced
 from exactlyonce.testing.broker_model import BrokerModel
+from exactlyonce.testing.transaction_coordinator import State
 
 TOPIC = "p.checkpoints"
 Named = tuple[str, int, int]
@@ -72,13 +73,16 @@ class WatchedBroker(BrokerModel):
         return offset not in log._aborted and not any(offset in offsets for offsets in log._open.values())
 
     def has_hanging(self) -> bool:
-        """Whether a partition shows a transaction as open that has ended: its marker was lost."""
-        ended = {
-            each.producer_id
-            for each in self._coordinator.transactions.values()
-            if each.state.value.startswith("Complete") or each.state.value == "Empty"
-        }
-        return any(ended & log._open.keys() for topic in self._topics.values() for log in topic.logs)
+        """Whether a partition shows a transaction as open though it has ended and no marker is on its way."""
+        known = self._coordinator.transactions.values()
+        awaited = {(each.producer_id, p) for each in known if each.state is State.ONGOING for p in each.partitions}
+        awaited |= {(each.producer_id, each.partition) for each in self._markers if each.partition is not None}
+        return any(
+            (producer_id, (name, index)) not in awaited
+            for name, topic in self._topics.items()
+            for index, log in enumerate(topic.logs)
+            for producer_id in log._open
+        )
 
 
 class Oracle:

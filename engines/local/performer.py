@@ -58,8 +58,10 @@ class Performer:
                 return self.transactions.list(prefix)
             case ask.EndTransactions(endings, commit):
                 return self._end(endings, commit)
-            case ask.RewriteMarkers(ending, partitions, commit):
-                return self._rewrite(ending, partitions, commit)
+            case ask.RewriteMarkers(name, producer_id, partitions, commit):
+                with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
+                    self.transactions.rewrite_markers(name, producer_id, partitions, commit=commit)
+                return None
             case ask.Append(records, manifests, blocks):
                 return self._append(records, manifests, blocks)
             case ask.BlockEndOffsets():
@@ -86,10 +88,6 @@ class Performer:
         if commit and endings:
             hit("coordinator-committed")
         return answers
-
-    def _rewrite(self, ending: ask.Ending, partitions: tuple[tuple[str, int], ...], commit: bool) -> None:
-        with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
-            self.transactions.rewrite_markers(ending, partitions, commit=commit)
 
     def _append(self, records: tuple[Manifest | Finalized | Repair, ...], manifests: Any, blocks: Any) -> Outcome:
         outcome = self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks)

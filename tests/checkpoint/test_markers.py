@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.commit import commit
+from exactlyonce.checkpoint.commit import commit, sweep
 from exactlyonce.checkpoint.committable import Committable, Written
-from exactlyonce.checkpoint.markers import MARKERS_LOST_AFTER_MS, PAUSE_LONGEST_MS, await_markers
+from exactlyonce.checkpoint.markers import MARKERS_LOST_AFTER_MS, PAUSE_LONGEST_MS, await_markers, release
 from exactlyonce.checkpoint.requests import (
     DescribeProducers,
-    Ending,
     EndTransactions,
+    ListTransactions,
     Pause,
     Request,
     RewriteMarkers,
     drive,
 )
-from exactlyonce.checkpoint.transaction import EndAnswer, ProducerState
+from exactlyonce.checkpoint.transaction import EndAnswer, ListedTransaction, ProducerState
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 PLACES = (("t", 0), ("t", 1))
@@ -39,6 +39,7 @@ class Broker:
         self.written_at_ms: int | None = None
         self.away_until_ms = 0
         self.answers: dict[str, EndAnswer] = {}
+        self.listed: list[ListedTransaction] = []
         self.asked: list[Request] = []
         self.now_ms = 0
 
@@ -47,8 +48,10 @@ class Broker:
         match request:
             case DescribeProducers(partitions):
                 return self._described(partitions)
-            case RewriteMarkers(ending, partitions):
-                self._rewritten(ending, partitions)
+            case ListTransactions():
+                return self.listed
+            case RewriteMarkers(_, producer_id, partitions):
+                self._rewritten(producer_id, partitions)
                 return None
             case EndTransactions(endings):
                 return [self.answers.get(each.transactional_id, EndAnswer.COMPLETED) for each in endings]
@@ -68,12 +71,12 @@ class Broker:
             if (topic, partition) in partitions
         ]
 
-    def _rewritten(self, ending: Ending, partitions: tuple[tuple[str, int], ...]) -> None:
+    def _rewritten(self, producer_id: int, partitions: tuple[tuple[str, int], ...]) -> None:
         if self.rewrites_lost:
             self.rewrites_lost -= 1
         else:
             for place in partitions:
-                self.open.pop((*place, ending.producer_id), None)
+                self.open.pop((*place, producer_id), None)
 
     def of(self, kind: type) -> list[Any]:
         """The requests of one kind, in order."""
@@ -113,7 +116,7 @@ def test_lost_markers_are_written_again_where_they_are_missing_with_the_same_ver
     broker = Broker(7)
     del broker.open["t", 0, 7]
     drive(await_markers([committable("a", 7), committable("b", 8)], commit=commit), broker)
-    assert broker.of(RewriteMarkers) == [RewriteMarkers(Ending("a", 7, 3), (("t", 1),), commit)]
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, (("t", 1),), commit)]
     assert broker.now_ms >= MARKERS_LOST_AFTER_MS
     assert isinstance(broker.asked[-1], DescribeProducers)
 
@@ -172,7 +175,7 @@ def test_an_unknown_one_that_is_still_open_gets_its_markers_before_anybody_looks
     broker.answers = {"a": EndAnswer.UNKNOWN}
     commits = drive(commit([committable()]), broker)
     assert [each.transactional_id for each in commits.unknown] == ["a"]
-    assert broker.of(RewriteMarkers) == [RewriteMarkers(Ending("a", 7, 3), PLACES, commit=True)]
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, commit=True)]
 
 
 def test_a_refused_one_gets_no_commit_markers() -> None:
@@ -182,3 +185,33 @@ def test_a_refused_one_gets_no_commit_markers() -> None:
     broker.answers = {"a": EndAnswer.REFUSED}
     assert [each.transactional_id for each in drive(commit([committable()]), broker).lost] == ["a"]
     assert broker.of(RewriteMarkers) == []
+
+
+@pytest.mark.parametrize("start", [10, 30])
+def test_what_holds_readers_back_is_released_by_abort(start: int) -> None:
+    """A transaction of a given producer id is open, wherever it begins: after some seconds abort markers are written
+    for it, and for no other."""
+    broker = Broker(7, 9, start=start)
+    drive(release({7: "a"}, PLACES), broker)
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, commit=False)]
+    assert {owner for _, _, owner in broker.open} == {9}
+
+
+def test_with_nobody_to_release_nothing_is_asked() -> None:
+    """Without producer ids, or without partitions, there is nothing to look for."""
+    broker = Broker(7)
+    drive(release({}, PLACES), broker)
+    drive(release({7: "a"}, ()), broker)
+    assert broker.asked == []
+
+
+def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -> None:
+    """After a sweep no older id holds readers back, also one that was complete before and is passed over; what a
+    durable record names keeps its chance to be committed."""
+    broker = Broker(7, 8, 9)
+    states = {"eo:p:out:0:1.0:0": (7, "CompleteAbort"), "eo:p:out:0:2.0:0": (8, "CompleteCommit")}
+    newer = {"eo:p:out:0:3.0:0": (9, "Ongoing")}
+    broker.listed = [ListedTransaction(name, *state) for name, state in {**states, **newer}.items()]
+    drive(sweep("p", 3, 0, protected={"eo:p:out:0:2.0:0"}, fenced_below=2, outputs=PLACES), broker)
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("eo:p:out:0:1.0:0", 7, PLACES, commit=False)]
+    assert {owner for _, _, owner in broker.open} == {8, 9}

@@ -43,7 +43,7 @@ def ended(cluster: Any, topic: str) -> Ending:
 def test_where_nothing_is_open_nothing_changes(cluster: Any, topic: str, ended: Ending, commit: bool) -> None:
     """A transaction that is complete keeps its verdict and its records, also if the wrong verdict is written again;
     only its epoch grows."""
-    cluster.transactions.rewrite_markers(ended, [(topic, 0)], commit=commit)
+    cluster.transactions.rewrite_markers(topic, ended.producer_id, [(topic, 0)], commit=commit)
     expected = "CompleteCommit" if commit else "CompleteAbort"
     cluster.wait_until(lambda: state_of(cluster.transactions, topic).state == expected)
     state = state_of(cluster.transactions, topic)
@@ -56,7 +56,7 @@ def test_what_was_begun_is_taken_over(cluster: Any, topic: str, ended: Ending) -
     broker = RealBroker(cluster.config.bootstrap_servers)
     assert broker.add_to_transaction(topic, ended.producer_id, ended.epoch + 1, topic, 0) is Error.NONE
     assert state_of(cluster.transactions, topic).state == "Ongoing"
-    cluster.transactions.rewrite_markers(ended, [(topic, 0)], commit=True)
+    cluster.transactions.rewrite_markers(topic, ended.producer_id, [(topic, 0)], commit=True)
     cluster.wait_until(lambda: state_of(cluster.transactions, topic).state == "CompleteCommit")
     assert state_of(cluster.transactions, topic).epoch == ended.epoch + 2
     assert cluster.visible(topic) == VALUES
@@ -65,16 +65,13 @@ def test_what_was_begun_is_taken_over(cluster: Any, topic: str, ended: Ending) -
 @pytest.mark.parametrize("change", ["another id", "another producer"])
 def test_an_id_that_is_somebody_elses_halts(cluster: Any, topic: str, ended: Ending, change: str) -> None:
     """An id that the broker does not know, or that has got another producer id, can write no marker of ours."""
-    theirs = (
-        Ending(f"{topic}-x", ended.producer_id, ended.epoch)
-        if change == "another id"
-        else Ending(topic, ended.producer_id + 1, ended.epoch)
-    )
+    name = f"{topic}-x" if change == "another id" else topic
+    producer_id = ended.producer_id + (change == "another producer")
     with pytest.raises(Halt, match=rf"lost its markers in {topic}-0 \(KAFKA-20734\)"):
-        cluster.transactions.rewrite_markers(theirs, [(topic, 0)], commit=True)
+        cluster.transactions.rewrite_markers(name, producer_id, [(topic, 0)], commit=True)
 
 
 def test_a_partition_that_does_not_exist(cluster: Any, topic: str, ended: Ending) -> None:
     """A partition that is not there is an error at once."""
     with pytest.raises(TopicError):
-        cluster.transactions.rewrite_markers(ended, [(topic, 0), (topic, 99)], commit=True)
+        cluster.transactions.rewrite_markers(topic, ended.producer_id, [(topic, 0), (topic, 99)], commit=True)
