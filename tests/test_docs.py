@@ -1,0 +1,189 @@
+"""The documentation is true: its code runs, its settings exist, its commands parse, its tables agree with the code."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.cli.main import parser
+from exactlyonce.engines.local.configuration import options_from, read_file
+from exactlyonce.pipeline.graph import Kind, LogicalGraph
+from exactlyonce.testing.cluster import KafkaCluster
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (".", "docs", "examples", "tests", "benchmarks")
+PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
+PIPELINES = Path("docs/pipelines.md")
+
+
+class Fence(NamedTuple):
+    """A fenced block: what stands behind the backticks, what is in it, and the lines where it begins and ends."""
+
+    kind: str
+    text: str
+    first: int
+    last: int
+
+
+def fences(page: Path) -> list[Fence]:
+    text = (ROOT / page).read_text()
+    return [
+        Fence(match[1], match[2], text[: match.start()].count("\n") + 1, text[: match.end()].count("\n") + 1)
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def blocks(kind: str) -> list[Any]:
+    """Every block of a kind, as the parameter of a test."""
+    return [pytest.param(page, f, id=f"{page}:{f.first}") for page in PAGES for f in fences(page) if f.kind == kind]
+
+
+def executed(page: Path, fence: Fence) -> tuple[dict[str, Any], str]:
+    """The names that a block defines, given those of the page's first block, and what it printed."""
+    prelude: dict[str, Any] = {"__name__": "page"}
+    first = next(each for each in fences(page) if each.kind == "python")
+    run(first, prelude)
+    names, printed = dict(prelude), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run(fence, names)
+    return names, printed.getvalue()
+
+
+def run(fence: Fence, names: dict[str, Any]) -> None:
+    exec(compile(fence.text, "pipeline.py", "exec", dont_inherit=True), names)
+
+
+def result_of(page: Path, fence: Fence) -> str | None:
+    """The text block right behind a block: what comes out of it; a sentence may stand between."""
+    behind = next((each for each in fences(page) if each.first > fence.last), None)
+    near = behind is not None and behind.kind == "text" and behind.first - fence.last <= 4
+    return behind.text if near and behind else None
+
+
+@pytest.mark.parametrize(("page", "fence"), blocks("python"))
+def test_code_runs_and_its_pipelines_can_be_built(page: Path, fence: Fence) -> None:
+    """A block runs by itself, given the page's first one; it prints what the page says; its pipelines are right."""
+    names, printed = executed(page, fence)
+    if printed:
+        assert printed == result_of(page, fence)
+    else:
+        assert [built.pipeline_id for built in graphs(names, fence)] or "Pipeline(" not in fence.text
+
+
+def graphs(names: dict[str, Any], fence: Fence) -> Iterator[LogicalGraph]:
+    """The graph of every pipeline of a block, also of what its functions make."""
+    for value in names.values():
+        if isinstance(value, Pipeline):
+            yield value.build()
+        elif inspect.isfunction(value) and value.__annotations__.get("return") is Pipeline:
+            given = [each for each in inspect.signature(value).parameters.values() if each.default is each.empty]
+            yield value(*(f"the-{each.name}" for each in given)).build()
+
+
+@pytest.mark.parametrize(("page", "fence"), blocks("toml"))
+def test_settings_files_are_right(page: Path, fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of TOML is a file of settings that a run accepts."""
+    monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
+    path = tmp_path / "settings.toml"
+    path.write_text(fence.text)
+    assert read_file(path)
+    options_from({"config": str(path)})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_keyword_arguments_of_run_exist(page: Path) -> None:
+    """What is given to `pipeline.run` on a page are options that it has."""
+    for fence in fences(page):
+        for call in re.findall(r"\.run\((.*)\)", fence.text if fence.kind == "python" else ""):
+            options_from(eval(f"dict({call})"))
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every command line of a page that begins with exactlyonce: in shell blocks, and in code within sentences."""
+    for fence in fences(page):
+        if fence.kind == "sh":
+            joined = fence.text.replace("\\\n", " ")
+            yield from re.findall(r"^(?:\w+=\S+ )*(exactlyonce .*?)(?:\s+#.*)?$", joined, re.MULTILINE)
+    prose = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    yield from (code for code in re.findall(r"`(exactlyonce\s[^`|]*\s[^`|]*)`", prose))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_command_lines_parse(page: Path) -> None:
+    """The real parser takes every command line of the page."""
+    assert [line for line in commands(page) if not parses(line)] == []
+
+
+def parses(line: str) -> bool:
+    try:
+        parser().parse_args(shlex.split(line)[1:])
+    except SystemExit as end:
+        return not end.code
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_targets_of_make_exist(page: Path) -> None:
+    """The Makefile has every target that the page names."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)|`make (\w+)`", (ROOT / page).read_text(), re.MULTILINE):
+        assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
+
+
+# --- what pipelines write ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def documented_input() -> list[str]:
+    """The four orders of the page."""
+    return next(fence.text for fence in fences(PIPELINES) if fence.kind == "json").splitlines()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_pipelines_write_what_the_page_says(
+    own_broker: Callable[..., KafkaCluster], documented_input: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each pipeline of the page, run on the page's input, writes the values that stand below it, in their order."""
+    kafka = own_broker()
+    kafka.create_topic("orders")
+    kafka.produce("orders", [(json.loads(order)["customer"], order) for order in documented_input])
+    kafka.create_topic("refunds")
+    kafka.produce("refunds", ['{"order": 4}'])
+    compared = 0
+    for fence in fences(PIPELINES):
+        if fence.kind != "python" or "Pipeline(" not in fence.text or "GraphError" in fence.text:
+            continue
+        expected, names = result_of(PIPELINES, fence), executed(PIPELINES, fence)[0]
+        if expected is not None:
+            assert written(kafka, names["pipeline"], capfd) == expected, f"{PIPELINES}:{fence.first}"
+            compared += 1
+    assert compared > 10
+
+
+def written(kafka: KafkaCluster, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]) -> str:
+    """What a run of the pipeline writes: topic and value by line, or what it prints."""
+    topics = [node.sink.topic for node in pipeline.build().nodes if node.kind is Kind.SINK and node.sink]
+    for topic in filter(None, topics):
+        kafka.create_topic(topic)
+    capfd.readouterr()
+    pipeline.run(inline=True, until="latest", bootstrap_servers=kafka.bootstrap_servers, checkpoint_interval="100ms")
+    printed = capfd.readouterr().out
+    for topic in filter(None, topics):
+        printed += "".join(f"{topic}  {shown(each.value)}\n" for each in kafka.read_committed(topic))
+    return printed
+
+
+def shown(value: bytes | None) -> str:
+    """A value as the page has it: null, text, or bytes with those that are no text escaped."""
+    return "null" if value is None else repr(value)[2:-1]
