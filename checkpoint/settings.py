@@ -33,7 +33,9 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.interval_ms < 10:
-            raise ConfigError(f"interval is {self.interval_ms} ms: checkpoints need at least 10 ms. Set a longer interval.")
+            raise ConfigError(
+                f"interval is {self.interval_ms} ms: checkpoints need at least 10 ms. Set a longer interval."
+            )
         for name in ("timeout_ms", "max_concurrent", "num_retained"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1.")

@@ -29,6 +29,7 @@ IDLE_WAIT_S = 0.02
 BUSY_WAIT_S = 0.002
 SNAPSHOT_BUDGET_S = 0.004
 PROGRESS_INTERVAL_S = 0.25
+PEER_GONE_WAIT_S = 2.0
 GC_THRESHOLDS = (50_000, 20, 20)
 """The objects of a batch are fewer: they are freed by reference counts before a collection would walk over them all."""
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +56,12 @@ class Worker:
         while self._running and not self.connection.closed:
             for message in self.connection.receive():
                 self._obey(message)
-            moved = self._work()
+            try:
+                moved = self._work()
+            except PeerGone:
+                if not self._ending():
+                    raise
+                break
             now = time.monotonic()
             if now >= self._progress_at:
                 self._report(now)
@@ -69,6 +75,12 @@ class Worker:
         if isinstance(message, msg.Acknowledge):
             self._report(time.monotonic())
         self.connection.send(message)
+
+    def _ending(self) -> bool:
+        """Whether a worker that is gone obeyed a `Shutdown` that is on its way to this one too."""
+        for message in self.connection.receive(PEER_GONE_WAIT_S):
+            self._obey(message)
+        return not self._running
 
     def _work(self) -> bool:
         """One round over everything; True if anything moved."""

@@ -47,5 +47,5 @@ def test_the_bundle_of_the_environment_comes_first(tmp_path: Path, monkeypatch: 
 
 def test_an_empty_store_has_the_head_and_the_digest() -> None:
     """A store of no authority is 12 bytes and a SHA-1."""
-    assert key_store([])[:12].hex() == "feedfeed" "00000002" "00000000"
+    assert key_store([])[:12].hex() == "feedfeed0000000200000000"
     assert len(key_store([])) == 32
