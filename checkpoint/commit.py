@@ -1,9 +1,10 @@
 """Ending transactions: the only place where the protocol commits or aborts.
 
 Invariants: commit is asked only for a committable that a durable manifest or repair names; after an unknown answer the
-same commit is asked again and abort never; what is aborted is named by no durable record, or a durable repair stands in
-for it; of one sink subtask, a later transaction is committed only once the earlier ones are, so that a repair never
-lands behind it. The live commit, recovery and Spark run these same lines.
+same commit is asked again and abort never; nothing counts as committed before its markers are there; what is aborted is
+named by no durable record, or a durable repair stands in for it; of one sink subtask, a later transaction is committed
+only once the earlier ones are, so that a repair never lands behind it. The live commit, recovery and Spark run these
+same lines.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
         if chosen < needed:
             raise ConfigError(
                 f"The broker ends transactions after {broker_cap_ms} ms (transaction.max.timeout.ms), but interval, "
-                f"timeout and restarts can keep one open for {needed} ms. {ways}the broker's transaction.max.timeout.ms "
-                f"to {needed} ms or more."
+                f"timeout and restarts can keep one open for {needed} ms. {ways}the broker's "
+                f"transaction.max.timeout.ms to {needed} ms or more."
             )
         return chosen

@@ -57,7 +57,7 @@ class Misfortune:
         """Before a request of a procedure: perhaps *life* ends or sleeps here.
 
         If the checkpoint carries output of aborted ones, likely all are down until the oldest transaction times out and
-        the next ones do not. Rare and delicate is the writing of lost markers.
+        the next ones do not. Rare and delicate is the writing of lost markers: likely it times out.
         """
         chance = 0.2 if life.carries or life.step_name == "RewriteMarkers" else self._request_chance
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
@@ -65,6 +65,8 @@ class Misfortune:
         self.world.seen[f"at {life.step_name}"] += 1
         if life.carries:
             self.downtime(min)
+        elif life.step_name == "RewriteMarkers" and self.rng.random() < 0.5:
+            self.downtime(max)
         elif self.rng.random() < 0.05:
             self.expire_ids()
         else:

@@ -123,6 +123,11 @@ def _no_release() -> Iterable[Any]:
     yield patch.object(commit, "release", lambda names, partitions: _nothing(None))
 
 
+@mutant("what is lost in one partition counts as lost in all")
+def _all_or_nothing() -> Iterable[Any]:
+    yield patch.object(Committable, "within", lambda self, other: self)
+
+
 @mutant("finalized with unknown fates")
 def _finalized_anyway() -> Iterable[Any]:
     real = decision.finalize
@@ -341,7 +346,7 @@ def _reuse() -> Iterable[Any]:
     real = Sink._flush
 
     def flush(self: Sink, checkpoint: int) -> None:
-        name, self.pool.move = self.writing, lambda *_: None  # type: ignore[method-assign]
+        name, self.pool.move = self.writing, lambda *_: None  # type: ignore[method-assign]  # that is the defect
         real(self, checkpoint)
         self.writing = name
 

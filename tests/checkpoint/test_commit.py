@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from exactlyonce.checkpoint.commit import SWEEPS_MAX, Commits, commit, incarnation_latest, is_older, look, sweep
@@ -138,6 +139,27 @@ def test_the_unknown_are_settled_by_their_records(
     commits = drive(look(Commits(unknown=[committable("a")])), Scripted({}, {"a": fate}))
     assert (commits.fates, names(commits.lost), names(commits.gone)) == (fates, lost, gone)
     assert commits.unknown == []
+
+
+@pytest.mark.parametrize(
+    ("fates", "lost", "proven"),
+    [("CCC", [], True), ("CAC", [1], False), ("AAC", [0, 1], False), ("GAC", [0, 1], False), ("GGC", [], True)],
+)
+def test_each_partition_of_an_unknown_one_is_looked_at(fates: str, lost: list[int], proven: bool) -> None:
+    """If it is aborted in some partitions and committed in others, what is lost is what the former hold, and what is
+    not seen at all; what is gone from one partition is proven by the others only if none shows it as aborted."""
+    whole = msgspec.structs.replace(committable("a"), written=tuple(Written("t", p, 10, 5) for p in range(3)))
+    letters = {"C": Fate.COMMITTED, "A": Fate.ABORTED, "G": Fate.GONE}
+
+    def shown(request: Request) -> Fate:
+        assert isinstance(request, Look)
+        (written,) = request.committable.written
+        return letters[fates[written.partition]]
+
+    commits = drive(look(Commits(unknown=[whole])), shown)
+    assert sorted(w.partition for each in commits.lost for w in each.written) == lost
+    assert commits.fates == ({"a": "proven"} if proven else {})
+    assert commits.gone == commits.unknown == []
 
 
 @pytest.mark.parametrize(

@@ -75,3 +75,11 @@ def test_a_committable_counts_its_records_over_all_partitions() -> None:
     committable = Committable(str(OURS), 1, 0, 2, "cluster", "out", 3, 5, written)
     assert committable.records == 7
     assert committable.writer == ("out", 3)
+
+
+def test_a_committable_within_another_is_what_both_have_partitions_of() -> None:
+    """Only the partitions count: first offsets and counts are one's own."""
+    whole = Committable("a", 1, 0, 2, "c", "out", 0, 1, (Written("t", 0, 5, 2), Written("t", 1, 7, 3)))
+    other = Committable("b", 9, 4, 2, "c", "out", 0, 1, (Written("t", 1, 90, 3), Written("u", 0, 1, 1)))
+    assert whole.within(other).written == (Written("t", 1, 7, 3),)
+    assert whole.within(whole) == whole

@@ -83,7 +83,6 @@ class World:
         self.listed: list[ListedTransaction] = []
         self.raising: dict[type, Exception] = {}
         self.ended: set[int] = set()
-        """The slots whose transactions were ended."""
 
     def __call__(self, request: ask.Request) -> Any:
         self.asked.append(request)
@@ -93,10 +92,7 @@ class World:
             case ask.DescribeTransactions(ids):
                 return {each: self._state(each) for each in ids}
             case ask.DescribeProducers():
-                return [
-                    ProducerState("t", 0, 10 + slot, 3, 4, 0, None if slot in self.ended else 100 * slot)
-                    for slot in range(9)
-                ]
+                return [ProducerState("t", 0, 10 + n, 3, 4, 0, 100 * n) for n in range(9) if n not in self.ended]
             case ask.BlockEndOffsets():
                 return (1, 2)
             case ask.Append():
@@ -162,7 +158,7 @@ def decided(world: World, *precommits: Precommit) -> Decided | Refuse | Unresolv
 
 
 def test_a_decision_checks_then_writes_the_manifest_then_commits_then_finalizes() -> None:
-    """The requests of a decision come in this order: describe both, end offsets, manifest, commit, the markers seen,
+    """A decision describes both, asks for end offsets, writes the manifest, commits, sees the markers, and writes the
     finalized mark together with the tombstones."""
     world = World()
     verdict = decided(world, precommit(0), precommit(1, subtask=1))

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from exactlyonce.checkpoint.commit import commit, sweep
 from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.decision import Life, finish
+from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.checkpoint.markers import MARKERS_LOST_AFTER_MS, PAUSE_LONGEST_MS, await_markers, release
 from exactlyonce.checkpoint.requests import (
+    Append,
+    CopyTransaction,
     DescribeProducers,
     EndTransactions,
     ListTransactions,
+    Look,
     Pause,
     Request,
     RewriteMarkers,
     drive,
 )
-from exactlyonce.checkpoint.transaction import EndAnswer, ListedTransaction, ProducerState
+from exactlyonce.checkpoint.transaction import EndAnswer, Fate, ListedTransaction, Outcome, ProducerState
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 PLACES = (("t", 0), ("t", 1))
@@ -39,6 +45,7 @@ class Broker:
         self.written_at_ms: int | None = None
         self.away_until_ms = 0
         self.answers: dict[str, EndAnswer] = {}
+        self.fates: list[Fate] = []
         self.listed: list[ListedTransaction] = []
         self.asked: list[Request] = []
         self.now_ms = 0
@@ -50,6 +57,12 @@ class Broker:
                 return self._described(partitions)
             case ListTransactions():
                 return self.listed
+            case Look(looked):
+                return self.fates[looked.written[0].partition]
+            case CopyTransaction(lost, name):
+                return msgspec.structs.replace(lost, transactional_id=name, producer_id=77, epoch=0)
+            case Append():
+                return Outcome.DONE
             case RewriteMarkers(_, producer_id, partitions):
                 self._rewritten(producer_id, partitions)
                 return None
@@ -215,3 +228,20 @@ def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -
     drive(sweep("p", 3, 0, protected={"eo:p:out:0:2.0:0"}, fenced_below=2, outputs=PLACES), broker)
     assert broker.of(RewriteMarkers) == [RewriteMarkers("eo:p:out:0:1.0:0", 7, PLACES, commit=False)]
     assert {owner for _, _, owner in broker.open} == {8, 9}
+
+
+def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
+    """If writing lost markers again was begun and timed out, the records of those partitions are aborted and the others
+    are visible: only what was lost is copied, so that nothing is doubled."""
+    broker = Broker()
+    broker.answers = {"eo:p:out:0:2.0:0": EndAnswer.UNKNOWN}
+    broker.fates = [Fate.COMMITTED, Fate.ABORTED]
+    decided = committable("eo:p:out:0:2.0:0")
+    manifest = Manifest(
+        "p", 1, 2, 0, "checkpoint", 0, 0, 0, 9, "print", 128, 1, 2, (0, 0), 0, (), (), (), (decided,), ()
+    )  # fmt: skip
+    assert drive(finish(manifest, [], Life("p", 3, 0, "cluster", 2, 60_000), 9), broker) == {
+        decided.transactional_id: "repaired"
+    }
+    part = msgspec.structs.replace(decided, written=decided.written[1:])
+    assert broker.of(CopyTransaction) == [CopyTransaction(part, "eo:p:out:0:3.0:repair-1-1")]
