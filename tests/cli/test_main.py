@@ -114,7 +114,11 @@ def test_defect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 def test_interrupt_before_the_start(command: Command) -> None:
     """Ctrl-C while the pipeline is being imported ends quietly, with the code that shells use."""
-    (command.folder / "m.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (command.folder / "m.py").write_text(
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
     assert command("explain", "m:p") == (130, "", "")
 
 
