@@ -1,19 +1,23 @@
 """What changed between two barriers, and its way into blocks.
 
-From `freeze` on, an interval is never changed by records. `advance` works through it in slices of `SLICE_ENTRIES`
-entries at most. Group by group it folds the changes into the tables, which hold the state at the last barrier encoded,
-and encodes them; so a group's table is its exact state at this barrier when its image is written, however far the
-records have gone on. Intervals are encoded in order, each once; a later checkpoint that needs the same changes sends
-the same blocks again.
+From its barrier on, no record changes an interval. `advance` works through it in slices of `SLICE_ENTRIES` entries at
+most: it deals the changes out by key group, then encodes group by group, images first. Those also need the states that
+did not change, and read them from the table; so while an interval is `open`, the next one keeps in `before` what the
+state of a key was at the barrier, before a record first changes it. Intervals are encoded in order, each once; a later
+checkpoint that needs the same changes sends the same blocks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Generic, TypeVar
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import compress, islice
+from operator import not_
+from types import NoneType
+from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockWriter, EncodedBlock, encode_keys
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.state_type import StateType
@@ -24,32 +28,50 @@ SLICE_ENTRIES = 2048
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
 _DONE = object()
+_append: Callable[[Any, Any], None] = list.append
+_exhaust = deque[Any](maxlen=0).extend
+T = TypeVar("T")
+ByGroup = defaultdict[int, list[T]]
 
 
 class Interval(Generic[S]):
-    """The changes up to the barrier of `checkpoint`; None stands for a deleted key."""
+    """The changes from one barrier to the next; None stands for a deleted key."""
 
     def __init__(
         self,
-        checkpoint: int,
-        changes: dict[bytes, S | None],
-        touched: dict[int, list[bytes]],
-        tables: Mapping[int, dict[bytes, S]],
+        states: dict[bytes, S | None],
+        keys: Mapping[int, dict[bytes, None]],
+        max_parallelism: int,
         state_type: StateType[S],
         merging: Merging,
     ) -> None:
-        self.checkpoint = checkpoint
-        self.changes = changes
-        """Those that are not in the tables yet."""
+        self.checkpoint = 0
+        """Whose barrier ends it; 0 before that."""
+        self.changes: dict[bytes, S | None] = {}
+        """Those that are not dealt out yet."""
+        self.before: dict[bytes, S | None] = {}
+        self.added = ByGroup[bytes](list)
+        """The keys that records have added to the table."""
+        self._dropped: set[bytes] = set()
         self.blocks: list[EncodedBlock] = []
+        self.open = True
+        """Whether encoding still reads states that records may change."""
         self.encoded = False
-        self._touched = touched
-        self._tables = tables
+        self._next: Interval[S] | None = None
+        self._states = states
+        self._keys = keys
+        self._max_parallelism = max_parallelism
         self._state_type = state_type
         self._merging = merging
-        self._writer = BlockWriter(state_type.operator, checkpoint)
         self._bytes_per_entry = 0.0
+
+    def freeze(self, checkpoint: int) -> Interval[S]:
+        """The barrier of *checkpoint* is here; returns the next interval."""
+        self.checkpoint = checkpoint
+        self._writer = BlockWriter(self._state_type.operator, checkpoint)
         self._slices = self._encode()
+        self._next = Interval(self._states, self._keys, self._max_parallelism, self._state_type, self._merging)
+        return self._next
 
     def advance(self) -> None:
         """Encode one slice more."""
@@ -57,56 +79,109 @@ class Interval(Generic[S]):
             require(self.encoded, "an interval whose encoding failed is not encoded further")
 
     def _encode(self) -> Iterator[None]:
-        merged = self._merging.choose(self.checkpoint, len(self.changes), self._tables)
-        for group in sorted(self._touched.keys() | merged):
-            table = self._tables[group]
-            keys: list[bytes] = []
-            states: list[S] = []
-            deleted: list[bytes] = []
-            yield from self._fold(self._touched.pop(group, []), table, keys, states, deleted)
-            if group in merged or ((keys or deleted) and len(keys) == len(table)):
-                self._merging.imaged(group)
-                yield from self._add_sections(group, IMAGE, iter(table), iter(table.values()), [], len(table))
-            elif keys or deleted:
-                entries = len(keys) + len(deleted)
-                self._merging.incremented(group, self.checkpoint, entries)
-                yield from self._add_sections(group, INCREMENT, iter(keys), iter(states), deleted, entries)
+        merged = self._merging.choose(self.checkpoint, len(self.changes), self._keys)
+        keys, states, deleted = yield from self._deal()
+        yield from self._take_in()
+        for group in sorted(merged):
+            yield from self._image(group)
         self._keep(self._writer.flush())
-        self.changes = {}
+        self.open = self._state_type.mutable
+        for group in sorted((keys.keys() | deleted.keys()) - merged):
+            yield from self._increment(group, keys[group], states[group], deleted[group])
+        self._keep(self._writer.flush())
+        self.open = False
+        yield from self._forget()
         self.encoded = True
 
-    def _fold(
-        self, touched: list[bytes], table: dict[bytes, S], keys: list[bytes], states: list[S], deleted: list[bytes]
-    ) -> Iterator[None]:
-        """Move changes to *table*; *keys*, *states* and *deleted* receive what differs from the barrier before."""
-        for start in range(0, len(touched), SLICE_ENTRIES):
-            some = touched[start : start + SLICE_ENTRIES]
-            changed = list(map(self.changes.pop, some))
-            absent = {key for key, state in zip(some, changed, strict=True) if state is None}
-            if absent:
-                deleted += [key for key in absent if table.pop(key, None) is not None]
-                some = [key for key in some if key not in absent]
-            present = [state for state in changed if state is not None]
-            table.update(zip(some, present, strict=True))
-            keys += some
-            states += present
+    def _deal(self) -> Generator[None, None, tuple[ByGroup[bytes], ByGroup[S], ByGroup[bytes]]]:
+        """The changed keys and their states, and the deleted keys."""
+        keys, states, deleted = ByGroup[bytes](list), ByGroup[S](list), ByGroup[bytes](list)
+        more, more_states = iter(self.changes), iter(self.changes.values())
+        while some := list(islice(more, SLICE_ENTRIES)):
+            some_states = list(islice(more_states, SLICE_ENTRIES))
+            groups = key_groups(some, self._max_parallelism)
+            if NoneType in set(map(type, some_states)):
+                present = [state is not None for state in some_states]
+                self._delete(compress(zip(some, groups, strict=True), map(not_, present)), deleted)
+                some, groups = list(compress(some, present)), list(compress(groups, present))
+                some_states = list(compress(some_states, present))
+            _exhaust(map(_append, map(keys.__getitem__, groups), some))
+            _exhaust(map(_append, map(states.__getitem__, groups), some_states))
             yield
+        self.changes = {}
+        return keys, states, deleted
 
-    def _add_sections(
-        self, group: int, kind: int, keys: Iterator[bytes], states: Iterator[S], deleted: list[bytes], entries: int
-    ) -> Iterator[None]:
-        """Write *entries* entries, and at least one section, since an empty image says that a group is empty."""
-        self._keep(self._writer.make_room(int(entries * self._bytes_per_entry)))
-        gone = iter(deleted)
+    def _delete(self, keys: Iterable[tuple[bytes, int]], deleted: ByGroup[bytes]) -> None:
+        """Take keys out of the table, if no later interval has changed them; note those that older blocks may hold."""
+        for key, group in keys:
+            if key in self._keys[group]:
+                deleted[group].append(key)
+            if not any(key in later.changes for later in self._later()):
+                self._states.pop(key, None)
+                self._keys[group].pop(key, None)
+                self._dropped.add(key)
+
+    def _take_in(self) -> Iterator[None]:
+        """Keys that were added and not deleted again are the table's from now on."""
+        for group, added in self.added.items():
+            for start in range(0, len(added), SLICE_ENTRIES):
+                some = [key for key in added[start : start + SLICE_ENTRIES] if key not in self._dropped]
+                self._keys[group].update(dict.fromkeys(some))
+                yield
+        self.added.clear()
+
+    def _later(self) -> Iterator[Interval[S]]:
+        """The intervals after this one, the current one included."""
+        later = self._next
+        while later is not None:
+            yield later
+            later = later._next
+
+    def _image(self, group: int) -> Iterator[None]:
+        """Write the whole of *group* as it was at the barrier."""
+        self._merging.imaged(group)
+        keys, left = iter(self._keys[group]), len(self._keys[group])
+        self._make_room(left)
+        while True:
+            some = list(islice(keys, self._entries_per_section()))
+            left -= len(some)
+            self._add(group, IMAGE, *self._at_barrier(some), [])
+            yield
+            if not left:
+                return
+
+    def _at_barrier(self, keys: list[bytes]) -> tuple[list[bytes], list[S]]:
+        """Those of *keys* that had a state at the barrier, and these states: the newest, if no later interval knows."""
+        found: list[S | None] = list(map(self._states.get, keys))
+        for later in reversed([*self._later()]):
+            found = list(map(later.before.get, keys, found))
+        states = [state for state in found if state is not None]
+        if len(states) < len(keys):
+            keys = [key for key, state in zip(keys, found, strict=True) if state is not None]
+        return keys, states
+
+    def _increment(self, group: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> Iterator[None]:
+        """Write what changed in *group*; as an image, if that is all of it."""
+        kind = IMAGE if len(keys) == len(self._keys[group]) else INCREMENT
+        if kind == IMAGE:
+            self._merging.imaged(group)
+            deleted = []
+        else:
+            self._merging.incremented(group, self.checkpoint, len(keys) + len(deleted))
+        more, more_states, more_deleted, left = iter(keys), iter(states), iter(deleted), len(keys) + len(deleted)
+        self._make_room(left)
         while True:
             limit = self._entries_per_section()
-            some, some_states = list(islice(keys, limit)), list(islice(states, limit))
-            some_gone = list(islice(gone, limit - len(some)))
-            self._add(group, kind, some, some_states, some_gone)
+            some, some_states = list(islice(more, limit)), list(islice(more_states, limit))
+            some_deleted = list(islice(more_deleted, limit - len(some)))
+            left -= len(some) + len(some_deleted)
+            self._add(group, kind, some, some_states, some_deleted)
             yield
-            entries -= len(some) + len(some_gone)
-            if entries <= 0:
+            if not left:
                 return
+
+    def _make_room(self, entries: int) -> None:
+        self._keep(self._writer.make_room(int(entries * self._bytes_per_entry)))
 
     def _add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
         encoded_keys, encoded_states = encode_keys(keys, deleted), self._state_type.encode(states)
@@ -127,3 +202,11 @@ class Interval(Generic[S]):
     def _keep(self, finished: EncodedBlock | None) -> None:
         if finished is not None:
             self.blocks.append(finished)
+
+    def _forget(self) -> Iterator[None]:
+        """Let go, in slices too, of what the next interval kept for this one."""
+        before = next(self._later()).before
+        while before:
+            for _ in range(min(SLICE_ENTRIES, len(before))):
+                before.popitem()
+            yield

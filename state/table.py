@@ -1,16 +1,15 @@
 """Keyed state of one subtask: what records read and change.
 
-`_tables` hold the state at the last barrier that was encoded, by key group; the frozen intervals lie over them, and
-over these the changes of the current interval, which holds every key that a record has touched since the last barrier.
-So records work on one small dict, freezing only sets it aside, and nothing that is being encoded ever changes: states
-of mutable types are cloned when an interval first touches them.
+The newest state of every key lies in one dict, and what changed since the last barrier in that of the interval as well.
+So freezing only sets an interval aside, and what is encoded of it never changes: states of mutable types are cloned
+where a record first touches them while an older interval is open.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
@@ -48,13 +47,19 @@ class KeyedTable(Generic[S]):
         self.groups = groups
         self.max_parallelism = max_parallelism
         self.state_type: StateType[S] = StateType(operator, type_)
-        self._tables: Mapping[int, dict[bytes, S]] = {group: contents.tables.get(group, {}) for group in groups}
-        self._changes: dict[bytes, S | None] = {}
-        self._touched: dict[int, list[bytes]] = defaultdict(list)
+        self._states: dict[bytes, S | None] = {}
+        """None: deleted, and a record of the interval that did so is not dealt out yet."""
+        self._keys: Mapping[int, dict[bytes, None]] = {group: {} for group in groups}
+        """By key group, at least the keys that had a state at the last barrier that was dealt out."""
+        for group, table in contents.tables.items():
+            self._states.update(table)
+            self._keys[group].update(dict.fromkeys(table))
+        self._interval: Interval[S] = Interval(
+            self._states, self._keys, max_parallelism, self.state_type, contents.merging
+        )
         self._intervals: list[Interval[S]] = []
         self._frozen_latest = contents.checkpoint
         self._chains = {contents.checkpoint: contents.chain}
-        self._merging = contents.merging
 
     def apply(
         self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
@@ -63,21 +68,25 @@ class KeyedTable(Generic[S]):
 
         Raises `ApplyFailed` where *fn* raises. An output that is the state itself is cloned if it could change later.
         """
-        changes = self._touch(keys)
+        changes, states = self._touch(keys), self._states
+        get, count = states.get, len(states)
         outputs: list[O] = []
         append = outputs.append
         try:
             if self.state_type.mutable:
                 clone: Callable[[Any], Any] = self.state_type.clone
                 for key, record in zip(keys, records, strict=True):
-                    changes[key], output = state, _ = fn(changes[key], record)
+                    state, output = fn(get(key), record)
+                    states[key] = changes[key] = state
                     append(clone(output) if output is state and state is not None else output)
             else:
                 for key, record in zip(keys, records, strict=True):
-                    changes[key], output = fn(changes[key], record)
+                    state, output = fn(get(key), record)
+                    states[key] = changes[key] = state
                     append(output)
         except Exception as error:
             raise ApplyFailed(len(outputs)) from error
+        self._note_added(len(states) - count)
         return outputs
 
     def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
@@ -85,23 +94,25 @@ class KeyedTable(Generic[S]):
 
         Raises `ApplyFailed` where *fn* raises. Mutable ones are clones: *fn* may change its accumulator in place.
         """
-        changes = self._touch(keys)
+        changes, states = self._touch(keys), self._states
+        get, count = states.get, len(states)
         outputs: list[S] = []
         append = outputs.append
         try:
             if self.state_type.mutable:
                 clone = self.state_type.clone
                 for key, record in zip(keys, records, strict=True):
-                    state = changes[key]
-                    changes[key] = state = clone(record) if state is None else fn(state, record)
+                    before = get(key)
+                    states[key] = changes[key] = state = clone(record) if before is None else fn(before, record)
                     append(clone(state))
             else:
                 for key, record in zip(keys, records, strict=True):
-                    state = changes[key]
-                    changes[key] = state = record if state is None else fn(state, record)
+                    before = get(key)
+                    states[key] = changes[key] = state = record if before is None else fn(before, record)
                     append(state)
         except Exception as error:
             raise ApplyFailed(len(outputs)) from error
+        self._note_added(len(states) - count)
         return outputs
 
     def freeze(self, checkpoint: int, base: int) -> Snapshot:
@@ -114,47 +125,40 @@ class KeyedTable(Generic[S]):
         for older in [each for each in self._chains if each < base]:
             del self._chains[older]
         self._intervals = [interval for interval in self._intervals if interval.checkpoint > base]
-        self._intervals.append(
-            Interval(checkpoint, self._changes, self._touched, self._tables, self.state_type, self._merging)
-        )
-        self._changes, self._touched, self._frozen_latest = {}, defaultdict(list), checkpoint
+        self._intervals.append(self._interval)
+        self._interval, self._frozen_latest = self._interval.freeze(checkpoint), checkpoint
         return Snapshot(
             tuple(self._intervals), self._chains[base], self._chains, self.state_type, self.max_parallelism
         )
 
     def get(self, key: bytes) -> S | None:
         """The newest state of *key*."""
-        for changes in (self._changes, *(interval.changes for interval in reversed(self._intervals))):
-            if key in changes:
-                return changes[key]
-        return self._tables[key_groups((key,), self.max_parallelism)[0]].get(key)
+        return self._states.get(key)
 
     def items(self) -> Iterator[tuple[bytes, S]]:
         """The newest state of every key, while no record is applied."""
-        newest: dict[bytes, S | None] = {}
-        for table in self._tables.values():
-            newest.update(table)
-        for changes in (*(interval.changes for interval in self._intervals), self._changes):
-            newest.update(changes)
-        return ((key, state) for key, state in newest.items() if state is not None)
+        return ((key, state) for key, state in self._states.items() if state is not None)
 
     def _touch(self, keys: Iterable[bytes]) -> dict[bytes, S | None]:
-        """The current interval's changes, in which all *keys* are then found."""
-        changes = self._changes
-        if fresh := list(dict.fromkeys([key for key in keys if key not in changes])):
-            self._load(fresh)
+        """The current interval's changes, to which states of *keys* may be added."""
+        changes = self._interval.changes
+        if self._intervals and self._intervals[-1].open:
+            self._keep([key for key in keys if key not in changes])
         return changes
 
-    def _load(self, keys: Sequence[bytes]) -> None:
-        changes, touched, tables = self._changes, self._touched, self._tables
-        groups = key_groups(keys, self.max_parallelism)
-        require(tables.keys() >= set(groups), f"all keys are of the key groups {self.groups}")
-        changes.update(zip(keys, map(dict.get, map(tables.__getitem__, groups), keys), strict=True))
-        for key, group in zip(keys, groups, strict=True):
-            touched[group].append(key)
-        for interval in self._intervals:
-            if frozen := interval.changes:
-                changes.update((key, frozen[key]) for key in keys if key in frozen)
+    def _keep(self, keys: Sequence[bytes]) -> None:
+        """Keep the states that *keys* have, which are those at the last barrier."""
+        before, states = self._interval.before, self._states
+        before.update(zip(keys, map(states.get, keys), strict=True))
         if self.state_type.mutable:
             clone = self.state_type.clone
-            changes.update((key, clone(state)) for key in keys if (state := changes[key]) is not None)
+            states.update((key, clone(state)) for key in set(keys) if (state := before[key]) is not None)
+
+    def _note_added(self, count: int) -> None:
+        """The newest *count* keys of the table were not in it before."""
+        if count:
+            keys = list(islice(reversed(self._states), count))
+            groups = key_groups(keys, self.max_parallelism)
+            require(self._keys.keys() >= set(groups), f"all keys are of the key groups {self.groups}")
+            for key, group in zip(keys, groups, strict=True):
+                self._interval.added[group].append(key)

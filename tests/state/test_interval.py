@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from itertools import islice
 from typing import Any
 
+import msgspec
 import pytest
 
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key, key_group, key_groups
 from exactlyonce.state import interval
 from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
 from exactlyonce.state.errors import StateUnstorable
+from exactlyonce.state.merging import Merging
 from exactlyonce.state.restore import restore
 from exactlyonce.state.table import KeyedTable
 
@@ -35,42 +39,89 @@ def _seal(table: KeyedTable[Any], topic: Any, checkpoint: int, base: int) -> lis
     return blocks
 
 
-class Counting(dict[bytes, Any]):
-    """A table that counts the entries that are put into it."""
+class Counting(dict[bytes, None]):
+    """Keys of a group, counted when they are taken in."""
 
     entries = 0
 
     def update(self, items: Any) -> None:
-        before = list(items)
-        Counting.entries += len(before)
-        super().update(before)
+        Counting.entries += len(items)
+        super().update(items)
 
 
 @pytest.mark.parametrize("groups", [1, 128])
 def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slice folds and encodes at most `SLICE_ENTRIES` entries, in a first image as in increments and merges."""
+    """Every slice deals out, takes in and encodes `SLICE_ENTRIES` entries at most, in images as in increments."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(groups), groups)
-    table._tables = {group: Counting() for group in range(groups)}
-    encoded = 0
-    encode = table.state_type.encode
+    for group in range(groups):
+        table._keys[group] = Counting()  # type: ignore[index]  # a mapping only to its users
+    handled = 0
 
-    def counted(states: Any) -> bytes:
-        nonlocal encoded
-        encoded += len(states)
-        return encode(states)
+    def counting(function: Any) -> Any:
+        def counted(entries: Any, *others: Any) -> Any:
+            nonlocal handled
+            handled += len(entries)
+            return function(entries, *others)
 
-    monkeypatch.setattr(table.state_type, "encode", counted)
+        return counted
+
+    monkeypatch.setattr(table.state_type, "encode", counting(table.state_type.encode))
+    monkeypatch.setattr("exactlyonce.state.interval.key_groups", counting(key_groups))
     keys = [canonical_key(number) for number in range(30_000)]
     for checkpoint in range(1, 12):
         changed = keys if checkpoint == 1 else keys[checkpoint :: 5 + checkpoint]
         _put(table, dict.fromkeys(changed, checkpoint))
         snapshot = table.freeze(checkpoint, 0)
-        slices = 0
+        slices = handled = Counting.entries = 0
         for _ in snapshot.encode():
-            assert Counting.entries + encoded <= interval.SLICE_ENTRIES
-            slices += Counting.entries + encoded > 0
-            Counting.entries = encoded = 0
+            assert Counting.entries + handled <= interval.SLICE_ENTRIES
+            slices += Counting.entries + handled > 0
+            handled = Counting.entries = 0
         assert slices > len(changed) / interval.SLICE_ENTRIES
+
+
+class Counter(msgspec.Struct):
+    count: int
+
+
+def _count(counter: Counter | None, by: int) -> tuple[Counter | None, None]:
+    """Counts in place; 0 deletes."""
+    if by == 0:
+        return None, None
+    counter = counter or Counter(0)
+    counter.count += by
+    return counter, None
+
+
+def _count_number(count: int | None, by: int) -> tuple[int | None, None]:
+    """The same for a state that cannot change in place."""
+    return ((count or 0) + by if by else None), None
+
+
+@pytest.mark.parametrize(("type_", "fn"), [(Counter, _count), (int, _count_number)])
+@pytest.mark.parametrize("merged", [set(), {0, 2}])
+def test_records_at_any_instant_leave_a_snapshot_as_it_is(
+    type_: Any, fn: Any, merged: set[int], topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After whichever slice records first change or delete a state, images and increments hold it as at the barrier."""
+    monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
+    monkeypatch.setattr(Merging, "choose", lambda *_: merged)
+    keys = [canonical_key(number) for number in range(40)]
+    for instant in range(60):
+        table: KeyedTable[Any] = KeyedTable("totals", type_, range(4), 4)
+        table.apply(fn, keys, [1] * 40)
+        _seal(table, topic, 1, 0)
+        table.apply(fn, keys[:10], [1] * 9 + [0])
+        expected = copy.deepcopy(dict(table.items()))
+        snapshot = table.freeze(2, 1)
+        steps = snapshot.encode()
+        refs = [topic.write(block, 2) for block in islice(steps, instant) if block is not None]
+        for checkpoint in (3, 4):
+            table.apply(fn, keys, [checkpoint] * 35 + [0] * 5)
+            table.freeze(checkpoint, 1)
+        refs += [topic.write(block, 2) for block in steps if block is not None]
+        assert dict(restore("totals", type_, range(4), 4, 2, snapshot.seal(refs), topic.fetch).items()) == expected
+        assert not next(table._intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
 
 
 def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> None:
@@ -98,6 +149,7 @@ def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
     _put(table, {canonical_key(3): 3})
     _put(table, {canonical_key(3): None})
     assert _seal(table, topic, 2, 1) == []
+    assert canonical_key(3) not in table._keys[0]
     _put(table, {canonical_key(2): None})
     (block,) = _seal(table, topic, 3, 2)
     assert [(section.kind, section.entries) for section in block.header.sections] == [(INCREMENT, 1)]
