@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[1]
+Rows = list[dict[str, str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,6 +37,24 @@ def repository() -> list[Path]:
                 yield from walk(path) if is_folder else [place]
 
     return list(walk(ROOT))
+
+
+@pytest.fixture(scope="session")
+def table() -> Callable[..., Rows]:
+    """`table("docs/settings.md", "setting", "values")`: the rows of all tables with this header, by column."""
+
+    def rows(page: str, *header: str) -> Rows:
+        found: Rows = []
+        inside = False
+        for line in (ROOT / page).read_text().splitlines():
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if inside and cells and not set(line) <= set("|- "):
+                found.append(dict(zip(header, cells, strict=True)))
+            inside = cells == list(header) or (inside and bool(cells))
+        assert found, f"{page} has no table {header}"
+        return found
+
+    return rows
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,7 @@ class Histories(RuleBasedStateMachine):
         self.sizes = interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST
         self.choose = Merging.choose
         interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST = 3, 60, 2
-        Merging.choose = _choose_often  # type: ignore[method-assign]  # histories are too short for its own policy
+        Merging.choose = _choose_often  # type: ignore[assignment,method-assign]  # histories are too short for its own policy
 
     def teardown(self) -> None:
         interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST = self.sizes

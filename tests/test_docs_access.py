@@ -1,0 +1,152 @@
+"""The access rights of docs/settings.md, on a broker that checks them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from exactlyonce.connectors.broker import EmbeddedBroker, free_port
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+LIMIT_S = 60.0
+LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_totals="secret";'
+MODULE = """\
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+def make(name: str) -> Pipeline:
+    pipeline = Pipeline(name)
+    numbers = pipeline.source("numbers", KafkaSource("numbers", value=int)).key_by(lambda number: number % 2)
+    numbers.reduce("sums", lambda left, right: left + right).sink("out", KafkaSink(f"{name}-out"))
+    return pipeline
+"""
+
+Right = tuple[str, str, str]
+"""Resource, name, operation."""
+
+
+class GuardedKafka(NamedTuple):
+    """A cluster at which the user `totals` may do what it was granted; whoever does not log in may do everything."""
+
+    cluster: KafkaCluster
+    guarded: str
+    """The address to log in at."""
+
+    def grant(self, rights: list[Right]) -> None:
+        """Allow exactly these."""
+        admin = self.cluster.admin()
+        anything: Any = (None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY)
+        for done in admin.delete_acls([AclBindingFilter(ResourceType.ANY, *anything)]).values():
+            done.result(LIMIT_S)
+        for done in admin.create_acls([binding(*right) for right in rights]).values():
+            done.result(LIMIT_S)
+
+    def command(self, folder: Path, *arguments: str) -> bool:
+        """Whether a command of the user's ends well."""
+        login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+        login |= {"sasl.username": "totals", "sasl.password": "secret"}
+        options = [word for name, value in login.items() for word in ("--kafka", f"{name}={value}")]
+        command = [sys.executable, "-m", "exactlyonce.cli.main", *arguments, "--bootstrap-servers", self.guarded]
+        return subprocess.run([*command, *options], cwd=folder, capture_output=True, timeout=LIMIT_S).returncode == 0
+
+    def published(self, group: str) -> list[int]:
+        """The offsets of a group."""
+        admin = self.cluster.admin()
+        answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(LIMIT_S)
+        return [each.offset for each in answer.topic_partitions]
+
+
+def binding(resource: str, name: str, operation: str) -> AclBinding:
+    """A right, as the admin client has it."""
+    kinds = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "cluster": ResourceType.BROKER}
+    kind = kinds.get(resource, ResourceType.TRANSACTIONAL_ID)
+    pattern = ResourcePatternType.PREFIXED if resource.endswith("prefixed") else ResourcePatternType.LITERAL
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()
+    allowed = (AclOperation[words], AclPermissionType.ALLOW)
+    return AclBinding(kind, name or "kafka-cluster", pattern, "User:totals", "*", *allowed)
+
+
+@pytest.fixture(scope="module")
+def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
+    """Its input topic has ten records."""
+    ports = dict.fromkeys(("PLAINTEXT", "CONTROLLER", "SASL"), 0)
+    for name in ports:
+        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
+    listeners = {name: f"{name}://127.0.0.1:{port}" for name, port in ports.items()}
+    settings = {
+        "listeners": ",".join(listeners.values()),
+        "advertised.listeners": f"{listeners['PLAINTEXT']},{listeners['SASL']}",
+        "controller.quorum.voters": f"1@127.0.0.1:{ports['CONTROLLER']}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": LOGIN,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("guarded"), ports["PLAINTEXT"], settings, lifetime="process")
+    broker.start()
+    cluster = KafkaCluster(broker.bootstrap_servers)
+    cluster.create_topic("numbers")
+    cluster.produce("numbers", [str(number) for number in range(10)])
+    yield GuardedKafka(cluster, f"127.0.0.1:{ports['SASL']}")
+    broker.kill()
+
+
+@pytest.fixture
+def documented(table: Callable[..., list[dict[str, str]]]) -> Callable[[str], list[Right]]:
+    """Every right of the page, for a pipeline from `numbers` to a topic that is missing."""
+
+    def rights(pipeline: str) -> list[Right]:
+        output = f"{pipeline}-out"
+        names = {"each input": "numbers", "each output": output, "each output that is missing": output}
+        return [
+            (row["resource"], names.get(row["name"], row["name"].strip("`").replace("<pipeline>", pipeline)), operation)
+            for row in table("docs/settings.md", "resource", "name", "operations", "for")
+            for operation in row["operations"].split(", ")
+        ]
+
+    return rights
+
+
+def works(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
+    """Whether a first run, another one, its published offsets, a look at its checkpoints and a reset are all right."""
+    run = ("run", "guarded:make", "--param", f"name={pipeline}", "--until", "latest", "--restart", "none")
+    if not all(kafka.command(folder, *command) for command in (run, run, ("checkpoints", pipeline))):
+        return False
+    return kafka.published(pipeline) == [10] and kafka.command(folder, "reset", pipeline, "--yes", "--force")
+
+
+def test_the_documented_rights_are_enough_and_none_is_idle(
+    guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
+) -> None:
+    """With the rights of the page everything works; with one of them missing something does not."""
+    (tmp_path / "guarded.py").write_text(MODULE)
+    guarded_kafka.grant(documented("all"))
+    assert works(guarded_kafka, tmp_path, "all")
+    idle = []
+    for number, (resource, _, operation) in enumerate(documented("")):
+        pipeline = f"without-{number}"
+        rights = documented(pipeline)
+        guarded_kafka.grant(rights[:number] + rights[number + 1 :])
+        if works(guarded_kafka, tmp_path, pipeline):
+            idle.append((resource, operation))
+    assert idle == []
