@@ -103,7 +103,7 @@ def pipeline_name(text: str) -> str:
 
 def client(args: argparse.Namespace) -> ClientConfig:
     """How to reach the cluster that the options name; from here on *args* knows what to redact."""
-    from exactlyonce.engines.local.configuration import client_from, read_file
+    from exactlyonce.engines.configuration import client_from, read_file
 
     given = {"bootstrap_servers": args.bootstrap_servers, "kafka": dict(args.kafka)}
     config = client_from(given, read_file(args.config))

@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
 def start(args: argparse.Namespace) -> int:
     """Start it, and print how other commands find it."""
     from exactlyonce.connectors.broker import EmbeddedBroker
-    from exactlyonce.engines.local.configuration import BOOTSTRAP_VARIABLE
+    from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE
 
     broker = EmbeddedBroker(args.data_dir, args.port, dict(args.set))
     broker.start(_tell)

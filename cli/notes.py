@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from exactlyonce.engines.local.run import Stopper
-from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.engines.system_clock import SystemClock
 
 STOPPING = "stopping: a last checkpoint is being taken"
 STILL_STOPPING = "still stopping: the last checkpoint is not final yet (if killed, the next run finishes it)"

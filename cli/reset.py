@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 def reset(args: argparse.Namespace) -> int:
     """Show, ask, erase."""
     from exactlyonce.cli.traces import erase, find
-    from exactlyonce.engines.local.system_clock import SystemClock
+    from exactlyonce.engines.system_clock import SystemClock
 
     config = client(args)
     traces = find(config, pipeline_name(args.pipeline))

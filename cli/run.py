@@ -113,7 +113,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Run it until the end, which is clean or raised."""
     from exactlyonce.cli.notes import SpeakingStopper, note
-    from exactlyonce.engines.local.configuration import options_from
+    from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
     from exactlyonce.engines.local.run import run_loaded
     from exactlyonce.pipeline.loading import load

@@ -21,7 +21,7 @@ from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 HEARTBEAT_FRESH_MS = 30_000

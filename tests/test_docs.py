@@ -16,7 +16,7 @@ import pytest
 
 from exactlyonce import Pipeline
 from exactlyonce.cli.main import parser
-from exactlyonce.engines.local.configuration import options_from, read_file
+from exactlyonce.engines.configuration import options_from, read_file
 from exactlyonce.pipeline.graph import Kind, LogicalGraph
 from exactlyonce.testing.cluster import KafkaCluster
 

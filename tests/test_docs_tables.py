@@ -10,7 +10,7 @@ from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
-from exactlyonce.engines.local.configuration import _COUNTS, _DURATIONS, _RUN, duration_ms, options_from
+from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _RUN, duration_ms, options_from
 
 Table = Callable[..., list[dict[str, str]]]
 

@@ -13,20 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.checkpoint.committable import TransactionalId
-from exactlyonce.checkpoint.manifest import OperatorSnapshot
 from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.kafka_reader import KafkaReader
 from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.engines import operators as ops
+from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local import operators as ops
-from exactlyonce.engines.local.blocks import BlockNames, restore_table, whole_or_halt
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
-from exactlyonce.engines.local.inputs import BatchCodec, ChannelInput, Input, SourceInput
-from exactlyonce.engines.local.plan import Plan, Task, plan
-from exactlyonce.engines.local.task import OrderRuns, Subtask
+from exactlyonce.engines.local.inputs import ChannelInput, Input, SourceInput
+from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.order import OrderRuns
+from exactlyonce.engines.plan import Plan, Task, plan
+from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
-from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.loading import load_reference
@@ -34,7 +35,6 @@ from exactlyonce.sinks.kafka_sink import KafkaSink
 from exactlyonce.sinks.kafka_writer import KafkaWriter
 from exactlyonce.sinks.print_sink import PrintSink
 from exactlyonce.sinks.transaction_pool import TransactionPool
-from exactlyonce.state.key_groups import group_range
 from exactlyonce.state.table import KeyedTable
 
 Send = Callable[[msg.ToCoordinator], None]
@@ -55,9 +55,7 @@ class Built:
 
     def close(self) -> None:
         """At a clean end: what the user's operators opened is closed."""
-        for function in self.functions:
-            if hasattr(function, "close"):
-                function.close()
+        close_functions(self.functions)
         for subtask in self.subtasks:
             for source in subtask.sources:
                 source.reader.close()
@@ -159,54 +157,18 @@ class _Builder:
         ]
 
     def _operator(self, node: Node, tables: list[KeyedTable[Any]], writers: list[KafkaWriter]) -> Any:
-        match node.kind:
-            case Kind.SOURCE | Kind.UNION:
-                return ops.Pass(node.id)
-            case Kind.MAP:
-                return ops.Map(node.id, self._function(node))
-            case Kind.PEEK:
-                return ops.Peek(node.id, self._function(node))
-            case Kind.FILTER:
-                return ops.Filter(node.id, self._function(node))
-            case Kind.FLAT_MAP:
-                return ops.FlatMap(node.id, self._function(node))
-            case Kind.KEY_BY:
-                return ops.KeyBy(node.id, self._function(node))
-            case Kind.PROCESS:
-                return ops.Process(node.id, self._function(node), {name: [] for name in node.outputs})
-            case Kind.STATEFUL_MAP | Kind.STATEFUL_FLAT_MAP | Kind.REDUCE:
-                tables.append(self._table(node))
-                flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-                return ops.Stateful(node.id, self._function(node), tables[-1], flat, reduces)
-            case Kind.SINK:
-                return self._sink(node, writers)
-
-    def _function(self, node: Node) -> Callable[..., Any]:
-        """The user's function, made and opened here if it is a class."""
-        function = node.make()
-        if hasattr(function, "open"):
-            function.open(Context(node.id, self.start.subtask, self.start.parallelism))
-        self.built.functions.append(function)
-        return function
+        if node.kind is Kind.SINK:
+            return self._sink(node, writers)
+        context = Context(node.id, self.start.subtask, self.start.parallelism)
+        made = make_operator(node, context, self._table)
+        self.built.functions += made.functions
+        tables += made.tables
+        return made.operator
 
     def _table(self, node: Node) -> KeyedTable[Any]:
         """The operator's table, with what the manifest has of it."""
-        graph, subtask = self.plan.graph, self.start.subtask
-        by_partition = any(graph.node(read.node).partitioned for read in node.inputs)
-        groups = range(graph.max_parallelism)
-        if not by_partition:
-            groups = group_range(subtask, self.start.parallelism, graph.max_parallelism)
-        snapshot = next((each for each in self.start.manifest.operators if each.operator == node.id), None)
-        if by_partition and snapshot is not None:
-            if snapshot.parallelism != self.start.parallelism:
-                raise GraphError(
-                    f"Operator {node.id!r} is keyed by the source's partitions (key_by(..., partitioned=True)), so its "
-                    f"state cannot be dealt out anew: run it with parallelism {snapshot.parallelism}, as before."
-                )
-            snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
-        manifest = self.start.manifest
-        with whole_or_halt(manifest):
-            return restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, self.reader)
+        start = self.start
+        return table_of(node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader)
 
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:
         source = node.source

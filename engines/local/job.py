@@ -19,12 +19,12 @@ import exactlyonce.checkpoint.coordinator as core
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.engines.decisions import Decisions
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.decisions import Decisions
-from exactlyonce.engines.local.options import RunOptions
-from exactlyonce.engines.local.plan import Plan
 from exactlyonce.engines.local.reporting import Report, Reporter
 from exactlyonce.engines.local.workers import Worker, Workers
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, InvariantViolation
 from exactlyonce.pipeline.failpoints import hit
@@ -257,7 +257,7 @@ class Job:
                     lambda state: self._granted(worker, sink, subtask, transactional_id, state),
                 )
             case msg.Acknowledge(ack):
-                self.decisions.acknowledged(message)
+                self.decisions.acknowledged(ack)
                 self.report.acknowledged(message)
                 self._feed(core.Acknowledged(ack))
             case msg.SourceFinished(task, subtask):

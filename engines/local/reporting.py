@@ -15,8 +15,8 @@ from typing import Any, Protocol, TextIO
 from exactlyonce.checkpoint.coordinator import Coordinator, Plan
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.engines.local.messages import Acknowledge, Progress
-from exactlyonce.engines.local.system_clock import SystemClock
 from exactlyonce.engines.local.workers import Worker
+from exactlyonce.engines.system_clock import SystemClock
 
 LIVE_INTERVAL_S = 0.5
 

@@ -15,10 +15,10 @@ from typing import Any
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.engines.local.inline import InlineWorker
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.options import RunOptions
-from exactlyonce.engines.local.plan import plan
 from exactlyonce.engines.local.reporting import JsonReporter, Reporter
 from exactlyonce.engines.local.workers import WorkerProcesses
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
@@ -85,6 +85,6 @@ def run_loaded(
 
 def run(loaded: Loaded, **options: Any) -> Manifest | None:
     """What `Pipeline.run` calls: *options* are those of `exactlyonce run`, with underscores."""
-    from exactlyonce.engines.local.configuration import options_from
+    from exactlyonce.engines.configuration import options_from
 
     return run_loaded(loaded, options_from(options), JsonReporter())

@@ -11,49 +11,23 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
 from exactlyonce.checkpoint.manifest import BlockRef, OrderLog
 from exactlyonce.checkpoint.store_blocks import BlockWriter, Ticket
-from exactlyonce.engines.local.blocks import BlockNames
+from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import Input, SourceInput
 from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.operators import Batch
+from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.order import OrderRuns
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.kafka_writer import KafkaWriter
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
-@dataclass
-class OrderRuns:
-    """In which order a subtask took its inputs' batches: run lengths, cut at every barrier."""
-
-    inputs: dict[tuple[str, int], int] = field(default_factory=dict)
-    runs: list[int] = field(default_factory=list)
-    """Flat: input, count, input, count ..."""
-
-    def note(self, name: str, partition: int, count: int) -> None:
-        """*count* records were taken from *partition* of input *name*."""
-        place = self.inputs.setdefault((name, partition), len(self.inputs))
-        if self.runs and self.runs[-2] == place:
-            self.runs[-1] += count
-        else:
-            self.runs += (place, count)
-
-    def cut(self) -> bytes:
-        """The runs since the last cut, encoded."""
-        body = _encode((list(self.inputs), self.runs))
-        self.runs = []
-        return body
 
 
 @dataclass

@@ -172,7 +172,7 @@ from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_topic import find_topic
 from exactlyonce.checkpoint.store_transaction import TransactionalWriter
-from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced
 
 config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]

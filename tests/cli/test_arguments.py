@@ -9,7 +9,7 @@ import pytest
 from exactlyonce.cli import run
 from exactlyonce.cli.arguments import client
 from exactlyonce.cli.main import parser
-from exactlyonce.engines.local.configuration import options_from
+from exactlyonce.engines.configuration import options_from
 from exactlyonce.pipeline.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.engines.local.configuration import BOOTSTRAP_VARIABLE, duration_ms, options_from
+from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, duration_ms, options_from
 from exactlyonce.pipeline.errors import ConfigError
 
 

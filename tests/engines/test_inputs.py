@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from exactlyonce.engines.local.inputs import BatchCodec, Coordinates
-from exactlyonce.engines.local.operators import Batch
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import RecordError
 
 

@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.transaction import EndAnswer, TransactionState
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.local.performer import Performer
+from exactlyonce.engines.performer import Performer
 from exactlyonce.testing.broker import Error
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 from exactlyonce.testing.real_broker import RealBroker

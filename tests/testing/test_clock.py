@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing import SimulatedClock
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing import BrokerModel, Error, Fault, NoAnswer, SimulatedClock, UnreliableBroker
 from exactlyonce.testing.histories import CreateTopic, Describe, End, Init, Produce, Read, Stage, play
 

@@ -30,13 +30,12 @@ from exactlyonce.connectors.group_offsets import GroupOffsets
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.local.blocks import references
-from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.options import RunOptions
-from exactlyonce.engines.local.performer import Performer
-from exactlyonce.engines.local.plan import Plan
-from exactlyonce.engines.local.preflight import Offsets, check_inputs, check_operators, prepare_outputs
-from exactlyonce.engines.local.system_clock import SystemClock
+from exactlyonce.engines.blocks import references
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.preflight import Offsets, check_inputs, check_operators, prepare_outputs
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import hit
 
@@ -176,11 +175,11 @@ class Decisions:
         """The state of a freshly initialised transaction."""
         return self._transactions.describe([transactional_id])[transactional_id]
 
-    def acknowledged(self, message: Acknowledge) -> None:
+    def acknowledged(self, ack: Ack) -> None:
         """Blocks were written; called from the main thread, before the core hears of it."""
-        self._acknowledged.put(message.ack)
-        n = message.ack.checkpoint
-        self._written_bytes[n] = self._written_bytes.get(n, 0) + message.written_bytes
+        self._acknowledged.put(ack)
+        n = ack.checkpoint
+        self._written_bytes[n] = self._written_bytes.get(n, 0) + sum(ref.size for ref in ack.written)
 
     def decide(self, plan: CheckpointPlan, pinned: Iterable[int]) -> Decided | Refuse | Unresolved:
         """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon."""

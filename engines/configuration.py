@@ -23,7 +23,7 @@ from typing import Any
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.local.options import RunOptions
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 
 if sys.version_info >= (3, 11):

@@ -1,0 +1,91 @@
+"""Batches between subtasks as bytes: typed records in msgpack, beside them keys and coordinates."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from exactlyonce.engines.operators import Batch
+from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.schema import type_name
+
+
+class Coordinates(NamedTuple):
+    """What a shuffle keeps of a message, for error texts."""
+
+    topic_name: str
+    partition_number: int
+    offset_number: int
+
+    def topic(self) -> str:
+        return self.topic_name
+
+    def partition(self) -> int:
+        return self.partition_number
+
+    def offset(self) -> int:
+        return self.offset_number
+
+
+class BatchCodec:
+    """Batches as bytes: typed records in msgpack, beside them keys and coordinates.
+
+    A record that is not of its declared type is the user's error, on either side: `RecordError` names the first one.
+    """
+
+    def __init__(self, record_type: Any) -> None:
+        self._type = record_type
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = _frame_decoder(record_type)
+
+    def encode(self, batch: Batch) -> bytes:
+        """One frame."""
+        topics = [origin.topic() or "" for origin in batch.origins]
+        names = sorted(set(topics))
+        places = {name: place for place, name in enumerate(names)}
+        coordinates = (
+            names,
+            array("H", map(places.__getitem__, topics)).tobytes(),
+            array("i", [origin.partition() or 0 for origin in batch.origins]).tobytes(),
+            array("q", [origin.offset() or 0 for origin in batch.origins]).tobytes(),
+        )
+        try:
+            return self._encoder.encode((batch.records, batch.keys, *coordinates))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._misfit(batch, self._encoder.encode, error) from error
+
+    def decode(self, frame: bytes) -> Batch:
+        """The batch of a frame."""
+        try:
+            records, keys, *coordinates = self._decoder.decode(frame)
+        except msgspec.ValidationError as error:
+            raw, keys, *coordinates = _frame_decoder(msgspec.Raw).decode(frame)
+            decode = msgspec.msgpack.Decoder(self._type).decode
+            raise self._misfit(Batch(raw, _origins(*coordinates), keys), decode, error) from error
+        return Batch(records, _origins(*coordinates), keys)
+
+    def _misfit(self, batch: Batch, code: Callable[[Any], object], error: Exception) -> RecordError:
+        for record, origin in zip(batch.records, batch.origins, strict=True):
+            try:
+                code(record)
+            except Exception as found:
+                where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
+                return RecordError(
+                    f"A record that was to be sent to another worker is not a valid {type_name(self._type)}: {found}. "
+                    f"It stems from the record at {where}. The job has stopped before it; nothing is lost. Let the "
+                    f"function that made it return {type_name(self._type)}, or declare another type by output=."
+                )
+        return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
+
+
+def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes], list[str], bytes, bytes, bytes])
+
+
+def _origins(names: list[str], topics: bytes, partitions: bytes, offsets: bytes) -> list[Coordinates]:
+    return list(
+        map(Coordinates, map(names.__getitem__, array("H", topics)), array("i", partitions), array("q", offsets))
+    )

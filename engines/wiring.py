@@ -1,0 +1,84 @@
+"""From nodes of the graph to operators and their state: what all engines make alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from exactlyonce.checkpoint.manifest import Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.engines import operators as ops
+from exactlyonce.engines.blocks import restore_table, whole_or_halt
+from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.errors import GraphError, InvariantViolation
+from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+from exactlyonce.state.key_groups import group_range
+from exactlyonce.state.table import KeyedTable
+
+STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
+
+
+@dataclass
+class Made:
+    """An operator, the user's function that it calls, as it was made here, and its table if it has one."""
+
+    operator: Any
+    functions: list[Any] = field(default_factory=list)
+    tables: list[KeyedTable[Any]] = field(default_factory=list)
+
+
+def make_operator(node: Node, context: Context, table: Callable[[Node], KeyedTable[Any]]) -> Made:
+    """The operator of any *node* but a sink; *table* restores state. The user's function is made and opened here."""
+    if node.kind in (Kind.SOURCE, Kind.UNION):
+        return Made(ops.Pass(node.id))
+    function = node.make()
+    if hasattr(function, "open"):
+        function.open(context)
+    if node.kind in STATEFUL:
+        keyed = table(node)
+        flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
+        return Made(ops.Stateful(node.id, function, keyed, flat, reduces), [function], [keyed])
+    return Made(_stateless(node, function), [function])
+
+
+def _stateless(node: Node, function: Callable[..., Any]) -> ops.Operator:
+    match node.kind:
+        case Kind.MAP:
+            return ops.Map(node.id, function)
+        case Kind.PEEK:
+            return ops.Peek(node.id, function)
+        case Kind.FILTER:
+            return ops.Filter(node.id, function)
+        case Kind.FLAT_MAP:
+            return ops.FlatMap(node.id, function)
+        case Kind.KEY_BY:
+            return ops.KeyBy(node.id, function)
+        case Kind.PROCESS:
+            return ops.Process(node.id, function, {name: [] for name in node.outputs})
+    raise InvariantViolation(f"no operator for {node.kind}")
+
+
+def close_functions(functions: Iterable[Any]) -> None:
+    """What the user's operators opened is closed."""
+    for function in functions:
+        if hasattr(function, "close"):
+            function.close()
+
+
+def table_of(
+    node: Node, graph: LogicalGraph, parallelism: int, subtask: int, manifest: Manifest, reader: BlockReader
+) -> KeyedTable[Any]:
+    """The table of *node* in *subtask*, with what *manifest* has of it."""
+    by_partition = any(graph.node(read.node).partitioned for read in node.inputs)
+    groups = range(graph.max_parallelism) if by_partition else group_range(subtask, parallelism, graph.max_parallelism)
+    snapshot = next((each for each in manifest.operators if each.operator == node.id), None)
+    if by_partition and snapshot is not None:
+        if snapshot.parallelism != parallelism:
+            raise GraphError(
+                f"Operator {node.id!r} is keyed by the source's partitions (key_by(..., partitioned=True)), so its "
+                f"state cannot be dealt out anew: run it with parallelism {snapshot.parallelism}, as before."
+            )
+        snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
+    with whole_or_halt(manifest):
+        return restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader)
