@@ -8,6 +8,7 @@ epoch were read before its first record was produced.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -94,3 +95,27 @@ class Committable(msgspec.Struct, frozen=True):
     def records(self) -> int:
         """How many records the transaction holds."""
         return sum(each.count for each in self.written)
+
+    @property
+    def counts(self) -> dict[tuple[str, int], int]:
+        """How many records it holds by (topic, partition)."""
+        return {(each.topic, each.partition): each.count for each in self.written}
+
+
+def shares(committables: Iterable[Committable]) -> dict[str, range]:
+    """By transactional id, which of the outputs of its sink subtask over an interval a committable holds.
+
+    *committables* are all of the interval: a manifest carries those of aborted checkpoints too. The output of a sink
+    subtask is their concatenation in the order of their checkpoints.
+
+    >>> made = lambda n, count: Committable(f"t{n}", 0, 0, 2, "", "out", 0, n, (Written("a", 0, 0, count),))
+    >>> shares([made(7, 3), made(6, 2)])
+    {'t6': range(0, 2), 't7': range(2, 5)}
+    """
+    found: dict[str, range] = {}
+    ends: dict[tuple[str, int], int] = {}
+    for each in sorted(committables, key=lambda committable: committable.checkpoint):
+        start = ends.get(each.writer, 0)
+        ends[each.writer] = start + each.records
+        found[each.transactional_id] = range(start, ends[each.writer])
+    return found

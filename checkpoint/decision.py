@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.requests import (
     DescribeProducers,
     DescribeTransactions,
     Procedure,
+    ReplayTransaction,
 )
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transaction import Outcome, ProducerState, TransactionState
@@ -202,7 +203,7 @@ def finish(
     """Bring a decided checkpoint to its end: commit, prove or repair every committable, then finalize.
 
     No sink of this pipeline may be running, and *repairs* must have been read from the log since this procedure last
-    ran. Raises Halt where a committable is lost and cannot be copied.
+    ran. Raises Halt where a committable is lost and can neither be copied nor be made again by a replay.
     """
     stand_ins = {each.replaced: each for each in sorted(repairs, key=lambda repair: repair.number)}
     originals = {c.transactional_id: c for c in manifest.committables if c.records}
@@ -243,7 +244,7 @@ def _repair(
     life: Life,
     accept_loss: bool,
 ) -> Procedure[dict[str, str]]:
-    """Copy repair: the same bytes in new transactions, which a durable record names before they are committed.
+    """The same records in new transactions, which a durable record names before they are committed.
 
     *chain* begins with a lost committable; the others, from the same sink subtask, come behind it in the log again.
     *superseded* are, by transactional id, what the manifest or older repairs name for them.
@@ -255,13 +256,13 @@ def _repair(
             number = next(numbers)
             slot = f"repair-{manifest.checkpoint}-{number}"
             name = TransactionalId(life.pipeline, lost.sink, lost.subtask, life.incarnation, str(life.attempt), slot)
-            copied = yield CopyTransaction(lost, str(name))
-            if not isinstance(copied, str):
-                repairs.append(Repair(manifest.checkpoint, number, life.incarnation, lost.transactional_id, copied))
+            again = yield from _written_again(manifest, lost, str(name))
+            if not isinstance(again, str):
+                repairs.append(Repair(manifest.checkpoint, number, life.incarnation, lost.transactional_id, again))
             elif accept_loss:
                 fates[lost.transactional_id] = LOSS_ACCEPTED
             else:
-                raise Halt(_explain(manifest, lost, f"the broker aborted it, and it cannot be copied: {copied}"))
+                raise Halt(_explain(manifest, lost, f"the broker aborted it, and {again}"))
         if repairs:
             yield from _record(manifest, repairs)
         aborted = [superseded[each.replaced] for each in repairs]
@@ -272,15 +273,29 @@ def _repair(
         outcome = {**dict.fromkeys(commits.fates, "repaired"), **_gone(manifest, commits, accept_loss)}
         replaced = {each.committable.transactional_id: each.replaced for each in repairs}
         fates.update((replaced[name], fate) for name, fate in outcome.items())
-        again = {replaced[each.transactional_id]: each for each in commits.lost}
+        partly = {replaced[each.transactional_id]: each for each in commits.lost}
         chain = [
-            each.within(again.get(each.transactional_id, each)) for each in chain if each.transactional_id not in fates
+            each.within(partly.get(each.transactional_id, each)) for each in chain if each.transactional_id not in fates
         ]
         if not chain:
             return fates
     raise Halt(
         _explain(manifest, chain[0], f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other")
     )
+
+
+def _written_again(manifest: Manifest, lost: Committable, transactional_id: str) -> Procedure[Committable | str]:
+    """What *lost* held in a new transaction: copied from the output log (copy repair), or else computed again from the
+    input and the checkpoint before (replay repair), if that gives as many records in every partition; or why not."""
+    copied: Committable | str = yield CopyTransaction(lost, transactional_id)
+    if not isinstance(copied, str):
+        return copied
+    replayed: Committable | str = yield ReplayTransaction(manifest, lost, transactional_id)
+    if isinstance(replayed, str):
+        return f"it cannot be copied: {copied}\n  Nor can it be made again by a replay: {replayed}"
+    if replayed.counts != lost.counts:
+        return f"it cannot be copied: {copied}\n  A replay gives other counts: {_where(replayed)}"
+    return replayed
 
 
 def _record(manifest: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
@@ -305,14 +320,19 @@ def _gone(manifest: Manifest, commits: Commits, accept_loss: bool) -> dict[str, 
 
 def _explain(manifest: Manifest, lost: Committable, what: str) -> str:
     """The text of a halt: which records, and the choices."""
-    where = ", ".join(
-        f"{w.topic}[{w.partition}] offsets {w.first_offset} and on, {w.count} records" for w in lost.written
-    )
     return (
         f"Checkpoint {manifest.checkpoint} was decided, but the output of sink {lost.sink!r} subtask {lost.subtask} "
-        f"for it is not visible to readers: {what}.\n  Affected: {where} (transaction {lost.transactional_id}).\n"
+        f"for it is not visible to readers: {what}.\n"
+        f"  Affected: {_where(lost)} (transaction {lost.transactional_id}).\n"
         f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run it again; "
         f"(2) `exactlyonce reset {manifest.pipeline}` and recompute the output from the input into a new topic; "
         f"(3) go on without these {lost.records} records: `exactlyonce run ... --accept-loss {manifest.checkpoint}`.\n"
         f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
+    )
+
+
+def _where(committable: Committable) -> str:
+    """Its records by place."""
+    return ", ".join(
+        f"{w.topic}[{w.partition}] offsets {w.first_offset} and on, {w.count} records" for w in committable.written
     )

@@ -98,6 +98,19 @@ class CopyTransaction:
 
 
 @dataclass(frozen=True)
+class ReplayTransaction:
+    """-> Committable like *committable* of a new transaction that holds what its sink subtask writes when the interval
+    of *manifest* is replayed from its base; or str: why not.
+
+    *committable* is one of the manifest's, or what of it is in some partitions.
+    """
+
+    manifest: Manifest
+    committable: Committable
+    transactional_id: str
+
+
+@dataclass(frozen=True)
 class Pause:
     """-> None, after *duration_ms*."""
 
@@ -114,6 +127,7 @@ Request = (
     | BlockEndOffsets
     | Look
     | CopyTransaction
+    | ReplayTransaction
     | Pause
 )
 Procedure = Generator[Request, Any, R]

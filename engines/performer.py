@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
@@ -28,6 +29,14 @@ _AFTER_APPEND = {
     Repair: ("repair recorded", "repair-recorded"),
 }
 
+Replay = Callable[[Manifest, Committable, str], Committable | str]
+"""Manifest, what of it was lost, and the new transactional id -> the new committable, or why there is none."""
+
+
+def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
+    """The answer of a life that replays nothing."""
+    return "the run was told to halt instead (--repair halt)."
+
 
 class Performer:
     """Answers the requests of `checkpoint.requests`."""
@@ -40,6 +49,7 @@ class Performer:
         log: DecisionLog,
         transaction_timeout_ms: int,
         step: Callable[[str, int], None],
+        replay: Replay = no_replay,
     ) -> None:
         self.config = config
         self.transactions = transactions
@@ -47,6 +57,7 @@ class Performer:
         self.log = log
         self.transaction_timeout_ms = transaction_timeout_ms
         self.step = step
+        self.replay = replay
 
     def __call__(self, request: ask.Request) -> Any:
         match request:
@@ -75,6 +86,10 @@ class Performer:
                 )
                 hit("repair-copied")
                 return copied
+            case ask.ReplayTransaction(manifest, lost, name):
+                replayed = self.replay(manifest, lost, name)
+                hit("repair-replayed")
+                return replayed
             case ask.Pause(duration_ms):
                 time.sleep(duration_ms / 1000)  # noqa: TID251 - the one place where the protocol waits
                 return None

@@ -27,6 +27,7 @@ NAMES = {
     "coordinator-opened": "the decision log is open and older coordinators are fenced",
     "coordinator-swept": "older transactions are fenced; no worker is started yet",
     "repair-copied": "a lost transaction is copied; the repair is not recorded",
+    "repair-replayed": "a lost transaction is computed again; the repair is not recorded",
     "repair-recorded": "the repair is recorded; its transaction is not committed",
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +32,8 @@ from exactlyonce.checkpoint.manifest import (
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
 from exactlyonce.testing.clock import SimulatedClock
+
+sys.path.insert(0, str(Path(__file__).parent / "scripted"))
 
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 COMMITTABLE = Committable("eo:p:out:0:1.0:0", 4001, 7, 2, "cluster", "out", 0, 4, (Written("totals", 0, 5, 6),))

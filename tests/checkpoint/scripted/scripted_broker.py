@@ -1,0 +1,146 @@
+"""A broker of scripted answers for the decision's procedures, and what they are asked to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.decision import Life, Precommit, finish
+from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.transaction import (
+    EndAnswer,
+    Fate,
+    ListedTransaction,
+    Outcome,
+    ProducerState,
+    TransactionState,
+)
+
+LIFE = Life("p", 3, 1, "cluster", 2, 100_000)
+MANIFEST = Manifest(
+    "p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "print", 128, 1, 4, (0, 5, 5, 5), 0, (), (), (), (), ()
+)  # fmt: skip
+BLOCK = BlockRef(1, 0, "block", 1, b"")
+
+
+def name(slot: object, subtask: int = 0, life: str = "2.0") -> str:
+    """A transactional id of the sink `out`."""
+    return f"eo:p:out:{subtask}:{life}:{slot}"
+
+
+def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7) -> Precommit:
+    """A precommit of producer id 10 + *slot*."""
+    return Precommit(name(slot, subtask), 10 + slot, 3, "out", subtask, checkpoint, records, 40)
+
+
+def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
+    """What *precommit* becomes, with all its records in partition 0."""
+    written = (Written("t", 0, 100 * slot, records),)
+    return Committable(name(slot, subtask), 10 + slot, 3, 2, "cluster", "out", subtask, checkpoint, written)
+
+
+def manifest(*committables: Committable) -> Manifest:
+    """Checkpoint 7 with these committables."""
+    return msgspec.structs.replace(MANIFEST, committables=committables)
+
+
+class World:
+    """A broker of scripted answers: EndTxn by id (the last for ever), fates by id, outcomes of appends in turn."""
+
+    def __init__(
+        self,
+        answers: Mapping[str, str] | None = None,
+        fates: Mapping[str, Fate] | None = None,
+        outcomes: Iterable[Outcome] = (),
+        copies: Mapping[str, str] | None = None,
+        replays: Mapping[str, str | int] | None = None,
+    ) -> None:
+        self.answers = {each: list(script) for each, script in (answers or {}).items()}
+        self.fates = fates or {}
+        self.outcomes = list(outcomes)
+        self.copies = copies or {}
+        self.replays = replays or {}
+        """By id, why no replay is possible, or how many records it gives; else as many as there were."""
+        self.asked: list[ask.Request] = []
+        self.listed: list[ListedTransaction] = []
+        self.raising: dict[type, Exception] = {}
+        self.ended: set[int] = set()
+
+    def __call__(self, request: ask.Request) -> Any:
+        self.asked.append(request)
+        if type(request) in self.raising:
+            raise self.raising[type(request)]
+        match request:
+            case ask.DescribeTransactions(ids):
+                return {each: self._state(each) for each in ids}
+            case ask.DescribeProducers():
+                return [ProducerState("t", 0, 10 + n, 3, 4, 0, 100 * n) for n in range(9) if n not in self.ended]
+            case ask.BlockEndOffsets():
+                return (1, 2)
+            case ask.Append():
+                return self.outcomes.pop(0) if self.outcomes else Outcome.DONE
+            case ask.EndTransactions(endings, commit):
+                self.ended.update(each.producer_id - 10 for each in endings)
+                return [self._end(each.transactional_id, commit) for each in endings]
+            case ask.ListTransactions():
+                return self.listed
+            case ask.Look(wanted):
+                return self.fates[wanted.transactional_id]
+            case ask.CopyTransaction(wanted, transactional_id):
+                return self._copy(wanted, transactional_id)
+            case ask.ReplayTransaction(_, wanted, transactional_id):
+                return self._replay(wanted, transactional_id)
+            case ask.Pause():
+                return None
+        raise AssertionError(request)
+
+    def _state(self, transactional_id: str) -> TransactionState:
+        slot = int(transactional_id[-1])
+        return TransactionState(transactional_id, "Ongoing", 10 + slot, 3, 100_000, 0, (("t", 0),))
+
+    def _end(self, transactional_id: str, commit: bool) -> EndAnswer:
+        if not commit:
+            return EndAnswer.COMPLETED
+        script = self.answers.get(transactional_id, ["C"])
+        letter = script.pop(0) if len(script) > 1 else script[0]
+        letters = {"C": EndAnswer.COMPLETED, "R": EndAnswer.REFUSED, "U": EndAnswer.UNKNOWN, "B": EndAnswer.BUSY}
+        return letters[letter]
+
+    def _copy(self, wanted: Committable, transactional_id: str) -> Committable | str:
+        if wanted.transactional_id in self.copies:
+            return self.copies[wanted.transactional_id]
+        return msgspec.structs.replace(wanted, transactional_id=transactional_id, producer_id=77, epoch=0)
+
+    def _replay(self, wanted: Committable, transactional_id: str) -> Committable | str:
+        result = self.replays.get(wanted.transactional_id, "no input")
+        if isinstance(result, str):
+            return result
+        written = (msgspec.structs.replace(wanted.written[0], count=result),)
+        return msgspec.structs.replace(
+            wanted, transactional_id=transactional_id, producer_id=78, epoch=0, written=written
+        )
+
+    def of(self, kind: type) -> list[Any]:
+        """The requests of one kind, in order."""
+        return [each for each in self.asked if isinstance(each, kind)]
+
+    @property
+    def appended(self) -> list[Manifest | Finalized | Repair]:
+        """All records that were appended, in order."""
+        return [record for each in self.of(ask.Append) for record in each.records]
+
+    def asked_for(self, commit: bool) -> list[str]:
+        """Ids that were asked to be committed, or aborted, in order."""
+        asked = [each.endings for each in self.of(ask.EndTransactions) if each.commit is commit]
+        return [each.transactional_id for endings in asked for each in endings]
+
+
+def finished(
+    world: World, made: Manifest, repairs: Iterable[Repair] = (), *, accept_loss: bool = False
+) -> dict[str, str]:
+    """Run the finish."""
+    return ask.drive(finish(made, repairs, LIFE, 99, accept_loss=accept_loss), world)
