@@ -11,13 +11,11 @@ from orders import uniform
 
 @dataclass
 class Bench:
-    """A cluster, how much to do, and what earlier scenarios have measured."""
+    """A cluster, and how much to do."""
 
     cluster: Cluster
     quick: bool
     rounds: int | None
-    rates: dict[str, float] = field(default_factory=dict)
-    """Records a second of our engine, by throughput scenario."""
     _inputs: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def size(self, full: int, quick: int) -> int:

@@ -52,6 +52,11 @@ def once_each(first: int, count: int, customers: int) -> Iterator[tuple[bytes, b
     return encoded(range(first, first + count), [number % customers for number in range(first, first + count)])
 
 
+def unfinished(count: int, customers: int) -> list[tuple[bytes, bytes]]:
+    """*count* orders of any of *customers*, as (key, value) without the end, which is their time and a brace."""
+    return [(key, value[: value.rindex(b":") + 1]) for key, value in uniform(count, customers)]
+
+
 def encoded(numbers: range, customers: list[int]) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) of orders that are produced now."""
     ts = time.time_ns() // 1000
