@@ -12,7 +12,7 @@ needed for that, so nothing can be aborted by it, and whoever repeats it, a zomb
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.requests import DescribeProducers, Ending, Pause, Procedure, RewriteMarkers
@@ -55,6 +55,22 @@ def release(names: Mapping[int, str], partitions: Collection[Partition]) -> Proc
         return None if state.transaction_start_offset is None else names.get(state.producer_id)
 
     yield from _await_none_open(partitions if names else (), owner, commit=False)
+
+
+def await_ended(
+    transactional_id: str, producer_id: int, partitions: Collection[Partition], *, commit: bool
+) -> Procedure[None]:
+    """Return once nothing that the producer id wrote to *partitions* is open; it was last ended by *commit*."""
+
+    def owner(state: ProducerState) -> str | None:
+        return transactional_id if held_by(producer_id, [state]) else None
+
+    yield from _await_none_open(partitions, owner, commit=commit)
+
+
+def held_by(producer_id: int, producers: Iterable[ProducerState]) -> bool:
+    """Whether a transaction of the producer id is open."""
+    return any(each.producer_id == producer_id and each.transaction_start_offset is not None for each in producers)
 
 
 def _await_none_open(

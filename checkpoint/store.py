@@ -33,6 +33,7 @@ DECISIONS = 0
 APPEND_TIMEOUT_S = 120.0
 """How long an append outlasts a broker that is away."""
 STABLE_TIMEOUT_S = 10.0
+STABLE_PAUSE_S = 0.002
 SUCCESSOR_TIMEOUT_S = 3.0
 """How long a fenced life waits for the first record of the one that fenced it, to say who it is."""
 HEARTBEAT_PAUSE_MS = 5_000
@@ -41,10 +42,16 @@ LIVES_KEPT = 10
 TOMBSTONES_REMEMBERED = 100_000
 """Newest first. Only a defect could name a tombstoned block again, and it would name a recent one."""
 DIGEST_HEADER = "sha256"
+_INVISIBLE = (
+    "The broker took a decision into {topic}, but does not show it to readers. This life ends; the next one sees to it."
+)
 
 
 class DecisionLog:
-    """The decision log of *pipeline*, as one life of its coordinator writes it. For one thread at a time."""
+    """The decision log of *pipeline*, as one life of its coordinator writes it. For one thread at a time.
+
+    Before `open`, whatever older lives have left is to be settled (`checkpoint.settling`).
+    """
 
     def __init__(
         self,
@@ -84,21 +91,40 @@ class DecisionLog:
         return self._history
 
     def _stable_end(self) -> int:
-        """The end of the log, once nothing in it is undecided."""
-        deadline = time.monotonic() + STABLE_TIMEOUT_S
-        while True:
-            end = self._end(IsolationLevel.READ_UNCOMMITTED)
+        """The end of the log; nothing in it is undecided."""
+        end = self._end(IsolationLevel.READ_UNCOMMITTED)
+        if not self._is_stable(end):
             stable = self._end(IsolationLevel.READ_COMMITTED)
-            if stable >= end:
-                return end
+            raise Halt(
+                f"{self.topic.name}[{DECISIONS}] has an open transaction at offset {stable} that is not of "
+                f"{self.pipeline}'s coordinator: what it hides cannot be read. Find its owner with "
+                f"`kafka-transactions --bootstrap-server {self._config.get('bootstrap.servers')} find-hanging "
+                f"--topic {self.topic.name}`, end it, and run again."
+            )
+        return end
+
+    def _is_stable(self, end: int) -> bool:
+        """Whether readers get as far as *end*; markers take milliseconds."""
+        deadline = time.monotonic() + STABLE_TIMEOUT_S
+        while self._end(IsolationLevel.READ_COMMITTED) < end:
             if time.monotonic() > deadline:
-                raise Halt(
-                    f"{self.topic.name}[{DECISIONS}] has an open transaction at offset {stable} that is not of "
-                    f"{self.pipeline}'s coordinator: what it hides cannot be read. Find its owner with "
-                    f"`kafka-transactions --bootstrap-server {self._config.get('bootstrap.servers')} find-hanging "
-                    f"--topic {self.topic.name}`, end it, and run again."
-                )
-            self._admin.poll(0.01)
+                return False
+            self._admin.poll(STABLE_PAUSE_S)
+        return True
+
+    def _is_visible(self) -> bool:
+        """Whether readers see what was just committed; False also if the broker stays away.
+
+        Only then may anything rely on it, and another transaction begin: a broker may lose the markers of the last one
+        (see `settling`), and the end of the next would decide it.
+        """
+        deadline = time.monotonic() + self.append_timeout_s
+        while True:
+            try:
+                return self._is_stable(self._end(IsolationLevel.READ_UNCOMMITTED))
+            except BrokerUnavailable:
+                if time.monotonic() > deadline:
+                    return False
 
     def _end(self, isolation: IsolationLevel) -> int:
         with store_client.explained(self._config, f"asking for the end of {self.topic.name}"):
@@ -171,6 +197,9 @@ class DecisionLog:
             outcome = self._writer.write(_writes(records, dropped, blocks), self.append_timeout_s)
         except Fenced as error:
             raise self._ended_by(Fenced(self._who_fenced())) from error
+        if outcome is Outcome.DONE and not self._is_visible():
+            self._ended_by(BrokerUnavailable(_INVISIBLE.format(topic=self.topic.name)))
+            return Outcome.UNKNOWN
         if outcome is Outcome.DONE:
             self._history = staged
             self._remember_tombstones(blocks)

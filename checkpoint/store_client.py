@@ -57,6 +57,12 @@ _UNREACHABLE = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+}
+_MOVED = {
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
 }
 _NOT_ALLOWED = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -148,13 +154,23 @@ def _offsets(
     client: AdminClient, topic: str, partitions: Iterable[int], spec: OffsetSpec, isolation: IsolationLevel
 ) -> dict[int, int]:
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
-    answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
-    return {where.partition: answer.result().offset for where, answer in answers.items()}
+
+    def asked() -> dict[int, int]:
+        answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+        return {where.partition: answer.result().offset for where, answer in answers.items()}
+
+    try:
+        return asked()
+    except KafkaException as error:
+        if error.args[0].code() not in _MOVED:
+            raise
+        client.list_topics(topic, REQUEST_TIMEOUT_S)  # the library does not look for the new leader by itself
+        return asked()
 
 
 def is_passing(error: KafkaError) -> bool:
     """Whether *error* may go away by itself: a broker is away or changes its role."""
-    return error.code() in _UNREACHABLE or error.retriable()
+    return error.code() in _UNREACHABLE | _MOVED or error.retriable()
 
 
 @contextmanager

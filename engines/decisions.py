@@ -22,6 +22,7 @@ from exactlyonce.checkpoint.decision import Decided, Life, Refuse, Unresolved, d
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.store_topic import prepare_topic
@@ -64,6 +65,8 @@ class Decisions:
         self._performer = Performer(
             options.client, self._transactions, self._output_log, self._log, self._timeout_ms, step
         )
+        partitions = [(self._topic.name, each) for each in range(self._topic.partitions)]
+        self._drive(settle(coordinator_id(plan.graph.pipeline_id), partitions))
         history = self._log.open()
         history.halt_if_damaged()
         newest = self._newest_of_the_ids()

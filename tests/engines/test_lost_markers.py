@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import cast
@@ -10,15 +11,21 @@ import pytest
 from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.commit import commit, look
-from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.committable import Committable, Written, coordinator_id
+from exactlyonce.checkpoint.manifest import Incarnation
 from exactlyonce.checkpoint.markers import ending
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store import DecisionLog
-from exactlyonce.checkpoint.transaction import EndAnswer, TransactionState
+from exactlyonce.checkpoint.settling import settle
+from exactlyonce.checkpoint.store import DIGEST_HEADER, DecisionLog
+from exactlyonce.checkpoint.store_topic import prepare_topic
+from exactlyonce.checkpoint.store_transaction import TransactionalWriter, Write
+from exactlyonce.checkpoint.transaction import EndAnswer, Outcome, TransactionState
+from exactlyonce.checkpoint.wire import DecisionKey, encode
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.broker import Error
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 from exactlyonce.testing.real_broker import RealBroker
@@ -125,3 +132,37 @@ def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage, bro
         assert stage.hanging(committable) == []
         shown = sorted(record.value.decode() for record in cluster.read_committed(stage.topic) if record.value)
         assert shown == sorted(committed * PARTITIONS)
+
+
+def test_a_decision_whose_markers_were_lost(cluster: OwnCluster, topic_name: str) -> None:
+    """The broker is killed behind its answer to a decision's commit, until it has lost a marker or the tries are used
+    up: every time the next life reads the decision."""
+    config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
+    settings, name = config.confluent(), coordinator_id(topic_name)
+    topic = prepare_topic(settings, topic_name)
+    partitions = [(topic.name, each) for each in range(topic.partitions)]
+    transactions, output_log = Transactions(config), Log(config)
+    lost, lives = False, 0
+    while not lost and lives < KILLS_MAX:
+        log = DecisionLog(settings, topic_name, topic, SystemClock())
+        performer = Performer(config, transactions, output_log, log, 60_000, lambda *_: None)
+        drive(settle(name, partitions), performer)
+        assert log.open().incarnation_latest == lives
+        lives += 1
+        life = Incarnation(lives, "here", 1, 0, 0)
+        writer = TransactionalWriter(settings, topic.name, name)  # the log itself would wait for the marker
+        writer.open()
+        value = encode(life)
+        written = [Write(0, str(DecisionKey.of(life)), value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),))]
+        assert writer.write(written, LIMIT_S) is Outcome.DONE
+        cluster.broker.kill()
+        cluster.broker.start()
+        state = transactions.describe([name])[name]
+        assert state is not None
+        lost = any(
+            each.producer_id == state.producer_id and each.transaction_start_offset is not None
+            for each in transactions.producers(partitions)
+        )
+    log = DecisionLog(settings, topic_name, topic, SystemClock())
+    drive(settle(name, partitions), Performer(config, transactions, output_log, log, 60_000, lambda *_: None))
+    assert log.open().incarnation_latest == lives
