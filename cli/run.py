@@ -33,25 +33,24 @@ of JSON there. Durations T are written 500ms, 1.5s, 10m or 1h.
 
 _DURATION, _COUNT = ("T", str), ("N", int)
 _CHECKPOINTS = (
-    ("checkpoint-interval", "checkpoint_interval", _DURATION, "from one to the next (default: 1s)"),
-    ("checkpoint-timeout", "checkpoint_timeout", _DURATION, "one that takes longer is aborted (default: 1m)"),
-    ("min-pause", "checkpoint_min_pause", _DURATION, "from the end of one to the next (default: 0s)"),
-    ("max-concurrent", "checkpoint_max_concurrent", _COUNT, "how many may be under way (default: 1)"),
-    ("tolerable-failed", "checkpoint_tolerable_failed", _COUNT, "failures in a row without a restart (default: 0)"),
-    ("num-retained", "checkpoint_num_retained", _COUNT, "how many are kept (default: 3)"),
-    ("restart-budget", "checkpoint_restart_budget", _DURATION, "the longest that a restart takes (default: 1m)"),
+    ("checkpoint-interval", _DURATION, "from one to the next (default: 1s)"),
+    ("checkpoint-timeout", _DURATION, "one that takes longer is aborted (default: 1m)"),
+    ("min-pause", _DURATION, "from the end of one to the next (default: 0s)"),
+    ("max-concurrent", _COUNT, "how many may be under way (default: 1)"),
+    ("tolerable-failed", _COUNT, "failures in a row without a restart (default: 0)"),
+    ("num-retained", _COUNT, "how many are kept (default: 3)"),
+    ("restart-budget", _DURATION, "the longest that a restart takes (default: 1m)"),
     (
         "transaction-timeout",
-        "checkpoint_transaction_timeout",
         _DURATION,
         "the broker aborts a transaction that is open longer (default: the most it allows)",
     ),
-    ("checkpoint-partitions", "checkpoint_partitions", _COUNT, "of their topic, when it is created (default: 5)"),
+    ("checkpoint-partitions", _COUNT, "of their topic, when it is created (default: 5)"),
 )
-"""Option, the name that `Pipeline.run` has for it, what it takes, and what it is."""
+"""Option, what it takes, and what it is."""
 _SETTINGS = (
     *("bootstrap_servers", "config", "inline", "accept_loss", "restart", "parallelism", "until"),
-    *(setting for _, setting, _, _ in _CHECKPOINTS),
+    *(option.replace("-", "_") for option, _, _ in _CHECKPOINTS),
 )
 
 
@@ -61,8 +60,8 @@ def add(commands: Commands) -> None:
     add_pipeline(parser)
     _add_running(parser)
     checkpoints = parser.add_argument_group("checkpoints")
-    for option, setting, (metavar, kind), text in _CHECKPOINTS:
-        checkpoints.add_argument(f"--{option}", dest=setting, metavar=metavar, type=kind, help=text)
+    for option, (metavar, kind), text in _CHECKPOINTS:
+        checkpoints.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
     add_cluster(parser)
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")

@@ -40,6 +40,13 @@ _DURATIONS = ("interval", "timeout", "min_pause", "restart_budget", "transaction
 _COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
 _RESTART_DURATIONS = ("delay", "window", "initial", "max")
 _RESTART_COUNTS = ("attempts", "failures")
+
+
+def _keyword(name: str) -> str:
+    """What `Pipeline.run` and, with dashes, the command call a key of `[checkpoint]`."""
+    return f"checkpoint_{name}" if name in ("interval", "timeout") else name
+
+
 _DIRECT = {
     "bootstrap_servers",
     "config",
@@ -48,7 +55,7 @@ _DIRECT = {
     "accept_loss",
     "restart",
     *_RUN,
-    *(f"checkpoint_{name}" for name in (*_DURATIONS, *_COUNTS)),
+    *(_keyword(name) for name in (*_DURATIONS, *_COUNTS)),
 }
 
 
@@ -132,11 +139,11 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
 def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> CheckpointSettings:
     fields: dict[str, int] = {}
     for name in _DURATIONS:
-        value = given.get(f"checkpoint_{name}", file.get(name))
+        value = given.get(_keyword(name), file.get(name))
         if value is not None:
-            fields[f"{name}_ms"] = duration_ms(value, f"checkpoint {name}")
+            fields[f"{name}_ms"] = duration_ms(value, _keyword(name))
     for name in _COUNTS:
-        value = given.get(f"checkpoint_{name}", file.get(name))
+        value = given.get(_keyword(name), file.get(name))
         if value is not None:
             fields[name] = _count(value, name)
     return CheckpointSettings(**fields)

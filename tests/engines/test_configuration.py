@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.cli.main import parser
+from exactlyonce.cli.run import settings
 from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, duration_ms, options_from
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -67,6 +70,20 @@ def test_a_missing_file_and_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(BOOTSTRAP_VARIABLE)
     with pytest.raises(ConfigError, match="No Kafka cluster is named"):
         options_from({})
+
+
+def test_keywords_are_called_as_on_the_command_line() -> None:
+    """With `_` for `-`; in a file they stand in [checkpoint], so that two of them need no prefix there."""
+    durations = {"checkpoint_interval": "2s", "checkpoint_timeout": "3s", "min_pause": "1s", "restart_budget": "30s"}
+    counts = {"max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5}
+    line = [f"--{name.replace('_', '-')}={value}" for name, value in {**durations, **counts}.items()]
+    on_the_line = settings(parser().parse_args(["run", "orders:pipeline", *line, "--transaction-timeout", "5m"]))
+    expected = CheckpointSettings(
+        interval_ms=2_000, timeout_ms=3_000, min_pause_ms=1_000, max_concurrent=2, tolerable_failed=4,
+        num_retained=5, restart_budget_ms=30_000, transaction_timeout_ms=300_000,
+    )  # fmt: skip
+    for options in (on_the_line, {**durations, **counts, "transaction_timeout": "5m"}):
+        assert options_from(options).checkpoint == expected
 
 
 def test_an_option_that_does_not_exist() -> None:
