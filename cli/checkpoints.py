@@ -148,6 +148,8 @@ def as_text(history: History, bootstrap_servers: str, width: int) -> Iterator[st
         yield f"incarnation {life.incarnation}: process {life.process} on {life.host}, last seen {seen}"
     for key, why in history.damaged.items():
         yield f"damaged: {key}: {why}"
+    if not listed:
+        return
     header, *rows = text.table(_COLUMNS, [each.row() for each in listed])
     yield from ("", header)
     indent = " " * header.index(_COLUMNS[1])

@@ -47,6 +47,8 @@ class Traces:
         """Why an instance may be running; empty if none can be."""
         if self.history is None:
             return "its checkpoint topic does not tell whether it runs" if self.topic else ""
+        if self.history.checkpoint_latest < 0:
+            return ""  # a reset, or a life that has read nothing yet and would be fenced before it does
         life, latest = self.history.newest_life, self.history.latest
         if life is None or now_ms - life.heartbeat_ms >= HEARTBEAT_FRESH_MS:
             return ""
@@ -69,8 +71,7 @@ class Traces:
     def going(self) -> Iterator[tuple[str, str]]:
         """What an erasure takes away, with labels."""
         if self.topic:
-            numbers = ", ".join(str(each.checkpoint) for each in self.history.retained) if self.history else ""
-            yield "checkpoints", f"{numbers or 'unreadable ones'} and all state: topic {self.topic}"
+            yield "checkpoints", f"{self._checkpoints()}: topic {self.topic}"
         if self.unreadable:
             yield "", self.unreadable
         if self.transactions:
@@ -83,6 +84,11 @@ class Traces:
         topics = [f"{topic} ({counted(len(some), 'partition')})" for topic, some in self.inputs().items()]
         if topics:
             yield "group offsets", f"of group {self.pipeline} in {', '.join(topics)}"
+
+    def _checkpoints(self) -> str:
+        if self.history is None:
+            return "unreadable ones"
+        return f"{', '.join(str(each.checkpoint) for each in self.history.retained) or 'none'}, and all state"
 
     def staying(self) -> Iterator[tuple[str, str]]:
         """What it leaves, with labels."""

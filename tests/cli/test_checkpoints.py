@@ -99,6 +99,14 @@ def test_json(history: History) -> None:
     }
 
 
+def test_none_yet() -> None:
+    """Between a pipeline's first life and its first manifest there is nothing to list."""
+    found = History("p")
+    found.admit(Incarnation(3, "box", 4212, 0, 1_000_000))
+    head, life = as_text(found, "h:9092", 80)
+    assert (head, life[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
+
+
 def test_clock_that_was_set_back(history: History) -> None:
     """A duration is never negative."""
     odd = msgspec.structs.replace(manifest(43), completed_at_ms=5)

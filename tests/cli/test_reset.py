@@ -48,7 +48,7 @@ def history(kind: str, *, heartbeat_ms: int, finalized: bool = True) -> History:
 
 
 def test_signs_of_life() -> None:
-    """A fresh heartbeat is one, unless that life ended cleanly; so is a topic that cannot be read."""
+    """A fresh heartbeat is one, unless that life ended cleanly or has no checkpoint; so is an unreadable topic."""
     fresh, stale = NOW_MS - HEARTBEAT_FRESH_MS + 1, NOW_MS - HEARTBEAT_FRESH_MS
     sign = traces(history("checkpoint", heartbeat_ms=fresh)).sign_of_life(NOW_MS)
     assert sign == "process 4212 on box ran it 30.0 s ago"
@@ -56,6 +56,9 @@ def test_signs_of_life() -> None:
     assert traces(history("final", heartbeat_ms=fresh)).sign_of_life(NOW_MS) == ""
     assert traces(history("checkpoint", heartbeat_ms=stale)).sign_of_life(NOW_MS) == ""
     assert traces(history("checkpoint", heartbeat_ms=NOW_MS + 60_000)).sign_of_life(NOW_MS) != ""
+    begun = History("p")
+    begun.admit(Incarnation(1, "box", 4212, NOW_MS, NOW_MS))
+    assert traces(begun).sign_of_life(NOW_MS) == ""
     assert traces(None).sign_of_life(NOW_MS) != ""
     assert traces(None, topic=None).sign_of_life(NOW_MS) == ""
 
@@ -64,6 +67,9 @@ def test_what_goes() -> None:
     """Open transactions are counted, and output that may not be visible yet is pointed out."""
     listed = (ListedTransaction("eo:p:out:0:1.0:0", 1, "Ongoing"), ListedTransaction("eo:p:out:0:1.0:1", 2, "Empty"))
     going = dict(Traces("p", "p.checkpoints", history("final", heartbeat_ms=0, finalized=False), "", listed).going())
+    assert going["checkpoints"] == "1, and all state: topic p.checkpoints"
+    assert dict(traces(History("p")).going())["checkpoints"] == "none, and all state: topic p.checkpoints"
+    assert dict(traces(None).going())["checkpoints"] == "unreadable ones: topic p.checkpoints"
     assert going["transactions"] == "1 open, which is aborted; 2 ids fenced, so that no older process can write"
     assert going[""] == "Checkpoint 1 is decided, but its output may not be visible yet: a run would finish it."
 
@@ -118,6 +124,9 @@ def test_reset(orders: Orders) -> None:
     assert max(group_offsets(orders, f"{orders.name}-orders")) < 0
     assert group_offsets(orders, other) == [3, 3]
     assert len(orders.totals()) == 700
+    again = orders.command("reset", "orders:pipeline", "--yes")
+    assert (again.code, again.err) == (0, "")
+    assert "none, and all state" in again.out
     assert last_checkpoint(run_once(orders))["records_committed"] == 700
     assert len(orders.totals()) == 1_400
 
