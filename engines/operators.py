@@ -20,7 +20,7 @@ import exactlyonce
 from exactlyonce.pipeline.errors import RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks.kafka_sink import KafkaEncoder
-from exactlyonce.sinks.kafka_writer import KafkaWriter, Outputs
+from exactlyonce.sinks.kafka_writer import Outputs
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.table import KeyedTable
 
@@ -204,11 +204,17 @@ class Shuffle(Operator):
                 self.send(subtask, Batch(records, list(compress(batch.origins, chosen)), keys))
 
 
+class Writer(Protocol):
+    """Where a Kafka sink's encoded outputs go."""
+
+    def write(self, outputs: Outputs) -> None: ...
+
+
 @dataclass(slots=True)
 class KafkaOutput(Operator):
     """The end of a branch: encodes and hands to the writer."""
 
-    writer: KafkaWriter
+    writer: Writer
     encoder: KafkaEncoder
 
     def __call__(self, batch: Batch) -> None:

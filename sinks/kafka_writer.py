@@ -221,10 +221,13 @@ class KafkaWriter:
         self.pool.move(transaction.transactional_id, SlotState.DRAINING)
         self._draining = transaction
 
-    def poll(self) -> bool:
-        """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`."""
+    def poll(self, wait_s: float = 0.0) -> bool:
+        """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`.
+
+        Who has nothing else to do gives the producer *wait_s* for it.
+        """
         self._prepare()
-        moved = self._drain()
+        moved = self._drain(wait_s)
         while self._backlog and self._draining is None:
             entry = self._backlog[0]
             if isinstance(entry, _Barrier):
@@ -234,7 +237,7 @@ class KafkaWriter:
             self._backlog.popleft()
             moved = True
         if self._current is not None:
-            self._current.producer.poll(0)
+            self._current.producer.poll(wait_s)
         if self._error:
             raise SinkFailed(f"sink {self.sink!r}: {self._error}")
         return moved
@@ -245,11 +248,11 @@ class KafkaWriter:
         self._backlog_records -= before - outputs.left
         return finished
 
-    def _drain(self) -> bool:
+    def _drain(self, wait_s: float) -> bool:
         transaction = self._draining
         if transaction is None:
             return False
-        transaction.producer.poll(0)
+        transaction.producer.poll(wait_s)
         if len(transaction.producer) or self._error:
             return False
         self._draining = None

@@ -14,7 +14,8 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
-REPAIR = {name for name in NAMES if name.startswith("repair-")}
+ELSEWHERE = {name for name in NAMES if name.startswith(("repair-", "unit-", "publication-", "advance-"))}
+"""What `exactlyonce run` meets only in a repair, or not at all."""
 
 def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: str, env: dict[str, str]) -> list[int]:
     """Run again after every kill until it ends cleanly; the exit codes."""
@@ -27,7 +28,7 @@ def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: 
     return codes
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - REPAIR))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
 def test_linear(
     name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
 ) -> None:
@@ -42,7 +43,7 @@ def test_linear(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - REPAIR))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
 def test_diamond(
     name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
 ) -> None:

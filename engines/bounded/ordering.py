@@ -1,0 +1,182 @@
+"""In which order a subtask takes what it has to read: by time, or along the order log of an earlier run.
+
+Invariants: within a lane (a partition of a source, a channel) the order is the lane's own; all that is in the lanes is
+taken, once; what was taken is noted in the form of `engines.order`, under the names that the local engine gives its
+inputs, so that a replay need not know which engine took it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+from confluent_kafka import Message
+
+from exactlyonce.connectors.range_reader import RangeReader
+from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.bounded.staging import StagedFile, read_frames
+from exactlyonce.engines.operators import Batch, Push
+from exactlyonce.engines.order import OrderRuns
+from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.pipeline.errors import Halt
+
+BATCH_RECORDS_MAX = 2_000
+TIME_BYTES = 8
+NOT_A_SOURCE = -1
+"""What order logs have in the place of a channel's partition."""
+
+
+class Lane(Protocol):
+    """One ordered input."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def push(self) -> Push: ...
+
+    def time_ms(self) -> int | None:
+        """When what comes next came to be, never less than before; None at the end."""
+
+    def take(self, count: int) -> tuple[int, Batch]:
+        """Up to *count* of what comes next, in the order log's measure, and the batch of it; (0, ...) at the end."""
+
+
+@dataclass
+class PartitionLane:
+    """A range of one partition. The order log counts its messages, also those that are passed over."""
+
+    name: str
+    partition: int
+    reader: RangeReader
+    decoder: SourceDecoder
+    push: Push
+    records: int = 0
+    _buffer: list[Message] = field(default_factory=list)
+    _time_ms: int = 0
+
+    def time_ms(self) -> int | None:
+        if not self._buffer:
+            self._buffer = self.reader.read(BATCH_RECORDS_MAX)
+        if not self._buffer:
+            return None
+        self._time_ms = max(self._time_ms, self._buffer[0].timestamp()[1])
+        return self._time_ms
+
+    def take(self, count: int) -> tuple[int, Batch]:
+        if not self._buffer:
+            self._buffer = self.reader.read(BATCH_RECORDS_MAX)
+        messages, self._buffer = self._buffer[:count], self._buffer[count:]
+        self.records += len(messages)
+        return len(messages), self.decoder.decode(messages) if messages else Batch([], [])
+
+
+@dataclass
+class ChannelLane:
+    """What one subtask of the stage before sent here. The order log counts its records."""
+
+    name: str
+    file: StagedFile | None
+    codec: BatchCodec
+    push: Push
+    partition: int = NOT_A_SOURCE
+    _frames: Iterator[bytes] | None = None
+    _frame: bytes = b""
+    _rest: Batch | None = None
+    _time_ms: int = 0
+
+    def time_ms(self) -> int | None:
+        return self._time_ms if self._rest or self._advance() else None
+
+    def take(self, count: int) -> tuple[int, Batch]:
+        if self._rest is None:
+            if not self._advance():
+                return 0, Batch([], [])
+            self._rest, self._frame = self.codec.decode(self._frame[TIME_BYTES:]), b""
+        batch, size = self._rest, len(self._rest.records)
+        if size <= count:
+            self._rest = None
+            return size, batch
+        self._rest = _slice(batch, count, size)
+        return count, _slice(batch, 0, count)
+
+    def _advance(self) -> bool:
+        """Have the next frame at hand, if there is one."""
+        if not self._frame:
+            if self._frames is None:
+                self._frames = iter(()) if self.file is None else read_frames(self.file)
+            self._frame = next(self._frames, b"")
+            self._time_ms = int.from_bytes(self._frame[:TIME_BYTES], "big")
+        return bool(self._frame)
+
+
+def _slice(batch: Batch, start: int, end: int) -> Batch:
+    keys = None if batch.keys is None else batch.keys[start:end]
+    return Batch(batch.records[start:end], batch.origins[start:end], keys)
+
+
+@dataclass
+class Clock:
+    """The time of the batch that is going through the operators; what they send on stems from it."""
+
+    time_ms: int = 0
+
+
+def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: Clock) -> None:
+    """Push all that is in *lanes*: the oldest batch, by its first record, goes first; ties by name and partition."""
+    places = enumerate(sorted(lanes, key=lambda lane: (lane.name, lane.partition)))
+    waiting = [(time_ms, place, lane) for place, lane in places if (time_ms := lane.time_ms()) is not None]
+    heapq.heapify(waiting)
+    while waiting:
+        time_ms, place, lane = waiting[0]
+        clock.time_ms = time_ms
+        count, batch = lane.take(BATCH_RECORDS_MAX)
+        if order is not None:
+            order.note(lane.name, lane.partition, count)
+        lane.push(batch)
+        next_ms = lane.time_ms()
+        if next_ms is None:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (next_ms, place, lane))
+
+
+_log_decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int]], list[int]])
+
+
+def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[tuple[str, int], int]]:
+    """((input, partition), count) of the batches of order logs that follow each other."""
+    for log in logs:
+        inputs, flat = _log_decoder.decode(log)
+        for place, count in zip(flat[::2], flat[1::2], strict=True):
+            yield inputs[place], count
+
+
+def take_along(lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | None) -> None:
+    """Push all that is in *lanes* in the order that *logs* hold. Raises Halt if they do not fit what is there."""
+    by_name = {(lane.name, lane.partition): lane for lane in lanes}
+    for (name, partition), count in runs_of(logs):
+        lane = by_name.get((name, partition))
+        while count:
+            taken, batch = lane.take(min(count, BATCH_RECORDS_MAX)) if lane is not None else (0, Batch([], []))
+            if lane is None or not taken:
+                raise _misfit(name, partition, f"the log has {count} records more than there are to read")
+            count -= taken
+            if order is not None:
+                order.note(name, partition, taken)
+            lane.push(batch)
+    for lane in lanes:
+        if lane.time_ms() is not None:
+            raise _misfit(lane.name, lane.partition, "there are records behind those that the log has")
+
+
+def _misfit(name: str, partition: int, what: str) -> Halt:
+    where = f"partition {partition} of source {name!r}" if partition != NOT_A_SOURCE else f"channel {name}"
+    return Halt(
+        f"The order log does not fit what is read of {where}: {what}. The input is not what the first run read, or the "
+        f"pipeline does not do what it did (it depends on time, chance or its surroundings): it cannot be recomputed."
+    )

@@ -1,0 +1,84 @@
+"""Who runs units: a `Submit` takes the encoded work of one stage and returns what became of each, in order.
+
+Invariants: every piece of work ran to its end in at least one attempt, and the answer is that attempt's; an error that
+no further attempt would mend comes back as an answer, so that nobody repeats it, and is raised here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from exactlyonce.engines.bounded.messages import Failure
+from exactlyonce.engines.bounded.publish import publish
+from exactlyonce.engines.bounded.unit import run_unit
+from exactlyonce.pipeline import errors
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    ExactlyOnceError,
+    Fenced,
+    Halt,
+    InvariantViolation,
+    UserError,
+    require,
+)
+
+Submit = Callable[[str, Sequence[bytes]], list[bytes]]
+"""(name of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage."""
+
+_KINDS: dict[str, Callable[[bytes, str], bytes]] = {"unit": run_unit, "publication": publish}
+_inline_number = itertools.count(1)
+
+
+class _Tagged(msgspec.Struct):
+    type: str
+
+
+_tag_decoder = msgspec.msgpack.Decoder(_Tagged)
+_failure_decoder = msgspec.msgpack.Decoder(Failure)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def perform(work: bytes, attempt_label: str) -> bytes:
+    """Do *work*, whatever it is: the encoded answer, which is a `Failure` where another attempt would fail as well."""
+    try:
+        return _KINDS[_tag_decoder.decode(work).type](work, attempt_label)
+    except BrokerUnavailable:
+        raise
+    except (UserError, Halt, Fenced, InvariantViolation) as error:
+        return _encode(Failure(_known_name(error), str(error)))
+
+
+def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
+    """A `Submit` that runs everything here, one after the other."""
+    return settled(perform(each, f"inline-{next(_inline_number)}") for each in work)
+
+
+def settled(answers: Iterable[bytes]) -> list[bytes]:
+    """*answers*, none of which is a failure; the first that is one is raised."""
+    found = []
+    for answer in answers:
+        if failure := _failure(answer):
+            raise failure
+        found.append(answer)
+    return found
+
+
+def _failure(answer: bytes) -> ExactlyOnceError | None:
+    try:
+        failure = _failure_decoder.decode(answer)
+    except msgspec.ValidationError:
+        return None
+    kind = getattr(errors, failure.error, None)
+    require(isinstance(kind, type) and issubclass(kind, ExactlyOnceError), "a failure names an error of ours")
+    assert isinstance(kind, type)
+    error = kind(failure.text)
+    assert isinstance(error, ExactlyOnceError)
+    return error
+
+
+def _known_name(error: ExactlyOnceError) -> str:
+    """The nearest class of *error* that is in `pipeline.errors`."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "exactlyonce.pipeline.errors")

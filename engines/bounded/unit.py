@@ -1,0 +1,158 @@
+"""A unit of bounded work: one subtask of one task, from its inputs' beginning to their end, in whatever process.
+
+Invariants: it reads exactly the ranges and files that it is given; all that it writes, files and blocks, carries its
+attempt's label or a fresh key, so that two attempts of one unit never meet; it opens no transaction; nothing that it
+did counts before the driver has its receipt.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
+from exactlyonce.checkpoint.manifest import BlockRef, OrderLog, SourceOffset
+from exactlyonce.checkpoint.store_blocks import BlockWriter, Ticket
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.bounded.assembly import Assembly, assemble
+from exactlyonce.engines.bounded.messages import Receipt, Unit
+from exactlyonce.engines.bounded.ordering import take_along, take_by_time
+from exactlyonce.engines.order import OrderRuns
+from exactlyonce.engines.plan import plan
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.loading import load_reference
+from exactlyonce.state.table import KeyedTable
+
+BLOCKS_TIMEOUT_S = 120.0
+BLOCKS_PENDING_MAX = 200
+GC_THRESHOLDS = (50_000, 20, 20)
+"""As in a local worker: a batch's objects are freed by reference counts before a collection walks over them all."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Unit)
+
+
+def run_unit(unit: bytes, attempt_label: str) -> bytes:
+    """Do what the encoded `Unit` says; the encoded `Receipt`. No two attempts have the same label."""
+    return _encode(_run(_decoder.decode(unit), attempt_label))
+
+
+def _run(unit: Unit, label: str) -> Receipt:
+    began_ms = SystemClock().now_ms()
+    physical = plan(_graph(unit), unit.parallelism)
+    task = next(each for each in physical.tasks if each.name == unit.task)
+    assembly = assemble(unit, physical, task, label)
+    try:
+        with _collecting_rarely():
+            order = _take(unit, assembly)
+            channels = tuple(file for sending in assembly.sendings for file in sending.close())
+            outputs = tuple(file for staging in assembly.stagings for file in staging.close())
+            ack = _acknowledgement(unit, assembly, order)
+    finally:
+        assembly.close()
+    hit("unit-computed")
+    return Receipt(
+        ack,
+        channels,
+        outputs,
+        sum(lane.records for lane in assembly.partitions),
+        sum(decoder.skipped for decoder in assembly.decoders),
+        began_ms,
+        SystemClock().now_ms(),
+        label,
+    )
+
+
+def _graph(unit: Unit) -> LogicalGraph:
+    graph = load_reference(unit.reference).build()
+    if graph.fingerprint() != unit.fingerprint:
+        raise GraphError(
+            "A unit imported another pipeline than the driver: the executors have another version of its module, or "
+            "the graph depends on something that differs between processes (time, random numbers, the environment)."
+        )
+    return graph
+
+
+def _take(unit: Unit, assembly: Assembly) -> OrderRuns | None:
+    """Push all input through the operators; the order in which it was taken, where there is more than one."""
+    order = OrderRuns() if len(assembly.lanes) > 1 else None
+    if unit.order is not None and (unit.order or order is not None):
+        take_along(assembly.lanes, unit.order, order)
+    else:
+        take_by_time(assembly.lanes, order, assembly.clock)
+    return order
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """The garbage collector passes over what was there before, and comes as rarely as in a local worker."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _acknowledgement(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> Ack:
+    offsets = tuple(
+        SourceOffset(each.source, each.topic, unit.topic_ids[each.topic], each.partition, each.end)
+        for each in unit.readings
+    )
+    if not unit.write_state:
+        return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
+    writing = _StateWriting(unit)
+    operators = tuple(writing.table(table) for table in assembly.tables)
+    order_log = None if order is None else writing.order(order.cut())
+    return Ack(
+        unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log, written=tuple(writing.written)
+    )
+
+
+class _StateWriting:
+    """Writes a unit's blocks; `written` are those that are durable."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._names = BlockNames(unit.subtask)
+        config = ClientConfig(unit.client).confluent()
+        self._blocks = BlockWriter(config, unit.topic, unit.incarnation, unit.attempt)
+        self.written: list[BlockRef] = []
+
+    def table(self, table: KeyedTable[Any]) -> OperatorAck:
+        """The changes of *table* and its index."""
+        checkpoint, names = self._unit.checkpoint, self._names
+        snapshot = table.freeze(checkpoint, self._unit.base.checkpoint)
+        tickets = []
+        for block in snapshot.encode():
+            if block is not None:
+                tickets.append(names.write(self._blocks, checkpoint, table.operator, block))
+                if self._blocks.poll() > BLOCKS_PENDING_MAX:
+                    self._blocks.wait(BLOCKS_TIMEOUT_S)
+        refs = self._durable(tickets)
+        parts = snapshot.seal(refs)
+        index = self._durable([names.write_index(self._blocks, checkpoint, table, part) for part in parts])
+        return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
+
+    def order(self, log: bytes) -> OrderLog:
+        """The order in which the inputs were taken."""
+        unit = self._unit
+        ticket = self._names.write_order(self._blocks, unit.checkpoint, unit.task, unit.subtask, log)
+        return OrderLog(unit.task, unit.subtask, tuple(self._durable([ticket])))
+
+    def _durable(self, tickets: list[Ticket]) -> list[BlockRef]:
+        self._blocks.wait(BLOCKS_TIMEOUT_S)
+        refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
+        self.written += refs
+        return refs

@@ -1,0 +1,29 @@
+"""Fixtures of bounded work: pipelines that units can import, and what a checkpoint says of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "folds"), str(HERE.parent / "engines")]
+
+
+@pytest.fixture
+def loaded(topic_name: str) -> Callable[..., Any]:
+    """`loaded("broad")` is that function of bounded_pipelines, made for the topics of this test."""
+    from bounded import load_pipeline
+
+    return lambda attribute, module="bounded_pipelines": load_pipeline(module, attribute, topic_name)
+
+
+@pytest.fixture
+def fed(kafka: Any, topic_name: str) -> Any:
+    """The input topics of `broad`: 4 and 3 partitions, one of which stays empty, and what was written to them."""
+    from bounded import Fed
+
+    return Fed(kafka, topic_name)

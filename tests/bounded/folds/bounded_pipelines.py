@@ -1,0 +1,39 @@
+"""Pipelines that bounded work is tested with; units import this module by its name."""
+
+import msgspec
+from pipelines import Order, Total, add
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+class Round(msgspec.Struct):
+    """The how-manieth update of a bucket an update of a customer's total was."""
+
+    id: int
+    bucket: int
+    number: int
+
+
+def count(seen: int | None, total: Total) -> tuple[int, Round]:
+    """Numbers the updates of a bucket."""
+    number = (seen or 0) + 1
+    return number, Round(total.id, total.id % 7, number)
+
+
+def broad(name: str) -> Pipeline:
+    """Two sources, a union, two shuffles, three sinks: copies, running totals, and the totals numbered by bucket."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
+        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
+    )
+    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    (
+        totals.key_by(lambda total: total.id % 7)
+        .stateful_map("rounds", count)
+        .sink("rounds-out", KafkaSink(f"{name}-rounds", key=lambda each: str(each.bucket)))
+    )
+    return pipeline

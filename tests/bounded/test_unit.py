@@ -1,0 +1,126 @@
+"""Units, run in this process without publishing: what they compute, and along which order."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.checkpoint.store_topic import prepare_topic
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.topics import Topics
+from exactlyonce.engines.bounded.messages import Receipt, Unit
+from exactlyonce.engines.bounded.ranges import Reading, readings
+from exactlyonce.engines.bounded.stages import compute
+from exactlyonce.engines.bounded.staging import read_outputs
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.loading import Loaded
+
+pytestmark = pytest.mark.broker
+
+
+class Computing:
+    """Runs a pipeline's units over all that its topics hold."""
+
+    def __init__(self, fed: Any, loaded: Loaded, parallelism: int, folder: Path) -> None:
+        self.config = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
+        self.graph = loaded.pipeline.build()
+        self.plan = plan(self.graph, parallelism)
+        self.topic = prepare_topic(self.config.confluent(), self.graph.pipeline_id, 3)
+        topics = Topics(self.config)
+        names = {node.id: str(node.source.topic) for node in self.graph.sources if node.source}
+        self.ranges: tuple[Reading, ...] = readings(
+            names,
+            {source: topics.start_offsets(name) for source, name in names.items()},
+            {source: topics.end_offsets(name, committed=True) for source, name in names.items()},
+        )
+        ids = {name: topic.topic_id for name, topic in topics.describe(names.values()).items()}
+        topics.close()
+        self.unit = Unit(
+            loaded.reference, self.graph.fingerprint(), dict(self.config.settings), "", 0, parallelism, 1,
+            self.base(parallelism), 1, 0, self.topic, ids, (), (), None, True, False, str(folder),
+        )  # fmt: skip
+
+    def base(self, parallelism: int) -> Manifest:
+        """A manifest 0."""
+        return Manifest(
+            self.graph.pipeline_id, 0, 1, 0, "initial", 0, 0, 0, 0, self.graph.fingerprint(),
+            self.graph.max_parallelism, parallelism, self.topic.partitions, (), 0, (), (), (), (), (),
+        )  # fmt: skip
+
+    def run(self, **changes: Any) -> list[Receipt]:
+        """The receipts of all units, which are as *changes* say."""
+        logs = changes.pop("logs", None)
+        return compute(self.plan, msgspec.structs.replace(self.unit, **changes), self.ranges, in_process, logs)
+
+    def logs(self, receipts: list[Receipt]) -> dict[tuple[str, int], tuple[bytes, ...]]:
+        """The order logs that the units have written."""
+        reader = BlockReader(self.config.confluent(), self.topic)
+        wanted = {each.ack.order_log for each in receipts if each.ack.order_log is not None}
+        return {(log.task, log.subtask): tuple(b.body for _, b in reader.fetch(log.blocks)) for log in wanted}
+
+
+def outputs(receipts: list[Receipt]) -> dict[tuple[str, int], list[Any]]:
+    """Values by sink and subtask, in order."""
+    found: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for receipt in receipts:
+        for file in receipt.outputs:
+            for batch in read_outputs(file.file):
+                found[file.sink, file.subtask] += [json.loads(value or b"") for value in batch.values]
+    return found
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, tmp_path: Path) -> None:
+    """Over three stages every order gives one copy and one update with its running total."""
+    fed.feed(9_000)
+    receipts = Computing(fed, loaded("broad"), parallelism, tmp_path).run()
+    assert sum(each.records for each in receipts) == 13_500
+    given = {order["id"]: order for order in (json.loads(value) for _, value in fed.all)}
+    updates = [each for (sink, _), some in outputs(receipts).items() if sink == "out" for each in some]
+    assert sorted(update["id"] for update in updates) == sorted(given)
+    sums: dict[str, int] = defaultdict(int)
+    for update in updates:
+        sums[update["customer"]] += given[update["id"]]["total"]
+        assert update["sum"] == sums[update["customer"]]
+    copies = [each["id"] for (sink, _), some in outputs(receipts).items() if sink == "copies" for each in some]
+    assert sorted(copies) == sorted(given)
+
+
+def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """A second run along the first one's logs gives the same outputs in order, with origins, and writes no block."""
+    fed.feed(9_000)
+    computing = Computing(fed, loaded("broad"), 3, tmp_path)
+    first = computing.run()
+    logs = computing.logs(first)
+    assert {subtask for _, subtask in logs} == {0, 1, 2}
+    again = computing.run(logs=logs, write_state=False, origins=True)
+    assert outputs(again) == outputs(first)
+    assert not any(each.ack.written or each.ack.operators for each in again)
+    batches = [batch for each in again for file in each.outputs for batch in read_outputs(file.file)]
+    assert all(batch.origins and len(batch.origins) == len(batch.values) for batch in batches)
+    origins = [(file.sink, origin) for each in again for file in each.outputs
+               for batch in read_outputs(file.file) for origin in batch.origins or ()]  # fmt: skip
+    assert len(set(origins)) == len(origins) == 3 * 13_500, "each input record stands behind one output of each sink"
+
+
+def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """Where there is more or less input than the order log says, the units stop."""
+    fed.feed(900)
+    computing = Computing(fed, loaded("broad"), 2, tmp_path)
+    logs = computing.logs(computing.run())
+    fed.feed(100)
+    whole, computing.ranges = computing.ranges, Computing(fed, loaded("broad"), 2, tmp_path).ranges
+    with pytest.raises(Halt, match="there are records behind"):
+        computing.run(logs=logs)
+    computing.ranges = tuple(msgspec.structs.replace(each, end=each.end - (each.end > 0)) for each in whole)
+    with pytest.raises(Halt, match="more than there are to read"):
+        computing.run(logs=logs)
