@@ -18,12 +18,13 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is not in its stubs
 from confluent_kafka.cimpl import NewTopic
 
 from exactlyonce.connectors.broker import EmbeddedBroker
 
 LIMIT_S = 60.0
+PAUSE_S = 0.01
 BY_KEY = -1
 
 Value = bytes | str | None
@@ -58,11 +59,14 @@ class KafkaCluster:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers})
 
     def create_topic(self, name: str, partitions: int = 1, **config: object) -> str:
-        """Create a topic and return its name; `cleanup_policy="compact"` stands for the setting cleanup.policy."""
+        """Create a topic and return its name, once the leaders of all partitions answer.
+
+        `cleanup_policy="compact"` stands for the setting cleanup.policy.
+        """
         settings = {setting.replace("_", "."): str(value) for setting, value in config.items()}
         admin = self.admin()
         admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(LIMIT_S)
-        _await(lambda: len(admin.list_topics(name, timeout=LIMIT_S).topics[name].partitions) == partitions, name)
+        _await(lambda: _answers(admin, name, partitions), name)
         return name
 
     def produce(
@@ -111,6 +115,18 @@ class OwnCluster(KafkaCluster):
         self.broker = broker
 
 
+def _answers(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Whether every partition has a leader that knows of it, which the metadata may show before it is true."""
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's own lack
+    try:
+        for future in admin.list_offsets({TopicPartition(topic, each): latest for each in range(partitions)}).values():
+            future.result(LIMIT_S)
+    except KafkaException:
+        admin.poll(PAUSE_S)  # a refusal comes at once
+        return False
+    return True
+
+
 def _accepted(
     producer: Producer, topic: str, key: Value, value: Value, partition: int, failures: list[KafkaError]
 ) -> bool:
@@ -156,7 +172,7 @@ def _position(message: Message) -> tuple[int, int]:
 
 
 def _await(condition: Callable[[], bool], what: str) -> None:
-    """Ask again until the brokers' metadata, which lags behind an answered request, shows it."""
+    """Ask again until the brokers, which lag behind an answered request, know of it."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > deadline:
