@@ -37,6 +37,7 @@ from exactlyonce.pipeline.errors import ExactlyOnceError
 INPUT, OUTPUT, PIPELINE = "flights", "flight-totals", "flights"
 Totals = tuple[int, int, int]
 """(flights, cancelled, minutes of delay)."""
+PARTITIONS = 4
 STEPS = ("triggered", "acknowledged", "decided", "finalized")
 PATIENCE_S = 60.0
 
@@ -103,13 +104,16 @@ class Job:
         self.step = "starting"
         self.lag = 0
         self.finalized = 0
+        self.since_deployed = 0
+        """Checkpoints of the processes that run now."""
         self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(
             self.command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        threading.Thread(target=self._follow, args=(self.process,), daemon=True).start()
+        self.follower = threading.Thread(target=self._follow, args=(self.process,), daemon=True)
+        self.follower.start()
 
     def _follow(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
@@ -125,16 +129,23 @@ class Job:
         if event["event"] == "checkpoint":
             self.lag = event["lag"]
             self.finalized += 1
+            self.since_deployed += 1
             self.step = f"between checkpoints, after {event['checkpoint']}"
         elif event["event"] == "step":
             if event["step"] == "deployed":
-                self.workers = event["workers"]
+                self.workers, self.since_deployed = event["workers"], 0
             self.step = event["step"] + (f" {event['checkpoint']}" if "checkpoint" in event else "")
             self.events.put(event)
 
+    def kill(self, role: str) -> None:
+        """SIGKILL; the coordinator is started again, which does the same for a worker."""
+        pid = self.process.pid if role == "coordinator" else self.workers[int(role.split()[1])]
+        self.workers = []
+        os.kill(pid, signal.SIGKILL)
+
     def restart(self) -> None:
         self.process.wait()
-        self.workers = []
+        self.follower.join()
         self.step = "starting"
         self.start()
 
@@ -154,15 +165,13 @@ class Killer:
         roles = ["coordinator", *(f"worker {i}" for i in range(parallelism))]
         self.roles = [roles[i % len(roles)] for i in range(kills)]
         self.random.shuffle(self.roles)
-        self.seen = 0
 
     def run(self, feeder: Feeder) -> int:
-        """Kill until the number is reached; how many were."""
-        for number, role in enumerate(self.roles):
-            if not self._await_instant(feeder, number):
-                return number
-            self._kill(number + 1, role)
-        return self.kills
+        """Kill until the number is reached; how many were. One that found nothing in flight does not count."""
+        killed = 0
+        while killed < self.kills and self._await_instant(feeder, killed):
+            killed += self._kill(killed + 1, self.roles[killed])
+        return killed
 
     def _await_instant(self, feeder: Feeder, number: int) -> bool:
         """A random instant: any, or right behind a step of the protocol, whichever the dice say."""
@@ -171,7 +180,7 @@ class Killer:
         while not feeder.done.is_set():
             if self.job.process.poll() is not None:
                 raise ExactlyOnceError(f"the job ended by itself, with exit code {self.job.process.returncode}")
-            ready = self.job.finalized > self.seen and len(self.job.workers) > 0
+            ready = self.job.workers and self.job.since_deployed
             if ready and time.monotonic() >= due and (step is None or self._meets(step)):
                 time.sleep(self.random.uniform(0, 0.01))  # a random instant
                 return True
@@ -186,17 +195,24 @@ class Killer:
         except queue.Empty:
             return False
 
-    def _kill(self, number: int, role: str) -> None:
+    def _kill(self, number: int, role: str) -> bool:
+        """Whether it counts."""
         job = self.job
-        step = job.step
-        pid = job.process.pid if role == "coordinator" else job.workers[int(role.split()[1])]
-        os.kill(pid, signal.SIGKILL)
-        listed = self.transactions.list(f"eo:{PIPELINE}:")
-        open_now = sum(each.state == "Ongoing" for each in listed)
-        say(f"  kill {number}/{self.kills}  {role:<11}  at: {step:<36}  open transactions: {open_now}")
-        self.seen = job.finalized
+        step, checkpoints = job.step, job.since_deployed
+        job.kill(role)
+        transactions, records = self._in_flight()
+        flight = f"{records:,} records in {transactions} open transactions" if records else "nothing, does not count"
+        found = f"at: {step:<32}  checkpoints: {checkpoints:<3}  in flight: {flight}"
+        say(f"  kill {number}/{self.kills}  {role:<11}  {found}")
         if role == "coordinator":
             job.restart()
+        return records > 0
+
+    def _in_flight(self) -> tuple[int, int]:
+        """Open transactions of the output, and what the broker has in them: no reader sees it yet."""
+        producers = self.transactions.producers((OUTPUT, partition) for partition in range(PARTITIONS))
+        writing = [each for each in producers if each.transaction_start_offset is not None]
+        return len({each.producer_id for each in writing}), sum(each.last_sequence + 1 for each in writing)
 
 
 # --- the independent count --------------------------------------------------------------------------------------
@@ -274,7 +290,7 @@ def verdict(servers: str, rows: list[dict[str, str]]) -> bool:
 
 def create_topics(servers: str) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
-    for name, future in admin.create_topics([NewTopic(t, 4, 1) for t in (INPUT, OUTPUT)]).items():
+    for name, future in admin.create_topics([NewTopic(t, PARTITIONS, 1) for t in (INPUT, OUTPUT)]).items():
         error = future.exception()
         if error is not None:
             sys.exit(f"Topic {name} could not be created: {error}. The demo needs a cluster without it.")
