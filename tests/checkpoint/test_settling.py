@@ -18,7 +18,6 @@ from exactlyonce.checkpoint.requests import (
 )
 from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.transaction import EndAnswer, ProducerState, TransactionState
-from exactlyonce.pipeline.errors import Halt
 
 NAME = "eo:totals:coordinator"
 LOG = [("totals.checkpoints", 0), ("totals.checkpoints", 1)]
@@ -121,12 +120,12 @@ def test_a_writer_that_is_quicker_than_the_fence_is_looked_at_again() -> None:
     assert broker.verdicts == [("end", False)]
 
 
-def test_a_verdict_that_nobody_knows_is_a_halt() -> None:
-    """Open, and the id was initialised since: whether it was committed cannot be known, so nothing is ended."""
+def test_what_nobody_knows_the_end_of_is_aborted() -> None:
+    """Open, and the id was initialised since: nobody has acted upon what readers never saw, so that it is aborted."""
     broker = Broker("Empty", LOG[0])
-    with pytest.raises(Halt, match="KAFKA-20734"):
-        drive(settle(NAME, LOG), broker)
-    assert broker.verdicts == []
+    drive(settle(NAME, LOG), broker)
+    assert broker.verdicts == [("markers", False), ("end", False)]
+    assert broker.open == set()
 
 
 def test_another_producer_on_the_log_is_none_of_ours() -> None:
