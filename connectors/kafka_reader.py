@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -22,9 +22,29 @@ _offset = cast("Callable[[Message], int]", Message.offset)
 FETCH_BACKOFF_MS = 10
 """How soon the client fetches again after its queue was full. Its default of a second starves a fast loop."""
 
-_RETENTION = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
-_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-_FATAL = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION)
+RETENTION_ERRORS = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+TOPIC_ERRORS = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+RIGHTS_ERRORS = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+
+
+def exact_consumer(config: Mapping[str, Any]) -> Consumer:
+    """A consumer that reads what is committed from where it is told to, and nowhere else."""
+    return Consumer(
+        {
+            "group.id": "exactlyonce",
+            "isolation.level": "read_committed",
+            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+            **config,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+    )
 
 
 @dataclass
@@ -49,18 +69,7 @@ class KafkaReader:
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
         if not self.offsets:
             return
-        self._consumer = Consumer(
-            {
-                "group.id": "exactlyonce",
-                "isolation.level": "read_committed",
-                "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
-                **self.config,
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-            }
-        )
+        self._consumer = exact_consumer(self.config)
         self._consumer.assign([TopicPartition(self.topic, p, offset) for p, offset in self.offsets.items()])
 
     @property
@@ -104,7 +113,7 @@ class KafkaReader:
     def _raise(self, error: KafkaError, message: Message) -> None:
         """Raise what needs a person; everything else (a broker that is away) librdkafka itself retries."""
         where = f"{self.topic}[{message.partition()}]" if message.partition() is not None else self.topic
-        if error.code() in _RETENTION:
+        if error.code() in RETENTION_ERRORS:
             partition = message.partition() or 0
             wanted = self.offsets.get(partition, OFFSET_BEGINNING)
             first, end = self._watermarks(partition)
@@ -115,11 +124,11 @@ class KafkaReader:
                 f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
                 f"recompute from what is there."
             )
-        if error.code() in _TOPIC:
+        if error.code() in TOPIC_ERRORS:
             raise TopicError(
                 f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
             )
-        if error.code() in _FATAL:
+        if error.code() in RIGHTS_ERRORS:
             raise TopicError(
                 f"Source {self.source!r} may not read {where}: {error.str()}. Grant Read on the topic "
                 f"and on group {self.config.get('group.id', 'exactlyonce')}."

@@ -1,0 +1,131 @@
+"""Exactly a range: against the records that a plain read_committed consumer sees."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from exactlyonce.connectors.broker import free_port
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.range_reader import RangeGone, RangeReader
+from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
+
+LIMIT_S = 60.0
+CANARY = "canary-7f3a"
+
+
+def read(reader: RangeReader, records_max: int = 7) -> list[tuple[int | None, bytes | None]]:
+    """(offset, value) of all of the range, in batches of at most *records_max*."""
+    records = []
+    while messages := reader.read(records_max):
+        assert len(messages) <= records_max
+        records += [(message.offset(), message.value()) for message in messages]
+    assert reader.read(records_max) == []
+    reader.close()
+    return records
+
+
+def write(cluster: Any, topic: str, kinds: str) -> None:
+    """For each kind a transaction of three records, (c)ommitted or (a)borted, with an aborted one in between them."""
+    for number, kind in enumerate(kinds):
+        outer, inner = (cluster.open(f"{topic}-{number}-{name}", topic, []) for name in ("outer", "inner"))
+        for step in range(3):
+            for name, producer in (("outer", outer), ("inner", inner)):
+                producer.produce(topic, f"{number}-{name}-{step}", partition=0)
+                assert producer.flush(LIMIT_S) == 0
+        inner.abort_transaction(LIMIT_S)
+        outer.commit_transaction(LIMIT_S) if kind == "c" else outer.abort_transaction(LIMIT_S)
+
+
+@pytest.mark.broker
+def test_every_range(cluster: Any, kafka: Any, topic: str) -> None:
+    """Of transactions in each other, committed or aborted, every range has what a consumer sees, wherever it ends."""
+    write(cluster, topic, "caca")
+    cluster.visible(topic)
+    seen = [(each.offset, each.value) for each in kafka.read_committed(topic) if each.partition == 0]
+    assert [offset for offset, _ in seen] == [0, 2, 4, 16, 18, 20]
+    log_end = cluster.topics.end_offsets(topic, committed=True)[0]
+    for start in (0, 3, 17):
+        for end in range(start, log_end + 1):
+            reader = RangeReader(topic, 0, start, end, cluster.config)
+            assert read(reader) == [each for each in seen if start <= each[0] < end], (start, end)
+
+
+@pytest.mark.broker
+def test_more_than_one_fetch(cluster: Any, topic: str) -> None:
+    """A large range comes whole and in order, in full batches, and ends before what lies behind it."""
+    producer = cluster.open(f"{topic}-many", topic, [b"%06d" % number + bytes(300) for number in range(60_000)])
+    producer.commit_transaction(LIMIT_S)
+    records = read(RangeReader(topic, 1, 5, 29_000, cluster.config), 10_000)
+    assert [offset for offset, _ in records] == list(range(5, 29_000))
+    assert [value[:6] for _, value in records if value] == [b"%06d" % number for number in range(11, 58_000, 2)]
+
+
+@pytest.mark.broker
+def test_a_transaction_that_ends_meanwhile(cluster: Any, topic: str) -> None:
+    """A range that reaches into an open transaction waits for it, and gives its records once they are committed."""
+    producer = cluster.open(topic, topic, [b"0", b"", b"1", b""])
+    asked = []
+
+    def clock() -> float:
+        asked.append(time.monotonic())
+        if len(asked) == 4:
+            producer.commit_transaction(LIMIT_S)
+        return asked[-1]
+
+    assert read(RangeReader(topic, 0, 0, 2, cluster.config, clock=clock)) == [(0, b"0"), (1, b"1")]
+    assert len(asked) >= 4
+
+
+def test_an_empty_range() -> None:
+    """An empty range asks nobody."""
+    config = ClientConfig({"bootstrap.servers": f"127.0.0.1:{free_port()}"})
+    assert read(RangeReader("missing", 0, 7, 7, config)) == []
+
+
+@pytest.mark.broker
+class TestWhatIsMissing:
+    """A range that is not all there is an error that names the offsets."""
+
+    def test_removed(self, cluster: Any, topic: str) -> None:
+        """What retention took is an error, and what it left is read."""
+        cluster.open(topic, topic, [b"%d" % number for number in range(20)]).commit_transaction(LIMIT_S)
+        admin = AdminClient(cluster.config.confluent())
+        admin.delete_records([TopicPartition(topic, 0, 4)])[TopicPartition(topic, 0)].result(LIMIT_S)
+        with pytest.raises(RangeGone, match=r"from offset 3 up to 8, but the topic holds offsets 4 to 10 now"):
+            RangeReader(topic, 0, 3, 9, cluster.config).read(100)
+        assert [offset for offset, _ in read(RangeReader(topic, 0, 4, 9, cluster.config))] == [4, 5, 6, 7, 8]
+
+    def test_beyond_the_end(self, cluster: Any, topic: str) -> None:
+        """A start that the topic does not have is an error at once; an end that does not come, after the patience."""
+        cluster.open(topic, topic, [b"0", b"", b"1", b""]).commit_transaction(LIMIT_S)
+        with pytest.raises(RangeGone, match="from offset 10 up to 19, but the topic holds offsets 0 to 2 now"):
+            RangeReader(topic, 0, 10, 20, cluster.config).read(100)
+        hasty = RangeReader(topic, 0, 0, 20, cluster.config, patience_s=1.0)
+        assert len(hasty.read(100)) == 2
+        with pytest.raises(
+            BrokerUnavailable, match=r"at offset 3 nothing has come for 1 s: readers .* held at offset 3"
+        ):
+            hasty.read(100)
+        hasty.close()
+
+    def test_no_topic(self, cluster: Any, topic_name: str) -> None:
+        """A missing topic is a TopicError that names topic and partition."""
+        with pytest.raises(TopicError, match=rf"{topic_name}\[0\], of which .* does not exist"):
+            RangeReader(topic_name, 0, 0, 20, cluster.config).read(100)
+        cluster.topics.create(topic_name, partitions=1)
+        with pytest.raises(TopicError, match=rf"{topic_name}\[1\], of which .* does not exist"):
+            RangeReader(topic_name, 1, 0, 20, cluster.config).read(100)
+
+    def test_no_broker(self) -> None:
+        """Without a broker the error comes in time, says where it was tried, and holds no secret."""
+        security = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
+        servers = f"127.0.0.1:{free_port()}"
+        config = ClientConfig({"bootstrap.servers": servers, "log_level": 0, "sasl.password": CANARY, **security})
+        with pytest.raises(BrokerUnavailable, match=rf"{servers} runs") as caught:
+            RangeReader("topic", 0, 0, 20, config, patience_s=0.3).read(100)
+        assert CANARY not in str(caught.value)
