@@ -5,7 +5,7 @@ Invariant: every block of an attempt has a key of its own: kind, operator, key g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +16,9 @@ from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.state.blocks import EncodedBlock
-from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.key_groups import group_range
 from exactlyonce.state.restore import restore
 from exactlyonce.state.table import KeyedTable
 
@@ -41,7 +42,7 @@ class BlockNames:
 
     def write_index(self, writer: BlockWriter, checkpoint: int, table: KeyedTable[Any], part: bytes) -> Ticket:
         """A part of the index of a subtask's state."""
-        block = Block(table.operator, checkpoint, INDEX, "none", "EOS1", part)
+        block = Block(table.operator, checkpoint, INDEX, "none", "EOX2", part)
         return writer.write(block, self._subtask, self._next())
 
     def write_order(self, writer: BlockWriter, checkpoint: int, task: str, subtask: int, log: bytes) -> Ticket:
@@ -56,13 +57,33 @@ def restore_table(
     checkpoint: int,
     snapshot: OperatorSnapshot | None,
     reader: BlockReader,
+    touched: Collection[int] | None = None,
 ) -> KeyedTable[Any]:
-    """The table of *node* for *groups* at *checkpoint*, from all old subtasks' indexes."""
-    refs = [ref for parts in snapshot.index for ref in parts] if snapshot else []
-    indexes = [body for _, body in _bodies(reader, refs)]
+    """The table of *node* for *groups* at *checkpoint*; of these, only the *touched* ones are read if that is given."""
+    indexes = [body for _, body in _bodies(reader, _indexes(snapshot, groups, max_parallelism))]
     return restore(
-        node.id, node.state_type, groups, max_parallelism, checkpoint, indexes, lambda wanted: _bodies(reader, wanted)
+        node.id,
+        node.state_type,
+        groups,
+        max_parallelism,
+        checkpoint,
+        indexes,
+        lambda wanted: _bodies(reader, wanted),
+        touched,
     )
+
+
+def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: int) -> list[BlockRef]:
+    """The indexes of the old subtasks that had any of *groups*."""
+    if snapshot is None:
+        return []
+    owned = [group_range(subtask, snapshot.parallelism, max_parallelism) for subtask in range(snapshot.parallelism)]
+    return [
+        ref
+        for before, parts in zip(owned, snapshot.index, strict=True)
+        if max(before.start, groups.start) < min(before.stop, groups.stop)
+        for ref in parts
+    ]
 
 
 def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
@@ -72,7 +93,7 @@ def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
     refs.update(indexes)
     with whole_or_halt(manifest):
         for _, body in _bodies(reader, indexes):
-            refs.update(entry.ref for entry in decode_index(body).entries)
+            refs.update(block.ref for block in decode_index(body).blocks)
     return refs
 
 

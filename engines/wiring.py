@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,9 +67,18 @@ def close_functions(functions: Iterable[Any]) -> None:
 
 
 def table_of(
-    node: Node, graph: LogicalGraph, parallelism: int, subtask: int, manifest: Manifest, reader: BlockReader
+    node: Node,
+    graph: LogicalGraph,
+    parallelism: int,
+    subtask: int,
+    manifest: Manifest,
+    reader: BlockReader,
+    touched: Collection[int] | None = None,
 ) -> KeyedTable[Any]:
-    """The table of *node* in *subtask*, with what *manifest* has of it."""
+    """The table of *node* in *subtask*, with what *manifest* has of it.
+
+    With *touched*, only the state of these key groups is read; that of the subtask's others is carried over.
+    """
     by_partition = any(graph.node(read.node).partitioned for read in node.inputs)
     groups = range(graph.max_parallelism) if by_partition else group_range(subtask, parallelism, graph.max_parallelism)
     snapshot = next((each for each in manifest.operators if each.operator == node.id), None)
@@ -81,4 +90,4 @@ def table_of(
             )
         snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
     with whole_or_halt(manifest):
-        return restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader)
+        return restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, touched)

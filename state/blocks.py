@@ -21,10 +21,13 @@ import msgspec
 from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateUnstorable
+from exactlyonce.state.key_groups import mask_of
 
 IMAGE = 0
 INCREMENT = 1
 RAW_TARGET = 256 * 1024
+GROUP_LARGE = 32 * 1024
+"""A key group with this much to write shares a block with one like it at most: whoever wants it reads little else."""
 SECTION_SIZE_MAX = 900 * 1000
 _MAGIC = b"EOS1"
 _PREFIX = len(_MAGIC) + 4
@@ -48,14 +51,14 @@ class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
     sections: tuple[Section, ...]
 
     @property
-    def groups(self) -> frozenset[int]:
-        """The key groups that have a section here."""
-        return frozenset(section.group for section in self.sections)
+    def groups(self) -> int:
+        """The key groups that have a section here, as a mask."""
+        return mask_of({section.group for section in self.sections})
 
     @property
-    def images(self) -> frozenset[int]:
-        """The key groups that have an image, or a part of it, here."""
-        return frozenset(section.group for section in self.sections if section.kind == IMAGE)
+    def images(self) -> int:
+        """The key groups that have an image, or a part of it, here, as a mask."""
+        return mask_of({section.group for section in self.sections if section.kind == IMAGE})
 
 
 class EncodedBlock(msgspec.Struct, frozen=True):
@@ -92,15 +95,18 @@ class BlockWriter:
                 f"A state of operator {self._operator!r} takes {len(keys) + len(states)} bytes with its key; at most"
                 f" {SECTION_SIZE_MAX} fit a block. Spread it over more keys."
             )
-        finished = self.make_room(len(keys) + len(states))
+        finished = self._make_room(len(keys) + len(states), RAW_TARGET)
         self._sections.append(Section(group, kind, entries, len(keys), len(states)))
         self._raw += keys, states
         self._raw_bytes += len(keys) + len(states)
         return finished
 
-    def make_room(self, raw_bytes: int) -> EncodedBlock | None:
-        """Finish the block if *raw_bytes* more would make it too large."""
-        return self.flush() if self._raw_bytes + raw_bytes > RAW_TARGET else None
+    def begin_group(self, raw_bytes: int) -> EncodedBlock | None:
+        """Finish the block if it should not hold a key group of some *raw_bytes*, too."""
+        return self._make_room(raw_bytes, RAW_TARGET if raw_bytes < GROUP_LARGE else 2 * GROUP_LARGE)
+
+    def _make_room(self, raw_bytes: int, target: int) -> EncodedBlock | None:
+        return self.flush() if self._raw_bytes + raw_bytes > target else None
 
     def flush(self) -> EncodedBlock | None:
         """Finish the block, if anything is in it."""

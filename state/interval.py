@@ -57,6 +57,8 @@ class Interval(Generic[S]):
         self.open = True
         """Whether encoding still reads states that records may change."""
         self.encoded = False
+        self.credit = 0.0
+        """What merging had left after this interval's images."""
         self._next: Interval[S] | None = None
         self._states = states
         self._keys = keys
@@ -80,6 +82,7 @@ class Interval(Generic[S]):
 
     def _encode(self) -> Iterator[None]:
         merged = self._merging.choose(self.checkpoint, len(self.changes), self._keys)
+        self.credit = self._merging.credit
         keys, states, deleted = yield from self._deal()
         yield from self._take_in()
         for group in sorted(merged):
@@ -141,7 +144,7 @@ class Interval(Generic[S]):
         """Write the whole of *group* as it was at the barrier."""
         self._merging.imaged(group)
         keys, left = iter(self._keys[group]), len(self._keys[group])
-        self._make_room(left)
+        self._begin_group(left)
         while True:
             some = list(islice(keys, self._entries_per_section()))
             left -= len(some)
@@ -169,7 +172,7 @@ class Interval(Generic[S]):
         else:
             self._merging.incremented(group, self.checkpoint, len(keys) + len(deleted))
         more, more_states, more_deleted, left = iter(keys), iter(states), iter(deleted), len(keys) + len(deleted)
-        self._make_room(left)
+        self._begin_group(left)
         while True:
             limit = self._entries_per_section()
             some, some_states = list(islice(more, limit)), list(islice(more_states, limit))
@@ -180,8 +183,8 @@ class Interval(Generic[S]):
             if not left:
                 return
 
-    def _make_room(self, entries: int) -> None:
-        self._keep(self._writer.make_room(int(entries * self._bytes_per_entry)))
+    def _begin_group(self, entries: int) -> None:
+        self._keep(self._writer.begin_group(int(entries * self._bytes_per_entry)))
 
     def _add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
         encoded_keys, encoded_states = encode_keys(keys, deleted), self._state_type.encode(states)

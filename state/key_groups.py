@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def subtask_of(group: int, parallelism: int, max_parallelism: int) -> int:
     """The subtask that owns *group*."""
@@ -18,3 +20,15 @@ def group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
         -(-subtask * max_parallelism // parallelism),
         -(-(subtask + 1) * max_parallelism // parallelism),
     )
+
+
+def mask_of(groups: Iterable[int]) -> int:
+    """*groups* as a set in one number: bit *g* is set if *g* is among them.
+
+    >>> bin(mask_of([0, 3]))
+    '0b1001'
+    """
+    mask = 0
+    for group in groups:
+        mask |= 1 << group
+    return mask

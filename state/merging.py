@@ -2,7 +2,8 @@
 
 Over any run, no more entries go into merged images than `1 / RATIO` of those in increments, or than rewriting the state
 once in `cycle` checkpoints takes, whichever is more. In return increments never grow far past `RATIO` times the state,
-and no increment that is needed is much older than `cycle` checkpoints.
+and no increment that is needed is much older than `cycle` checkpoints. A run may be cut into any number of short lives:
+what is left for images is restored with the state. Only groups that are in the table are ever chosen.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ CYCLE_MIN = 16
 class Merging:
     """Counts the increments of each key group since its image."""
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float = 0.0) -> None:
+        self.credit = credit
+        """Entries that may go into images, and did not yet."""
         self._entries: dict[int, int] = {}
         self.oldest: dict[int, int] = {}
         """By group, the checkpoint of its first increment since its image."""
-        self._credit = 0.0
 
     def incremented(self, group: int, checkpoint: int, entries: int) -> None:
         """*group* got an increment. Checkpoints may come in any order."""
@@ -42,23 +44,23 @@ class Merging:
             group: max(entries / (RATIO * (len(tables[group]) or 1)), (checkpoint - self.oldest[group]) / cycle)
             for group, entries in self._entries.items()
         }
-        self._credit += max(changed / RATIO, total / cycle)
+        self.credit += max(changed / RATIO, total / cycle)
         chosen: set[int] = set()
         for group in sorted((each for each in needs if needs[each] >= 0.5), key=needs.__getitem__, reverse=True):
             cost = len(tables[group])
-            if cost > self._credit:
-                self._credit = min(self._credit, cost)
+            if cost > self.credit:
+                self.credit = min(self.credit, cost)
                 return chosen
-            self._credit -= cost
+            self.credit -= cost
             chosen.add(group)
-        self._credit = 0.0
+        self.credit = min(self.credit, max(map(len, tables.values()), default=0))
         return chosen
 
 
 def _cycle(total: int) -> int:
     """Checkpoints between two images of a group, by entries in all groups.
 
-    A long cycle makes long chains, and every checkpoint lists its chain (some 60 bytes a block); a short one rewrites
+    A long cycle makes long chains, and every checkpoint lists its chain (some 45 bytes a block); a short one rewrites
     the state often (some 16 bytes an entry). The sum is least near the square root of a quarter of the entries.
     """
     return max(CYCLE_MIN, min(CYCLE_MAX, isqrt(total // 4)))

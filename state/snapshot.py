@@ -12,7 +12,8 @@ from typing import Any
 from exactlyonce.checkpoint.manifest import BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import BlockHeader, EncodedBlock
-from exactlyonce.state.chain import Chain, encode_index
+from exactlyonce.state.chain import Chain
+from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.state_type import StateType
 
@@ -59,4 +60,6 @@ class Snapshot:
         require(self._encoded, f"checkpoint {self.checkpoint} is sealed after its last block")
         self.chain = self.chain.extended(zip(refs, self._headers, strict=True))
         self._chains[self.checkpoint] = self.chain
-        return encode_index(self.chain, self.operator, self.checkpoint, self._max_parallelism, self._schema)
+        credit = self._intervals[-1].credit
+        head = IndexHead(self.operator, self.checkpoint, self._max_parallelism, self._schema, credit)
+        return encode_index(self.chain, head)

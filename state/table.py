@@ -28,7 +28,10 @@ O = TypeVar("O")  # noqa: E741 - the output
 
 @dataclass
 class Contents(Generic[S]):
-    """The state at a checkpoint, as it was restored; by default the empty state at checkpoint 0."""
+    """The state at a checkpoint, as it was restored; by default the empty state at checkpoint 0.
+
+    The chain may hold key groups that the tables do not: those that were not restored.
+    """
 
     checkpoint: int = 0
     tables: dict[int, dict[bytes, S]] = field(default_factory=dict)
@@ -37,10 +40,18 @@ class Contents(Generic[S]):
 
 
 class KeyedTable(Generic[S]):
-    """The states of *operator* for the keys in *groups*; keys are canonical bytes (`pipeline.keys`)."""
+    """The states of *operator* for the keys in *groups*; keys are canonical bytes (`pipeline.keys`).
+
+    A record of another group is a defect: of another subtask's, or of one that was not restored.
+    """
 
     def __init__(
-        self, operator: str, type_: Any, groups: range, max_parallelism: int, contents: Contents[S] | None = None
+        self,
+        operator: str,
+        type_: Any,
+        groups: Sequence[int],
+        max_parallelism: int,
+        contents: Contents[S] | None = None,
     ) -> None:
         contents = contents or Contents()
         self.operator = operator
@@ -127,9 +138,7 @@ class KeyedTable(Generic[S]):
         self._intervals = [interval for interval in self._intervals if interval.checkpoint > base]
         self._intervals.append(self._interval)
         self._interval, self._frozen_latest = self._interval.freeze(checkpoint), checkpoint
-        return Snapshot(
-            tuple(self._intervals), self._chains[base], self._chains, self.state_type, self.max_parallelism
-        )
+        return Snapshot(tuple(self._intervals), self._chains[base], self._chains, self.state_type, self.max_parallelism)
 
     def get(self, key: bytes) -> S | None:
         """The newest state of *key*."""

@@ -1,18 +1,11 @@
-"""Chains and their indexes."""
+"""Chains: which blocks they keep, and what each is needed for."""
 
 from __future__ import annotations
 
-import zlib
-
-import msgspec
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.checkpoint.manifest import BlockRef
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockHeader, Section
-from exactlyonce.state.chain import Chain, decode_index, encode_index
-from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.chain import Chain
+from exactlyonce.state.key_groups import mask_of
 
 
 def _ref(offset: int) -> BlockRef:
@@ -27,6 +20,10 @@ def _offsets(chain: Chain) -> list[int]:
     return [ref.offset for ref in chain.refs]
 
 
+def _needed(chain: Chain, *groups: int) -> list[tuple[int, int]]:
+    return [(block.ref.offset, some) for block, some in chain.needed(mask_of(groups))]
+
+
 def test_a_block_goes_when_all_its_groups_have_newer_images() -> None:
     """A block is kept as long as one of its groups has no newer image, and older chains stay as they are."""
     first = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE})), (_ref(1), _header(1, {2: IMAGE}))])
@@ -37,49 +34,24 @@ def test_a_block_goes_when_all_its_groups_have_newer_images() -> None:
     assert fourth.size == 300
 
 
-def test_the_bytes_of_an_index_do_not_change() -> None:
-    """Old indexes stay readable: this is one as it has always been written."""
-    chain = Chain().extended([(BlockRef(1, 5, "k", 9, b"\1" * 32), _header(3, {4: IMAGE, 7: IMAGE}))])
-    raw = bytes.fromhex(
-        "95 a6746f74616c73 03 cc80 a3696e74 91 93"
-        "85 a9706172746974696f6e01 a66f666673657405 a36b6579a16b a473697a6509 a6736861323536c420" + "01" * 32 + "04 07"
-    )
-    body = b"EOX1" + len(raw).to_bytes(4, "big") + zlib.compress(raw, 1)
-    assert encode_index(chain, "totals", 3, 128, "int") == (body,)
-    index = decode_index(body)
-    assert (index.operator, index.checkpoint, index.max_parallelism, index.schema) == ("totals", 3, 128, "int")
-    assert [(entry.ref, entry.first_group, entry.last_group) for entry in index.entries] == [(chain.refs[0], 4, 7)]
+def test_a_group_needs_its_newest_image_and_what_came_later() -> None:
+    """Of every block a chain says which of the groups asked for need it; blocks that none needs it leaves out."""
+    chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE, 2: IMAGE}))])
+    chain = chain.extended([(_ref(1), _header(2, {0: INCREMENT, 1: INCREMENT}))])
+    chain = chain.extended([(_ref(2), _header(3, {1: IMAGE})), (_ref(3), _header(3, {1: IMAGE, 2: INCREMENT}))])
+    assert _needed(chain, 0) == [(0, 1), (1, 1)]
+    assert _needed(chain, 1) == [(2, 2), (3, 2)]
+    assert _needed(chain, 2, 0) == [(0, 5), (1, 1), (3, 4)]
+    assert _needed(chain) == []
 
 
-def test_a_long_chain_has_an_index_in_parts() -> None:
-    """Every part is under the maximum, and together they list the chain; an empty one has no index."""
-    chain = Chain().extended((_ref(number), _header(number, {0: INCREMENT})) for number in range(1, 10_001))
-    parts = encode_index(chain, "totals", 10_000, 128, "int")
-    assert len(parts) == 3
-    assert max(map(len, parts)) < BLOCK_SIZE_MAX
-    assert [entry.ref for part in parts for entry in decode_index(part).entries] == list(chain.refs)
-    assert encode_index(Chain(), "totals", 1, 128, "int") == ()
-
-
-@given(st.data())
-def test_damage_never_surprises(data: st.DataObject) -> None:
-    """An index with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
-    chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE}))])
-    body = bytearray(encode_index(chain, "totals", 3, 128, {"list": ["int"]})[0])
-    for _ in range(data.draw(st.integers(1, 4))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    damaged = bytes(body[: data.draw(st.integers(0, len(body)))]) + data.draw(st.binary(max_size=3))
-    try:
-        decode_index(damaged)
-    except DamagedState as error:
-        assert "damaged" in str(error)  # noqa: PT017 - reading may succeed as well
-
-
-def test_a_bomb_is_not_unpacked() -> None:
-    """What claims to be larger than an index can be, or claims nothing, is refused without decompressing it."""
-    packed = zlib.compress(msgspec.msgpack.encode(bytes(100_000_000)), 1)
-    for size in (0, 2**32 - 1):
-        with pytest.raises(DamagedState, match="possible size"):
-            decode_index(b"EOX1" + size.to_bytes(4, "big") + packed)
-    with pytest.raises(DamagedState):
-        decode_index(b"EOX1" + (1000).to_bytes(4, "big") + packed)
+def test_chains_of_subtasks_are_dealt_out_and_put_together() -> None:
+    """Each of two subtasks inherits a shared block for its groups alone, and whoever has both again needs no more."""
+    shared = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE}))])
+    zero, one = (Chain.of(shared.blocks, mask_of([group])) for group in range(2))
+    assert (_needed(zero, 0, 1), _needed(one, 0, 1)) == ([(0, 1)], [(0, 2)])
+    one = one.extended([(_ref(1), _header(2, {1: IMAGE}))])
+    assert _offsets(one) == [1]
+    both = Chain.of((*one.blocks, *zero.blocks), mask_of(range(2)))
+    assert _needed(both, 0, 1) == [(0, 1), (1, 2)]
+    assert [block.groups for block in both.blocks] == [1, 2]

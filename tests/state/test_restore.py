@@ -121,7 +121,7 @@ def _cut_block(index: bytes, fetch: Any) -> None:
         (_other_operator, "operator 'counts' at checkpoint 1 turned out to be that of operator 'totals'"),
         (_other_checkpoint, "at checkpoint 2 turned out to be that of operator 'totals' at checkpoint 1"),
         (_missing_block, "1 blocks of operator 'totals' are missing, the first is block/1/1/totals"),
-        (_foreign_block, "does not hold state of operator 'totals' up to 1"),
+        (_foreign_block, "does not hold that state of operator 'totals' which its index says"),
         (_cut_block, "A block of state is damaged"),
     ],
 )

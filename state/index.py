@@ -1,0 +1,152 @@
+"""The index of a chain: the manifest refers to it alone, and the chain is made of it without reading a block.
+
+    "EOX2", zlib(msgpack array: the fields of `_Columns`), the SHA-256 of every block end to end
+
+in as many parts as it takes to keep each under `BLOCK_SIZE_MAX` bytes. Every checkpoint writes one for each subtask,
+so what a block takes in it counts. A digest does not compress; all else takes some twelve bytes, since what is alike
+lies together, and what grows is written as its steps.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.state.chain import Chain, ChainBlock
+from exactlyonce.state.errors import UNDECODABLE, DamagedState
+
+_MAGIC = b"EOX2"
+_PART_BLOCKS = 1000
+_PART_SIZE_MAX = 16 * 1024 * 1024
+_DIGEST_SIZE = 32
+
+
+class IndexHead(msgspec.Struct, frozen=True, array_like=True):
+    """What an index says of all blocks."""
+
+    operator: str
+    checkpoint: int
+    max_parallelism: int
+    schema: Any
+    """Of the states, as `pipeline.schema.describe` gives it."""
+    credit: float = 0.0
+    """`Merging.credit`, as this checkpoint left it."""
+
+
+class Index(msgspec.Struct, frozen=True):
+    """One part of the index of a chain."""
+
+    head: IndexHead
+    blocks: tuple[ChainBlock, ...]
+
+
+class _Columns(msgspec.Struct, frozen=True, array_like=True):
+    """An index, column by column."""
+
+    head: IndexHead
+    partitions: list[int]
+    offsets: list[int]
+    """Steps within the partition."""
+    keys: list[str]
+    sizes: list[int]
+    checkpoints: list[int]
+    """Steps."""
+    groups: bytes
+    """Masks, each little-endian and as long as `max_parallelism` bits take."""
+    images: bytes
+    """Masks, too."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(_Columns)
+
+
+def encode_index(chain: Chain, head: IndexHead) -> tuple[bytes, ...]:
+    """The parts of the index of *chain*; none if it is empty."""
+    blocks = chain.blocks
+    starts = range(0, len(blocks), _PART_BLOCKS)
+    return tuple(part for start in starts for part in _parts(blocks[start : start + _PART_BLOCKS], head))
+
+
+def decode_index(body: bytes) -> Index:
+    """Raises `DamagedState` for bytes that are no index."""
+    if body[: len(_MAGIC)] != _MAGIC:
+        raise DamagedState("An index of state is damaged: it does not start with EOX2: it is of another version.")
+    unpack = zlib.decompressobj()
+    try:
+        raw = unpack.decompress(memoryview(body)[len(_MAGIC) :], _PART_SIZE_MAX)
+        if not unpack.eof:
+            raise DamagedState("An index of state is damaged: it is cut off, or larger than an index can be.")
+        columns = _decoder.decode(raw)
+        return Index(columns.head, tuple(_blocks(columns, unpack.unused_data)))
+    except (zlib.error, *UNDECODABLE) as error:
+        raise DamagedState(f"An index of state is damaged: {error}.") from error
+
+
+def _parts(blocks: Sequence[ChainBlock], head: IndexHead) -> list[bytes]:
+    body = b"".join(
+        (_MAGIC, zlib.compress(_encode(_columns(blocks, head)), 6), *(block.ref.sha256 for block in blocks))
+    )
+    if len(body) < BLOCK_SIZE_MAX:
+        return [body]
+    middle = len(blocks) // 2
+    return [*_parts(blocks[:middle], head), *_parts(blocks[middle:], head)]
+
+
+def _columns(blocks: Sequence[ChainBlock], head: IndexHead) -> _Columns:
+    refs = [block.ref for block in blocks]
+    width = _mask_bytes(head.max_parallelism)
+    offsets, latest = [], dict.fromkeys((ref.partition for ref in refs), 0)
+    for ref in refs:
+        offsets.append(ref.offset - latest[ref.partition])
+        latest[ref.partition] = ref.offset
+    return _Columns(
+        head,
+        [ref.partition for ref in refs],
+        offsets,
+        [ref.key for ref in refs],
+        [ref.size for ref in refs],
+        [after - before for before, after in pairwise((0, *(block.checkpoint for block in blocks)))],
+        b"".join(block.groups.to_bytes(width, "little") for block in blocks),
+        b"".join(block.images.to_bytes(width, "little") for block in blocks),
+    )
+
+
+def _blocks(columns: _Columns, digests: bytes) -> Iterator[ChainBlock]:
+    width = _mask_bytes(columns.head.max_parallelism)
+    latest = dict.fromkeys(columns.partitions, 0)
+    for partition, step, key, size, digest, checkpoint, groups, images in zip(
+        columns.partitions,
+        columns.offsets,
+        columns.keys,
+        columns.sizes,
+        _cut(digests, _DIGEST_SIZE),
+        accumulate(columns.checkpoints),
+        _cut(columns.groups, width),
+        _cut(columns.images, width),
+        strict=True,
+    ):
+        latest[partition] += step
+        yield ChainBlock(
+            BlockRef(partition, latest[partition], key, size, digest),
+            checkpoint,
+            int.from_bytes(groups, "little"),
+            int.from_bytes(images, "little"),
+        )
+
+
+def _mask_bytes(max_parallelism: int) -> int:
+    return (max_parallelism + 7) // 8
+
+
+def _cut(column: bytes, width: int) -> list[bytes]:
+    """The values in *column*, each of *width* bytes. Raises ValueError for another length."""
+    pieces = [column[start : start + width] for start in range(0, len(column), width)]
+    if pieces and len(pieces[-1]) != width:
+        raise ValueError("a column is cut off")
+    return pieces

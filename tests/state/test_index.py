@@ -1,0 +1,98 @@
+"""The bytes of indexes."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.state.chain import Chain, ChainBlock
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.index import IndexHead, decode_index, encode_index
+from exactlyonce.state.key_groups import mask_of
+
+_HEAD = IndexHead("totals", 5, 12, "int", 2.0)
+
+
+def _chain() -> Chain:
+    blocks = [
+        ChainBlock(BlockRef(1, 900, "k1", 9, b"\1" * 32), 3, mask_of([4, 7]), mask_of([4, 7])),
+        ChainBlock(BlockRef(2, 500, "k2", 8, b"\2" * 32), 3, mask_of([11]), mask_of([11])),
+        ChainBlock(BlockRef(1, 902, "k3", 7, b"\3" * 32), 5, mask_of([0, 4, 7]), mask_of([0])),
+    ]
+    return Chain(blocks)
+
+
+def test_the_bytes_of_an_index_do_not_change() -> None:
+    """Old indexes stay readable: this is one as it has always been written."""
+    columns = bytes.fromhex(
+        "98 95 a6746f74616c73 05 0c a3696e74 cb4000000000000000"
+        "93010201 93cd0384cd01f402 93a26b31a26b32a26b33 93090807 93030002"
+        "c406 9000 0008 9100 c406 9000 0008 0100"
+    )
+    body = b"EOX2" + zlib.compress(columns, 6) + b"\1" * 32 + b"\2" * 32 + b"\3" * 32
+    assert encode_index(_chain(), _HEAD) == (body,)
+    index = decode_index(body)
+    assert index.head == _HEAD
+    assert index.blocks == _chain().blocks
+
+
+def test_a_long_chain_has_an_index_in_parts() -> None:
+    """Every part is under the maximum, and together they list the chain; an empty one has no index."""
+    noise = random.Random(1)
+    blocks = [
+        ChainBlock(BlockRef(1, number, f"block/{number}", 1, bytes(32)), number, noise.getrandbits(32_768), 0)
+        for number in range(1, 1_500)
+    ]
+    parts = encode_index(Chain(blocks), IndexHead("totals", 1_500, 32_768, "int"))
+    assert len(parts) > 5
+    assert max(map(len, parts)) < BLOCK_SIZE_MAX
+    assert [block for part in parts for block in decode_index(part).blocks] == blocks
+    assert encode_index(Chain(), _HEAD) == ()
+
+
+def test_a_block_takes_little_more_than_its_digest() -> None:
+    """In the index of a chain as it is after many small checkpoints, a block takes less than 48 bytes."""
+    noise = random.Random(1)
+    blocks = [
+        ChainBlock(
+            BlockRef(1 + group % 4, 3 * checkpoint, key, noise.randrange(95_000, 105_000), noise.randbytes(32)),
+            checkpoint,
+            mask_of(range(128)) if group == 0 else 1 << group,
+            0 if group == 0 else 1 << group,
+        )
+        for checkpoint in range(5_000, 5_200)
+        for group in (checkpoint * 37 % 128, 0)
+        for key in (f"block/3/{checkpoint}/totals/{group}/{2 * checkpoint + (group == 0)}/1-3f2a9c1b04de",)
+    ]
+    chain = Chain(blocks)
+    (body,) = encode_index(chain, IndexHead("totals", 5_200, 128, "int"))
+    assert len(body) < 48 * len(chain.blocks)
+
+
+@given(st.data())
+def test_damage_never_surprises(data: st.DataObject) -> None:
+    """An index with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
+    (whole,) = encode_index(_chain(), _HEAD)
+    raw = zlib.decompressobj()
+    columns, packs = raw.decompress(whole[4:]), data.draw(st.booleans())
+    body = bytearray(columns if packs else whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(body[: data.draw(st.integers(0, len(body)))]) + data.draw(st.binary(max_size=3))
+    try:
+        decode_index(b"EOX2" + zlib.compress(damaged) + raw.unused_data if packs else damaged)
+    except DamagedState as error:
+        assert "damaged" in str(error)  # noqa: PT017 - reading may succeed as well
+
+
+@pytest.mark.parametrize("size", [20_000_000, 100_000_000])
+def test_a_bomb_is_not_unpacked(size: int) -> None:
+    """What is larger than an index can be is refused."""
+    with pytest.raises(DamagedState, match="larger than an index can be"):
+        decode_index(b"EOX2" + zlib.compress(msgspec.msgpack.encode(bytes(size)), 1))
