@@ -65,8 +65,9 @@ def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
     """Commit what a durable record names, and sort the answers; decides nothing about the refused and unknown.
 
     All in one request, but for the transactions of one sink subtask, which are carried from aborted checkpoints: those
-    one after the other. Committed are those whose markers are known to be written. An unknown one that is still open
-    somewhere had been committed: its markers were lost, and writing them again may have been broken off.
+    one after the other. Committed are those whose markers are known to be written. Where markers were lost and written
+    again, the outcome is unknown: that may have been broken off, and timed out. So it is for an unknown one that is
+    still open somewhere: it had been committed.
     """
     commits = Commits()
     waiting = sorted((each for each in committables if each.records), key=lambda each: each.checkpoint)
@@ -76,10 +77,10 @@ def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
             first.setdefault(each.writer, each)
         answers = yield from end(map(ending, first.values()), commit=True)
         ended = [c for c in first.values() if answers[c.transactional_id] is not EndAnswer.REFUSED]
-        yield from await_markers(ended, commit=True)
+        rewritten = yield from await_markers(ended, commit=True)
         for committable in first.values():
             answer = answers[committable.transactional_id]
-            if answer is EndAnswer.COMPLETED:
+            if answer is EndAnswer.COMPLETED and committable.transactional_id not in rewritten:
                 commits.fates[committable.transactional_id] = "committed"
             elif answer is EndAnswer.REFUSED:
                 commits.lost.append(committable)

@@ -31,8 +31,12 @@ def ending(committable: Committable) -> Ending:
     return Ending(committable.transactional_id, committable.producer_id, committable.epoch)
 
 
-def await_markers(committables: Sequence[Committable], *, commit: bool) -> Procedure[None]:
-    """Return once every partition has the markers of *committables*, which were all ended by *commit* or by abort."""
+def await_markers(committables: Sequence[Committable], *, commit: bool) -> Procedure[set[str]]:
+    """Return once every partition has the markers of *committables*, which were all ended by *commit* or by abort.
+
+    What is returned are the transactional ids whose markers were written again. That takes a transaction, which the
+    broker aborts if nobody ends it in time: only the records show what these markers say.
+    """
     names = {
         (written.topic, written.partition, each.producer_id, written.first_offset): each.transactional_id
         for each in committables
@@ -44,7 +48,7 @@ def await_markers(committables: Sequence[Committable], *, commit: bool) -> Proce
         start_offset = state.transaction_start_offset
         return None if start_offset is None else names.get((*place, start_offset))
 
-    yield from _await_none_open({(topic, partition) for topic, partition, _, _ in names}, owner, commit=commit)
+    return (yield from _await_none_open({(topic, partition) for topic, partition, _, _ in names}, owner, commit=commit))
 
 
 def release(names: Mapping[int, str], partitions: Collection[Partition]) -> Procedure[None]:
@@ -75,11 +79,12 @@ def held_by(producer_id: int, producers: Iterable[ProducerState]) -> bool:
 
 def _await_none_open(
     partitions: Collection[Partition], owner: Callable[[ProducerState], str | None], *, commit: bool
-) -> Procedure[None]:
+) -> Procedure[set[str]]:
     """Ask until *owner* claims no producer's transaction; after a while write the markers of those it does.
 
-    A broker that is away is waited for, as in ending them.
+    A broker that is away is waited for, as in ending them. Returns the ids whose markers were written again.
     """
+    rewritten: set[str] = set()
     waited_ms, pause_ms = 0, PAUSE_FIRST_MS
     while partitions:
         open_: defaultdict[tuple[str, int], list[Partition]] = defaultdict(list)
@@ -88,13 +93,15 @@ def _await_none_open(
                 if (name := owner(state)) is not None:
                     open_[name, state.producer_id].append((state.topic, state.partition))
             if not open_:
-                return
+                break
         except BrokerUnavailable:
             waited_ms = 0
         if waited_ms >= MARKERS_LOST_AFTER_MS:
             for (name, producer_id), held in open_.items():
+                rewritten.add(name)
                 yield RewriteMarkers(name, producer_id, tuple(held), commit)
             waited_ms, pause_ms = 0, PAUSE_FIRST_MS
         yield Pause(pause_ms)
         waited_ms += pause_ms
         pause_ms = min(pause_ms + 1, PAUSE_LONGEST_MS)
+    return rewritten

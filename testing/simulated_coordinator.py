@@ -11,14 +11,12 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.commit import sweep
-from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.decision import Decided
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.transaction import EndAnswer, Fate, Outcome
@@ -26,6 +24,7 @@ from exactlyonce.connectors.transactions import ANSWERS
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
 from exactlyonce.testing.broker import Error, Isolation, NoAnswer
 from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
+from exactlyonce.testing.simulated_repair import copied, replayed
 from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker
 
 if TYPE_CHECKING:
@@ -224,24 +223,28 @@ class Life:
 
     def _first_manifest(self) -> Steps:
         offsets = tuple(SourceOffset("in", "in", "in-id", p, 0) for p in range(len(self.world.inputs)))
-        self.manifest = self._manifest(0, 0, 0, offsets, (), (), (0,) * self.world.block_partitions)
+        self.manifest = self._manifest(0, 0, 0, offsets, (), (), (), (0,) * self.world.block_partitions)
         if (yield from self.log.append(self.manifest)) is not Outcome.DONE:
             raise BrokerUnavailable("The first manifest could not be written.")
         yield from self._run(decision.finalize(self.manifest, {}, self.log.life.incarnation, 0))
 
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
-        refs: set[BlockRef] = set()
+        refs = {ref for log in manifest.order_logs for ref in log.blocks}
         for index in (each for operator in manifest.operators for each in operator.index):
             for ref in index:
-                answer = yield from self.world.until_answered(
-                    "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
-                )
-                found = answer.records[:1]
-                if [each.key for each in found] != [ref.key]:
-                    require(self is not self.world.life, f"index {ref.key} is where the manifest says")
-                    raise Fenced("The checkpoints of a zombie have gone.")
-                refs.update((ref, *found[0].value))
+                refs.update((ref, *(yield from self.block(ref))))
         return refs
+
+    def block(self, ref: BlockRef) -> Steps:
+        """The value of the block, which must be the one that was written."""
+        answer = yield from self.world.until_answered(
+            "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
+        )
+        for found in answer.records[:1]:
+            if found.key == ref.key:
+                return found.value
+        require(self is not self.world.life, f"block {ref.key} is where the manifest says")
+        raise Fenced("The checkpoints of a zombie have gone.")
 
     def _life(self) -> decision.Life:
         life = self.log.life
@@ -285,19 +288,27 @@ class Life:
             snapshot = OperatorSnapshot("totals", self.world.parallelism, 1, index)
             self.carries = any(c.checkpoint < plan.checkpoint for c in committables)
             self.world.seen["carried"] += self.carries
-            return self._manifest(plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), committables, ends)
+            logs = tuple(plan.order_logs)
+            return self._manifest(
+                plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), logs, committables, ends
+            )
+
+        def complete(manifest: Manifest) -> None:
+            operators = [operator for ack in plan.acks.values() for operator in ack.operators]
+            refs = {ref for log in manifest.order_logs for ref in log.blocks}
+            refs.update(ref for each in operators for ref in (*each.index, *each.blocks))
+            self.ledger.completed(manifest.checkpoint, refs)
 
         def expire(manifest: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
-            operators = [operator for ack in plan.acks.values() for operator in ack.operators]
-            self.ledger.completed(
-                manifest.checkpoint, {ref for each in operators for ref in (*each.index, *each.blocks)}
-            )
+            complete(manifest)
             return self.ledger.expire(pinned)
 
         verdict = yield from self._run(decision.decide(plan.precommits, plan.ages_ms, self._life(), made, expire))
         self.carries = False
         if isinstance(verdict, Decided):
             self.manifest = verdict.manifest
+            if not verdict.finalized:
+                complete(verdict.manifest)
             self.world.seen["refused commit"] += bool(verdict.commits.lost)
             self.world.seen["unknown commit"] += bool(verdict.commits.unknown)
         return verdict
@@ -309,13 +320,14 @@ class Life:
         previous: int,
         offsets: tuple[SourceOffset, ...],
         operators: tuple[OperatorSnapshot, ...],
+        order_logs: tuple[OrderLog, ...],
         committables: tuple[Committable, ...],
         ends: tuple[int, ...],
     ) -> Manifest:
         now_ms, world = self.world.clock.now_ms(), self.world
         return Manifest(
             "p", checkpoint, self.log.life.incarnation, self.attempt, "checkpoint", base, previous, now_ms, now_ms,
-            "fingerprint", 128, world.parallelism, world.block_partitions, ends, 0, offsets, operators, (),
+            "fingerprint", 128, world.parallelism, world.block_partitions, ends, 0, offsets, operators, order_logs,
             committables, tuple((name, name, world.output_partitions) for name in world.sinks),
         )  # fmt: skip
 
@@ -358,7 +370,9 @@ class Life:
             case requests.Look(committable):
                 return (yield from self._looked(committable))
             case requests.CopyTransaction(committable, name):
-                return (yield from self._copied(committable, name))
+                return (yield from copied(self, committable, name))
+            case requests.ReplayTransaction(manifest, committable, name):
+                return (yield from replayed(self, manifest, committable, name))
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
         return None
@@ -421,32 +435,8 @@ class Life:
         for fate, records in ((Fate.COMMITTED, visible.records[:1]), (Fate.ABORTED, everything.records[:1])):
             if [(each.offset, (each.producer_id, each.epoch)) for each in records] == [(first.first_offset, ours)]:
                 return fate
-        return Fate.GONE
-
-    def _copied(self, committable: Committable, name: str) -> Steps:
-        """The same records in a new transaction."""
-        answer = yield from self.world.until_answered(
-            "init_transactions", name, self.world.transaction_timeout_ms, again=(Error.CONCURRENT_TRANSACTIONS,)
-        )
-        written = []
-        for each in committable.written:
-            place = (each.topic, each.partition)
-            log = yield from self.world.until_answered("fetch", *place, each.first_offset, Isolation.READ_UNCOMMITTED)
-            ours = (committable.producer_id, committable.epoch)
-            records = [(r.key, r.value) for r in log.records if (r.producer_id, r.epoch) == ours][: each.count]
-            if len(records) != each.count:
-                return f"{each.topic}[{each.partition}] holds {len(records)} of {each.count} records"
-            self.world.misfortune.before_request(self)
-            yield None
-            produced = yield from self.world.until_answered(
-                "produce", name, answer.producer_id, answer.epoch, *place, records, sequence=0
-            )
-            if produced.error is not Error.NONE:
-                raise BrokerUnavailable(f"the copy was refused: {produced.error.name}")
-            written.append(Written(each.topic, each.partition, produced.first_offset, each.count))
-        self.world.seen["copy"] += 1
-        producer = {"transactional_id": name, "producer_id": answer.producer_id, "epoch": answer.epoch}
-        return msgspec.structs.replace(committable, **producer, written=tuple(written))
+        cleaned = place in self.world.broker.cleaned  # the marker that cleaning leaves behind shows it
+        return Fate.ABORTED if cleaned else Fate.GONE
 
     def __str__(self) -> str:
         return f"life {self.log.life.incarnation}.{self.attempt}"

@@ -31,7 +31,7 @@ class Misfortune:
         rng = self.rng
         kinds: list[Callable[[], None]] = [
             self.crash_coordinator, self.slow_worker, self.kill_worker, self.restart_broker, self.downtime,
-            self.expire_ids, self.compact, self.stop,
+            self.expire_ids, self.compact, self.clean, self.stop,
         ]  # fmt: skip
         self._kinds = rng.sample(kinds, rng.randint(1, 4))
         if world.settings.tolerable_failed:
@@ -57,16 +57,19 @@ class Misfortune:
         """Before a request of a procedure: perhaps *life* ends or sleeps here.
 
         If the checkpoint carries output of aborted ones, likely all are down until the oldest transaction times out and
-        the next ones do not. Rare and delicate is the writing of lost markers: likely it times out.
+        the next ones do not. What is to be copied may be gone. Rare and delicate is the writing of lost markers: likely
+        it times out.
         """
+        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < 0.3:
+            self.clean()
         chance = 0.2 if life.carries or life.step_name == "RewriteMarkers" else self._request_chance
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
             return
         self.world.seen[f"at {life.step_name}"] += 1
         if life.carries:
             self.downtime(min)
-        elif life.step_name == "RewriteMarkers" and self.rng.random() < 0.5:
-            self.downtime(max)
+        elif life.step_name == "RewriteMarkers" and self.rng.random() < 0.6:
+            self.rng.choice((self.nap, lambda _: self.downtime(max)))(life)
         elif self.rng.random() < 0.05:
             self.expire_ids()
         else:
@@ -138,6 +141,13 @@ class Misfortune:
             self.world.seen["zombie coordinator"] += 1
             self.world.next_life(self.rng.randint(0, 50))
 
+    def nap(self, life: Life) -> None:
+        """*life* sleeps longer than a transaction may last, and nobody notices."""
+        self.world.seen["coordinator slept"] += 1
+        pause_ms = self.world.transaction_timeout_ms + self.rng.randint(0, 1_000)
+        self.world.note(f"{life} naps at {life.step_name} for {pause_ms} ms")
+        life.paused_until_ms = self.clock.monotonic_ms() + pause_ms
+
     def slow_worker(self) -> None:
         """A worker hangs for about as long as a checkpoint may take."""
         life = self.world.life
@@ -197,6 +207,12 @@ class Misfortune:
         if self.broker_is_up:
             self.world.seen["compacted"] += 1
             self.world.broker.compact(TOPIC, drop_tombstones=self.rng.random() < 0.3)
+
+    def clean(self) -> None:
+        """The cleaner takes the records of aborted transactions, as it may in a compacted output topic."""
+        if self.broker_is_up and self.world.broker.clean_aborted(self.world.sinks):
+            self.world.seen["aborted output removed"] += 1
+            self.world.note("aborted records are removed from the output")
 
     def stop(self) -> None:
         """The user asks for a clean stop, and then runs the pipeline again."""

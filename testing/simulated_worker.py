@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.committable import TransactionalId
 from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
 from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest, SourceOffset
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, SourceOffset
 from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.transaction_pool import SlotState, TransactionPool
 from exactlyonce.testing.broker import Error, Isolation, NoAnswer
@@ -196,6 +196,7 @@ class Snapshot:
     before: tuple[BlockRef, ...]
     """The blocks that this one adds to."""
     blocks: tuple[BlockRef, ...] = ()
+    order: tuple[BlockRef, ...] = ()
     index: tuple[BlockRef, ...] = ()
 
 
@@ -213,6 +214,13 @@ class Worker:
         self.chains: dict[int, tuple[BlockRef, ...]] = {}
         self.sinks = [Sink(self, name) for name in world.sinks]
         self.snapshots: deque[Snapshot] = deque()
+        self._read_order: list[int] = []
+        """Of which partition each record was read since the last barrier."""
+        self._taken_order: list[int] = []
+        """From which source subtask each record was taken since the last snapshot."""
+        self._read_orders: dict[int, tuple[int, ...]] = {}
+        self._orders: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """The order logs by checkpoint: how this index read, and how it took."""
         self.positions = {
             o.partition: o.offset for o in attempt.manifest.offsets if o.partition % attempt.parallelism == index
         }
@@ -293,11 +301,13 @@ class Worker:
                 key = self.world.inputs[partition][offset]
                 channels[self.world.owner(key)].append((partition, offset, key))
                 self.positions[partition] += 1
+                self._read_order.append(partition)
         return True
 
     def _inject(self, barrier: Barrier) -> None:
         """Note Sn, send the barrier down every channel, acknowledge."""
         offsets = self.offsets()
+        self._read_orders[barrier.checkpoint], self._read_order = tuple(self._read_order), []
         for j in range(self.attempt.parallelism):
             self.attempt.channels[self.index, j].append(barrier)
         self.reading = self.reading and not barrier.final
@@ -320,8 +330,11 @@ class Worker:
         item = channels[source, self.index].popleft()
         if isinstance(item, Barrier):
             if self.alignment.barrier(source, item.checkpoint):
+                self._orders[item.checkpoint] = self._read_orders.pop(item.checkpoint), tuple(self._taken_order)
+                self._taken_order = []
                 self._snapshot(item)
         else:
+            self._taken_order.append(source)
             self._count(*item)
         return True
 
@@ -372,13 +385,12 @@ class Worker:
         yield None
 
     def _write_block(self) -> bool:
-        """One request of the asynchronous part: the state's block, then the index of its chain."""
+        """One request of the asynchronous part: the state's block, the order log, then the index of the chain."""
         snapshot = next((each for each in self.snapshots if not each.index), None)
         if snapshot is None:
             return False
         if self._block is None:
-            kind = "index" if snapshot.blocks else "totals"
-            value: Any = snapshot.blocks or tuple(snapshot.values.items())
+            kind, value = self._next_block(snapshot)
             self._block = self._blocks_written, self._block_key(snapshot, kind), value
         try:
             ref = self._append_block(*self._block)
@@ -386,12 +398,19 @@ class Worker:
             return True
         if ref is not None:
             self._blocks_written, self._block = self._blocks_written + 1, None
-            if snapshot.blocks:
+            if not snapshot.blocks:
+                snapshot.blocks = (*snapshot.before, ref)
+            elif not snapshot.order:
+                snapshot.order = (ref,)
+            else:
                 snapshot.index = (ref,)
                 self.chains[snapshot.barrier.checkpoint] = snapshot.blocks
-            else:
-                snapshot.blocks = (*snapshot.before, ref)
         return True
+
+    def _next_block(self, snapshot: Snapshot) -> tuple[str, Any]:
+        if not snapshot.blocks:
+            return "totals", tuple(snapshot.values.items())
+        return ("index", snapshot.blocks) if snapshot.order else ("order", self._orders[snapshot.barrier.checkpoint])
 
     def _block_key(self, snapshot: Snapshot, kind: str) -> str:
         life, number = self.attempt.incarnation, self.attempt.number
@@ -419,8 +438,12 @@ class Worker:
             return False
         precommits = tuple(p for sink in self.sinks for p in sink.flushed.pop(checkpoint))
         operator = OperatorAck("totals", snapshot.index, snapshot.blocks, 1)
-        written = (snapshot.blocks[-1], *snapshot.index)
-        ack = Ack("totals", self.index, checkpoint, operators=(operator,), precommits=precommits, written=written)
+        written = (snapshot.blocks[-1], *snapshot.order, *snapshot.index)
+        order = OrderLog("totals", self.index, snapshot.order)
+        ack = Ack(
+            "totals", self.index, checkpoint,
+            operators=(operator,), order_log=order, precommits=precommits, written=written,
+        )  # fmt: skip
         self.snapshots.popleft()
         self.life.hear(self, "acknowledged", ack)
         return True

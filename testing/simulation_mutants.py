@@ -14,12 +14,12 @@ from unittest.mock import patch
 
 import msgspec
 
-from exactlyonce.checkpoint import commit, coordinator, decision, requests, retention
+from exactlyonce.checkpoint import commit, coordinator, decision, markers, requests, retention
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.coordinator import Coordinator, JobState, Stop
 from exactlyonce.checkpoint.decision import Decided, Refuse
 from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
-from exactlyonce.testing import simulated_coordinator
+from exactlyonce.testing import simulated_coordinator, simulated_repair
 from exactlyonce.testing.simulated_coordinator import Life
 from exactlyonce.testing.simulated_log import SimulatedLog
 from exactlyonce.testing.simulated_worker import Barrier, Sink, Snapshot, Worker
@@ -115,7 +115,7 @@ def _no_count() -> Iterable[Any]:
 
 @mutant("a commit does not wait for its markers")
 def _no_markers() -> Iterable[Any]:
-    yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(None))
+    yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set()))
 
 
 @mutant("what a lost marker holds back is not released")
@@ -240,6 +240,57 @@ def _forget_repairs() -> Iterable[Any]:
 @mutant("later transactions of a subtask do not wait for earlier ones")
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
+
+
+@mutant("markers that were written again are believed")
+def _believed_markers() -> Iterable[Any]:
+    real = markers.await_markers
+
+    def await_markers(committables: Any, *, commit: bool) -> Any:
+        yield from real(committables, commit=commit)
+        return set()
+
+    yield patch.object(commit, "await_markers", await_markers)
+
+
+# --- replay repair --------------------------------------------------------------------------------------------------
+
+
+@mutant("a replay does not restore the checkpoint before")
+def _replay_from_nothing() -> Iterable[Any]:
+    yield patch.object(simulated_repair, "base_totals", lambda *_: _nothing({}))
+
+
+@mutant("a replay does not follow the order logs")
+def _replay_in_any_order() -> Iterable[Any]:
+    real = simulated_repair.order_of
+
+    def order_of(*arguments: Any) -> Any:
+        orders = yield from real(*arguments)
+        return {index: (sorted(read), sorted(taken)) for index, (read, taken) in orders.items()}
+
+    yield patch.object(simulated_repair, "order_of", order_of)
+
+
+@mutant("order logs of aborted checkpoints are not carried")
+def _drop_order_logs() -> Iterable[Any]:
+    real = Coordinator._expire
+
+    def expire(self: Coordinator, now_ms: int) -> Any:
+        effects = real(self, now_ms)
+        if effects:
+            self._order_logs = []
+        return effects
+
+    yield patch.object(Coordinator, "_expire", expire)
+
+
+@mutant("a replay gives a transaction all of its sink subtask's output")
+def _replay_all() -> Iterable[Any]:
+    def shares(committables: Iterable[Committable]) -> Any:
+        return {each.transactional_id: range(1_000_000) for each in committables}
+
+    yield patch.object(simulated_repair, "shares", shares)
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------

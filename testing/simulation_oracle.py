@@ -44,6 +44,22 @@ class WatchedBroker(BrokerModel):
     """The broker model, and the oracle that watches what is done to it."""
 
     oracle: Oracle
+    cleaned: set[tuple[str, int, int]]
+    """Topic, partition and offset of the records that `clean_aborted` has removed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.cleaned = set()
+
+    def clean_aborted(self, topics: list[str]) -> bool:
+        """Remove the records of aborted transactions, as cleaning may; their markers stay. Whether there were any."""
+        self._catch_up()
+        before = len(self.cleaned)
+        for topic in topics:
+            for partition, log in enumerate(self._topics[topic].logs):
+                self.cleaned |= {(topic, partition, offset) for offset in log._aborted}
+                log._keep([record for record in log._records if record.offset not in log._aborted])
+        return len(self.cleaned) > before
 
     def init_transactions(self, transactional_id: str | None, timeout_ms: int = 60_000) -> Initialized:
         answer = super().init_transactions(transactional_id, timeout_ms)
@@ -95,6 +111,8 @@ class Oracle:
         self.coordinator = coordinator_id("p")
         self.manifests: dict[int, Manifest] = {}
         self.unfinalized: Manifest | None = None
+        self._retained: dict[int, Manifest] = {}
+        """Those that are not tombstoned."""
         self.ever_named: set[Named] = set()
         self.binding: dict[str, Named] = {}
         """Of the unfinalized checkpoint: by transactional id of the original, what must be committed now."""
@@ -105,6 +123,8 @@ class Oracle:
         self.seen: dict[str, Counter[str]] = {sink: Counter() for sink in sinks}
         self._stand_ins: list[Committable] = []
         self._sources: dict[tuple[str, str, int], int] = {}
+        self._updates: dict[tuple[str, int], tuple[int, int]] = {}
+        """By key and total, the input record that it stems from: the same in every sink."""
         self._readers = {(sink, p): 0 for sink in sinks for p in range(output_partitions)}
         self._decisions_read = 0
 
@@ -154,21 +174,28 @@ class Oracle:
         self.look()
         log = self.broker.fetch(TOPIC, 0, self._decisions_read, Isolation.READ_UNCOMMITTED)
         for record in log.records:
-            if (record.producer_id, record.epoch) == (producer_id, epoch) and record.value is not None:
-                self._decision(DecisionKey.parse(record.key), record.value[0])
+            if (record.producer_id, record.epoch) == (producer_id, epoch):
+                self._decision(DecisionKey.parse(record.key), record.value)
         self._decisions_read = log.high_watermark
+        for manifest in self._retained.values():
+            self._whole(manifest)
+        pending = self.unfinalized
+        demand(pending is None or pending.previous in self._retained, "an unfinalized checkpoint can be replayed")
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
-    def _decision(self, key: DecisionKey | None, value: bytes) -> None:
+    def _decision(self, key: DecisionKey | None, value: tuple[bytes, bytes] | None) -> None:
         demand(key is not None, "the decision log holds nothing foreign")
         assert key is not None
-        if key.kind is Manifest:
-            self._manifest(decode(value, Manifest))
+        if value is None:
+            if key.kind is Manifest:
+                self._retained.pop(key.number, None)
+        elif key.kind is Manifest:
+            self._manifest(decode(value[0], Manifest))
         elif key.kind is Finalized:
-            self._finalized(decode(value, Finalized))
+            self._finalized(decode(value[0], Finalized))
         elif key.kind is Repair:
-            self._repair(decode(value, Repair))
+            self._repair(decode(value[0], Repair))
 
     def _manifest(self, manifest: Manifest) -> None:
         n = manifest.checkpoint
@@ -181,6 +208,7 @@ class Oracle:
         for sink in self.sinks:
             records = sum(c.records for c in manifest.committables if c.sink == sink)
             demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
+        self._retained[n] = manifest
         self.manifests[n], self.unfinalized, self.decided_totals = manifest, manifest, totals
         self.binding = {c.transactional_id: named(c) for c in manifest.committables}
         self.ever_named.update(self.binding.values())
@@ -190,6 +218,12 @@ class Oracle:
         offsets = {o.partition: o.offset for o in manifest.offsets}
         demand(len(offsets) == len(self.inputs), f"checkpoint {manifest.checkpoint} has Sn of every input")
         return Counter(key for p, keys in enumerate(self.inputs) for key in keys[: offsets[p]])
+
+    def _whole(self, manifest: Manifest) -> None:
+        """Everything is there that a restore of the checkpoint or a replay of its interval needs."""
+        self._state(manifest)
+        for ref in (ref for log in manifest.order_logs for ref in log.blocks):
+            self._block(ref)
 
     def _state(self, manifest: Manifest) -> Counter[str]:
         """What the blocks of the manifest say."""
@@ -202,7 +236,9 @@ class Oracle:
     def _block(self, ref: BlockRef) -> Any:
         found = self.broker.fetch(TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED).records
         demand(found and found[0].key == ref.key, f"block {ref.key} is there")
-        demand(all(each.key != ref.key for each in found[1:]), f"block {ref.key} is not tombstoned")
+        tombstones = [each.offset for each in found[1:] if each.key == ref.key]
+        gone = any(self.broker.is_committed(TOPIC, ref.partition, offset) for offset in tombstones)
+        demand(not gone, f"block {ref.key} is not tombstoned")
         return found[0].value
 
     def _finalized(self, mark: Finalized) -> None:
@@ -249,6 +285,8 @@ class Oracle:
             offset > self._sources.get((sink, key, partition), -1),
             f"record {offset} of input {partition} comes out of order, or twice, in {sink}",
         )
+        stems_from = self._updates.setdefault((key, total), (partition, offset))
+        demand(stems_from == (partition, offset), f"update {total} of {key} in {sink} stems from another record")
         seen[key] = total
         self._sources[sink, key, partition] = offset
 

@@ -175,10 +175,24 @@ def test_a_marker_that_cannot_be_written_halts() -> None:
 def test_a_commit_is_known_only_with_its_markers() -> None:
     """A later transaction of the same subtask is committed only once the markers of the earlier one are there."""
     broker = Broker(7)
+    broker.written_at_ms = MARKERS_LOST_AFTER_MS // 2
     commits = drive(commit([committable("a", 7, 1), committable("b", 8, 2)]), broker)
     assert commits.fates == {"a": "committed", "b": "committed"}
+    first, second = broker.of(EndTransactions)
+    between = broker.asked[broker.asked.index(first) + 1 : broker.asked.index(second)]
+    assert isinstance(between[-1], DescribeProducers)
+    assert broker.now_ms >= broker.written_at_ms
+
+
+def test_markers_that_were_written_again_prove_nothing() -> None:
+    """The transaction that writes them may have been aborted before it was ended, by a coordinator that slept: what it
+    was to commit is unknown until its records are looked at, and what follows it waits."""
+    broker = Broker(7)
+    first, second = committable("a", 7, 1), committable("b", 8, 2)
+    commits = drive(commit([first, second]), broker)
+    assert (commits.fates, commits.unknown, commits.held) == ({}, [first], [second])
     kinds = [type(each) for each in broker.asked if not isinstance(each, Pause | DescribeProducers)]
-    assert kinds == [EndTransactions, RewriteMarkers, EndTransactions]
+    assert kinds == [EndTransactions, RewriteMarkers]
 
 
 def test_an_unknown_one_that_is_still_open_gets_its_markers_before_anybody_looks() -> None:

@@ -21,20 +21,21 @@ MISFORTUNES = {
     "coordinator crashed", "zombie coordinator", "coordinator slept", "worker crashed", "zombie worker",
     "slow subtask", "broker restarted", "downtime", "ids expired", "compacted", "stop asked for", "delivery lost",
     "request lost", "answer lost", "delayed", "applied twice", "markers lost",
+    "aborted output removed",
 }  # fmt: skip
 """What is done to the job."""
 INTERRUPTED = {
     f"at {request}"
     for request in (
         "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "Append", "EndTransactions", "ListTransactions",
-        "CopyTransaction", "Look", "Pause", "RewriteMarkers",
+        "CopyTransaction", "ReplayTransaction", "Look", "Pause", "RewriteMarkers",
     )
 }  # fmt: skip
 """The requests of procedures before which a coordinator ended or slept."""
 CONSEQUENCES = {
     "checkpoint", "clean end", "aborted checkpoint", "carried", "finish", "committed", "proven", "repaired",
-    "chain repaired", "copy", "look", "refused commit", "unknown commit", "markers rewritten", "Fenced", "Undetermined",
-    "BrokerUnavailable",
+    "chain repaired", "copy", "replay", "replay of a part", "look", "refused commit", "unknown commit",
+    "markers rewritten", "Fenced", "Undetermined", "BrokerUnavailable",
 }  # fmt: skip
 """What the job had to do about it."""
 
