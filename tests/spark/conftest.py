@@ -1,0 +1,36 @@
+"""The session that all tests with Spark share, and nothing else: it takes twenty seconds to come up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session of two cores, which tries a failed task three times, with our format registered."""
+    from pyspark.sql import SparkSession
+
+    from exactlyonce.engines.spark.data_source import register
+
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # what Spark starts its workers with
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.memory": "1g",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.ui.enabled": False,
+    }
+    session = SparkSession.builder.master("local[2,3]").appName("tests").config(map=settings).getOrCreate()
+    register(session)
+    yield session
+    session.stop()
