@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
-from exactlyonce.checkpoint.store_topic import prepare_topic
+from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
 from exactlyonce.checkpoint.transaction import Fate, Outcome, TransactionState
 from exactlyonce.connectors.group_offsets import GroupOffsets
 from exactlyonce.connectors.log import Log
@@ -35,7 +35,7 @@ from exactlyonce.engines.blocks import references
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.plan import Plan
-from exactlyonce.engines.preflight import Offsets, check_inputs, check_operators, prepare_outputs
+from exactlyonce.engines.preflight import Inputs, Offsets, check_inputs, check_operators, prepare_outputs
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import hit
@@ -171,6 +171,51 @@ class Decisions:
         self._sweep(everything=False)
         self._offsets = self._inputs.offsets_from(self.manifest)
         return self.manifest
+
+    # --- what bounded work is told ------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> Inputs:
+        """The input topics as they were at the start of this life."""
+        return self._inputs
+
+    @property
+    def offsets(self) -> Offsets:
+        """Where to read on: Sn of the newest manifest; known once `recover` has returned."""
+        return self._offsets
+
+    @property
+    def topic(self) -> TopicInfo:
+        """The checkpoint topic."""
+        return self._topic
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the cluster that all of it is about."""
+        return self._cluster_id
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        """Of the sinks' transactions."""
+        return self._timeout_ms
+
+    def abort_all_but(self, winners: Collection[str]) -> None:
+        """Abort what the present attempt has left open, except the transactions of *winners*, which come to decision.
+
+        Bounded work may run twice: where a task was tried again, its first try has a transaction that nobody names.
+        """
+        life = self._life()
+        outputs = {(topic, partition) for _, topic, partitions in self._sinks for partition in range(partitions)}
+        self._drive(
+            sweep(
+                life.pipeline, life.incarnation, life.attempt + 1,
+                protected=winners, fenced_below=life.fenced_below, outputs=outputs,
+            )
+        )  # fmt: skip
+
+    def claim_strays(self, checkpoint: int) -> None:
+        """Note all blocks written since the newest manifest: those that *checkpoint* does not refer to are dropped."""
+        self._ledger.written(checkpoint, scan_blocks(self._settings, self._topic, self.manifest.block_end_offsets))
 
     # --- decisions ----------------------------------------------------------------------------------------------
 

@@ -53,7 +53,12 @@ def perform(work: bytes, attempt_label: str) -> bytes:
 
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
     """A `Submit` that runs everything here, one after the other."""
-    return settled(perform(each, f"inline-{next(_inline_number)}") for each in work)
+    return settled(perform(each, f"inline-{next(_inline_number)}-0") for each in work)
+
+
+def is_retry(attempt_label: str) -> bool:
+    """Whether an attempt was not the first of its work: how many there were before is what its label ends with."""
+    return not attempt_label.endswith("-0")
 
 
 def settled(answers: Iterable[bytes]) -> list[bytes]:

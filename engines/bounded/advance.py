@@ -1,0 +1,188 @@
+"""`advance`: from one checkpoint to the next, by reading exact ranges; the one function of bounded work that publishes.
+
+Invariants: units first, then publications, then the decision, so that transactions are open for as short as can be;
+what the driver has no receipt of never counts: its transactions are aborted before the manifest, and swept again once
+the checkpoint is finalized, its blocks are tombstoned; the decision is the local engine's own, by the same code.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from exactlyonce.checkpoint.coordinator import Plan as CheckpointPlan
+from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.engines.bounded.messages import Publication, Published, Receipt, Unit
+from exactlyonce.engines.bounded.ranges import Reading
+from exactlyonce.engines.bounded.stages import compute
+from exactlyonce.engines.bounded.submit import Submit, is_retry
+from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.plan import Plan, plan
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.sinks.kafka_sink import KafkaSink
+
+_encode = msgspec.msgpack.Encoder().encode
+_published_decoder = msgspec.msgpack.Decoder(Published)
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """A completed, finalized checkpoint, and what it took."""
+
+    manifest: Manifest
+    receipts: Sequence[Receipt]
+    publications: Sequence[Published]
+
+    @property
+    def records(self) -> int:
+        """Messages read."""
+        return sum(each.records for each in self.receipts)
+
+    @property
+    def skipped(self) -> int:
+        """Of those, passed over because they do not decode."""
+        return sum(each.skipped for each in self.receipts)
+
+    @property
+    def records_out(self) -> int:
+        """Outputs that became visible."""
+        return sum(each.records for each in self.manifest.committables)
+
+    @property
+    def elapsed_ms(self) -> int:
+        """From the first unit's launch to the last publication's end."""
+        spans = [(each.began_ms, each.ended_ms) for each in self.receipts]
+        spans += [(each.began_ms, each.ended_ms) for each in self.publications]
+        return max(ended for _, ended in spans) - min(began for began, _ in spans)
+
+
+def advance(
+    loaded: Loaded,
+    options: RunOptions,
+    decisions: Decisions,
+    manifest: Manifest,
+    ranges: Sequence[Reading],
+    submit: Submit,
+    staging: Path,
+    *,
+    final: bool = False,
+) -> Advanced:
+    """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
+
+    *decisions* has recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
+    `BrokerUnavailable` where the checkpoint was not decided: it never happened.
+    """
+    clock = SystemClock()
+    physical = plan(loaded.pipeline.build(), options.parallelism)
+    checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
+    with _folder(staging, decisions, checkpoint) as folder:
+        common = _common(loaded, options, decisions, manifest, physical, folder)
+        receipts = compute(physical, common, ranges, submit)
+        hit("advance-computed")
+        opened_ms = clock.monotonic_ms()
+        publications = _publish(common, physical, decisions.transaction_timeout_ms, receipts, submit)
+    hit("advance-published")
+    decided = CheckpointPlan(checkpoint, manifest.checkpoint, manifest.checkpoint, final, began_ms, decisions.attempt)
+    decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
+    decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
+    decided.precommits = [each.precommit for each in publications]
+    open_ms = clock.monotonic_ms() - opened_ms
+    decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}
+    _settle_losers(decisions, checkpoint, receipts, publications)
+    return Advanced(_decide(decisions, decided), receipts, publications)
+
+
+def _common(
+    loaded: Loaded, options: RunOptions, decisions: Decisions, manifest: Manifest, physical: Plan, folder: Path
+) -> Unit:
+    """What all units of this checkpoint have in common."""
+    return Unit(
+        reference=loaded.reference,
+        fingerprint=physical.graph.fingerprint(),
+        client={name: str(value) for name, value in options.client.settings.items()},
+        task="",
+        subtask=0,
+        parallelism=physical.parallelism,
+        checkpoint=manifest.checkpoint + 1,
+        base=msgspec.structs.replace(manifest, order_logs=(), committables=()),
+        incarnation=decisions.life.incarnation,
+        attempt=decisions.attempt,
+        topic=decisions.topic,
+        topic_ids=decisions.inputs.topic_ids,
+        readings=(),
+        channels=(),
+        order=None,
+        write_state=True,
+        origins=False,
+        folder=str(folder),
+    )
+
+
+@contextmanager
+def _folder(staging: Path, decisions: Decisions, checkpoint: int) -> Iterator[Path]:
+    """A folder for this checkpoint; what it holds is worthless afterwards, and what older lives left here is so now."""
+    name = f"{decisions.cluster_id}.{decisions.manifest.pipeline}"
+    for older in staging.glob(f"{name}.*"):
+        shutil.rmtree(older, ignore_errors=True)
+    folder = staging / f"{name}.{decisions.life.incarnation}-{decisions.attempt}.{checkpoint}"
+    folder.mkdir(parents=True, mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _publish(
+    common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit
+) -> list[Published]:
+    """Publish what the receipts' units have staged, all sinks at once."""
+    files = sorted((file for each in receipts for file in each.outputs), key=lambda file: (file.sink, file.subtask))
+    topics = {node.id: node.sink.topic for node in physical.graph.sinks if isinstance(node.sink, KafkaSink)}
+    work = [
+        Publication(
+            common.client, physical.graph.pipeline_id, file.sink, file.subtask, topics[file.sink], common.checkpoint,
+            common.incarnation, common.attempt, timeout_ms, (file,),
+        )
+        for file in files
+    ]  # fmt: skip
+    answers = submit("publish", [_encode(each) for each in work]) if work else []
+    return [_published_decoder.decode(each) for each in answers]
+
+
+def _settle_losers(
+    decisions: Decisions, checkpoint: int, receipts: Sequence[Receipt], publications: Sequence[Published]
+) -> None:
+    """Attempts without a receipt: their transactions are aborted, their blocks will go with the next clean-up."""
+    if publications:
+        decisions.abort_all_but({each.precommit.transactional_id for each in publications})
+    if any(is_retry(each.label) for each in receipts):
+        decisions.claim_strays(checkpoint)
+
+
+def _decide(decisions: Decisions, decided: CheckpointPlan) -> Manifest:
+    """The manifest and the commits; then every id of this attempt is fenced, so that no loser can come back."""
+    for ack in decided.acks.values():
+        decisions.acknowledged(ack)
+    verdict = decisions.decide(decided, (decided.base,))
+    if isinstance(verdict, Refuse):
+        raise BrokerUnavailable(
+            f"Checkpoint {decided.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
+            f"is lost: run the command again."
+        )
+    if not isinstance(verdict, Decided):
+        raise Undetermined(
+            f"Whether checkpoint {decided.checkpoint} was decided cannot be known here. Nothing is lost: run the "
+            f"command again, it reads what is true."
+        )
+    decisions.prepare_attempt(decisions.attempt + 1, None if verdict.finalized else verdict.manifest)
+    return verdict.manifest

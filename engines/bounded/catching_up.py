@@ -1,0 +1,122 @@
+"""From the newest checkpoint to a goal, checkpoint after checkpoint: backfill, catch-up, and following for ever.
+
+Invariant: each part is a complete checkpoint of its own, so whoever breaks off and comes again, here or with another
+engine, goes on at the last of them. What one part publishes becomes visible at once, and the next part's later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.engines.bounded.advance import Advanced, advance
+from exactlyonce.engines.bounded.goal import Goal
+from exactlyonce.engines.bounded.leadership import kept_alive
+from exactlyonce.engines.bounded.ranges import Reading, parts, readings
+from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.loading import Loaded
+
+CHUNK_RECORDS = 5_000_000
+"""What one checkpoint reads at most: some minutes of work, and of open transactions some seconds."""
+FOLLOW_PAUSE_S = 1.0
+
+
+class Progress(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        """It goes on from *manifest*, over so many offsets."""
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        """A checkpoint more is finalized, over so many offsets."""
+
+
+@dataclass
+class Summary:
+    """What was done."""
+
+    manifest: Manifest
+    checkpoints: int = 0
+    records: int = 0
+    skipped: int = 0
+    records_out: int = 0
+    work_ms: int = 0
+    """From first to last of the units, without what the driver does between."""
+
+    def add(self, advanced: Advanced) -> None:
+        """One checkpoint more."""
+        self.manifest = advanced.manifest
+        self.checkpoints += 1
+        self.records += advanced.records
+        self.skipped += advanced.skipped
+        self.records_out += advanced.records_out
+        self.work_ms += advanced.elapsed_ms
+
+
+@dataclass
+class CatchingUp:
+    """One life: opened, it leads the pipeline until it is closed."""
+
+    loaded: Loaded
+    options: RunOptions
+    submit: Submit
+    staging: Path
+    progress: Progress
+    goal: Goal = field(default_factory=Goal)
+    chunk_records: int = CHUNK_RECORDS
+    follow: bool = False
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set by whoever wants a clean end: it comes after the present checkpoint."""
+
+    def run(self) -> Summary:
+        """Until the goal is reached or, when it follows, until it is stopped."""
+        physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
+        decisions = Decisions(physical, self.options, self.progress.note, lambda step, checkpoint: None)
+        try:
+            summary = Summary(decisions.recover())
+            for _ in self._rounds():
+                self._reach(decisions, summary)
+            decisions.verify_visible()
+        finally:
+            decisions.close()
+        return summary
+
+    def _rounds(self) -> Iterator[None]:
+        yield
+        while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
+            yield
+
+    def _reach(self, decisions: Decisions, summary: Summary) -> None:
+        """Advance to where the goal is now."""
+        ranges = self._ranges(decisions)
+        total = sum(each.length for each in ranges)
+        if not total:
+            return
+        self.progress.began(summary.manifest, total)
+        submit = kept_alive(self.submit, decisions)
+        chunks = list(parts(ranges, self.chunk_records))
+        for number, part in enumerate(chunks, 1):
+            final = not self.follow and number == len(chunks)
+            done = advance(
+                self.loaded, self.options, decisions, summary.manifest, part, submit, self.staging, final=final
+            )
+            summary.add(done)
+            decisions.publish_offsets()
+            self.progress.advanced(done, sum(each.length for each in part))
+            if self.stopping.is_set():
+                return
+
+    def _ranges(self, decisions: Decisions) -> tuple[Reading, ...]:
+        inputs = decisions.inputs
+        topics = {source: each.topic for source, each in inputs.sources.items()}
+        return readings(topics, decisions.offsets, self.goal.ends(inputs, decisions.offsets))

@@ -1,0 +1,104 @@
+"""Who leads a pipeline: whether somebody does already, and how the driver of a long job shows that it goes on.
+
+Invariant: safety never rests on what is found here, for a new life fences an older one whatever state that is in. This
+is for people, who are not to stop a running pipeline by accident.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.manifest import Incarnation
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.topics import Topics
+from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.names import checkpoint_topic
+
+SILENCE_MS = 30_000
+"""Heartbeats come every ten seconds."""
+UPKEEP_INTERVAL_S = 10.0
+
+
+def history_if_any(client: ClientConfig, pipeline: str) -> History | None:
+    """What is decided in *pipeline* by now; None if it has never run."""
+    topics = Topics(client)
+    try:
+        topics.describe([checkpoint_topic(pipeline)])
+    except TopicError:
+        return None
+    finally:
+        topics.close()
+    return read_history(client.confluent(), pipeline)
+
+
+def refuse_if_running(history: History | None) -> None:
+    """Raise `ConfigError` while somebody runs the pipeline, as far as can be seen; `--take-over` leaves this out."""
+    life = history.newest_life if history is not None else None
+    if life is None or history is None or _has_ended(history, life):
+        return
+    since_ms = SystemClock().now_ms() - life.heartbeat_ms
+    if since_ms < SILENCE_MS and not _is_known_dead(life):
+        last = datetime.fromtimestamp(life.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+        raise ConfigError(
+            f"Pipeline {history.pipeline!r} is running: process {life.process} on {life.host}, incarnation "
+            f"{life.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its "
+            f"place with --take-over: it then ends without losing anything."
+        )
+
+
+def _has_ended(history: History, life: Incarnation) -> bool:
+    """Whether the newest life took a last checkpoint and finalized it."""
+    latest = history.latest
+    if latest is None or history.unfinalized is not None:
+        return False
+    return latest.incarnation == life.incarnation and latest.kind == "final"
+
+
+def _is_known_dead(life: Incarnation) -> bool:
+    """Whether it is a process of this machine that is no more."""
+    if life.host != socket.gethostname():
+        return False
+    try:
+        os.kill(life.process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return life.process == os.getpid()
+
+
+def kept_alive(submit: Submit, decisions: Decisions) -> Submit:
+    """*submit*, beside which heartbeats go on. Nothing else calls *decisions* meanwhile, so no two calls overlap."""
+
+    def submitted(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        ended = threading.Event()
+        raised: list[Exception] = []
+
+        def beat() -> None:
+            while not ended.wait(UPKEEP_INTERVAL_S):
+                try:
+                    decisions.upkeep()
+                except Exception as error:
+                    raised.append(error)
+                    return
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            return submit(stage, work)
+        finally:
+            ended.set()
+            thread.join()
+            if raised:
+                raise raised[0]
+
+    return submitted
