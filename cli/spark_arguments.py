@@ -1,0 +1,129 @@
+"""What the commands that work with Spark share: their options, and a `Submit` made of them.
+
+Invariant: PySpark is imported only when such a command runs, and Java is asked for only then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exactlyonce.cli.arguments import add_cluster, pair
+
+if TYPE_CHECKING:
+    from exactlyonce.checkpoint.manifest import Manifest
+    from exactlyonce.engines.bounded.submit import Submit
+    from exactlyonce.engines.options import RunOptions
+    from exactlyonce.pipeline.graph import LogicalGraph
+
+SPARK_TEXT = """\
+Spark runs embedded on this machine unless --master names a cluster; then --staging
+names a folder that all executors see, and they need this package: docs/spark.md.
+"""
+
+
+class Executors(NamedTuple):
+    """Where units run."""
+
+    submit: Submit
+    staging: Path
+    cores: Callable[[], int]
+    """How many run at the same time."""
+
+
+def add_spark(parser: argparse.ArgumentParser) -> None:
+    """The options that say where Spark runs and how."""
+    group = parser.add_argument_group("spark")
+    group.add_argument("--master", metavar="URL", default="local[*]", help="Spark's master (default: local[*])")
+    group.add_argument(
+        "--spark-conf",
+        metavar="NAME=VALUE",
+        type=pair,
+        action="append",
+        default=[],
+        help="a setting of Spark, any number of them",
+    )
+    group.add_argument(
+        "--staging",
+        metavar="DIR",
+        help="where stages leave files for each other (default, for a local master: a temporary folder)",
+    )
+    group.add_argument("--parallelism", metavar="N", type=int, help="units of each stage (default: Spark's cores)")
+
+
+def add_leading(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that writes checkpoints, and those of the cluster."""
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
+    group.add_argument(
+        "--num-retained", dest="checkpoint_num_retained", metavar="N", type=int, help="how many are kept (default: 3)"
+    )
+    group.add_argument(
+        "--transaction-timeout",
+        dest="checkpoint_transaction_timeout",
+        metavar="T",
+        help="the broker aborts a transaction that is open longer (default: the most it allows)",
+    )
+    group.add_argument(
+        "--checkpoint-partitions", metavar="N", type=int, help="of their topic, when it is created (default: 5)"
+    )
+    group.add_argument(
+        "--accept-loss", metavar="N", type=int, help="give up the output of checkpoint N that a halt has named as lost"
+    )
+    add_cluster(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option of a command that sums up what it did."""
+    parser.add_argument("--json", action="store_true", help="what was done, as one line of JSON on stdout")
+
+
+def leading_options(args: argparse.Namespace) -> RunOptions:
+    """The options of a run that `add_leading` and `add_spark` have parsed; from here on *args* knows what to redact."""
+    from exactlyonce.engines.configuration import options_from
+
+    names = ("checkpoint_num_retained", "checkpoint_transaction_timeout", "checkpoint_partitions", "accept_loss")
+    more = ("bootstrap_servers", "config", "parallelism")
+    given: dict[str, Any] = {name: getattr(args, name) for name in (*names, *more)}
+    options = options_from({**given, "kafka": dict(args.kafka)})
+    args.redact = options.client.redact
+    options.client.check()
+    return options
+
+
+def parallelism(
+    args: argparse.Namespace, graph: LogicalGraph, latest: Manifest | None, cores: Callable[[], int]
+) -> int:
+    """What was given, or what state that is kept by partition demands, or as many as there are cores."""
+    from exactlyonce.engines.configuration import read_file
+
+    given = args.parallelism or read_file(args.config).get("run", {}).get("parallelism")
+    by_partition = any(node.partitioned for node in graph.nodes)
+    if given is None and by_partition and latest is not None and latest.operators:
+        return latest.operators[0].parallelism
+    return int(given) if given is not None else cores()
+
+
+@contextmanager
+def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
+    """A Spark session as the options say; *started* is told of each stage and how many units it has."""
+    from exactlyonce.engines.spark.session import cores, is_local, session
+    from exactlyonce.engines.spark.submit import submit_to
+    from exactlyonce.pipeline.errors import ConfigError
+
+    if args.staging is None and not is_local(args.master):
+        raise ConfigError(
+            f"--staging is needed with --master {args.master}: a folder that all executors and this machine see under "
+            f"the same path, with room for the input of a chunk."
+        )
+    staging = Path(args.staging or Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")).absolute()
+    if sys.stderr.isatty():
+        print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
+    with session(args.master, dict(args.spark_conf), f"exactlyonce {name}") as spark:
+        yield Executors(submit_to(spark, started), staging, lambda: cores(spark))

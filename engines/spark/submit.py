@@ -1,0 +1,73 @@
+"""Units on Spark: one job for each stage, one task for each unit, and receipts as the job's result.
+
+Invariants: a job has effects only in its one result stage, and is collected once, so that no plan runs its tasks again;
+what a task is sent is bytes and the name of a function; its attempt's label is of this attempt alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from exactlyonce.engines.bounded.submit import Submit, perform, settled
+from exactlyonce.pipeline.errors import ExactlyOnceError, require
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import SparkSession
+
+_SCHEMA = "place int, answer binary"
+_REASON_CHARACTERS = 2_000
+
+
+class StageFailed(ExactlyOnceError):
+    """A stage of a Spark job failed for good. Its checkpoint never happened; nothing is lost."""
+
+
+def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda stage, units: None) -> Submit:
+    """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and how many units it has."""
+    from pyspark.errors import PySparkException
+
+    def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        started(stage, len(work))
+        frame = spark.range(0, len(work), 1, len(work)).mapInArrow(partial(_run, list(work)), _SCHEMA)
+        try:
+            rows = frame.collect()
+        except PySparkException as error:
+            raise _failed(stage, str(error)) from None
+        except Exception as error:
+            if type(error).__module__.split(".")[0] not in ("py4j", "grpc"):
+                raise
+            raise _failed(stage, str(error)) from None
+        answers: dict[int, bytes] = {row.place: bytes(row.answer) for row in rows}
+        require(sorted(answers) == list(range(len(work))), "every task answers once")
+        return settled(answers[place] for place in range(len(work)))
+
+    return submit
+
+
+def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """In the task: do the work whose place is in *batches*."""
+    import pyarrow
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    require(task is not None, "a unit runs in a task")
+    assert task is not None
+    label = f"{task.stageId()}-{task.taskAttemptId()}-{task.attemptNumber()}"
+    for batch in batches:
+        places = batch.column(0).to_pylist()
+        answers = [perform(work[place], f"{label}") for place in places]
+        yield pyarrow.RecordBatch.from_arrays(
+            [pyarrow.array(places, pyarrow.int32()), pyarrow.array(answers, pyarrow.binary())], ["place", "answer"]
+        )
+
+
+def _failed(stage: str, reason: str) -> StageFailed:
+    lines = [line for line in reason.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "File "))]
+    shown = "\n  ".join(lines)[:_REASON_CHARACTERS]
+    return StageFailed(
+        f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the command "
+        f"again once the cause is mended. Spark says:\n  {shown}"
+    )
