@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -69,7 +69,7 @@ def compare(expected: Sequence[Expected], seen: Sequence[Seen], partition: int) 
     matched, shown = {i for i, _ in anchors}, {j for _, j in anchors}
     missing = [i for i in range(len(wanted)) if i not in matched]
     surplus = [j for j in range(len(found)) if j not in shown]
-    finder = _Finder(expected, [(partition, each) for each in seen], anchors)
+    finder = _Finder(expected, [(partition, each) for each in seen], anchors, partition)
     return finder.findings(missing, surplus)
 
 
@@ -79,33 +79,38 @@ def compare_dealt_out(expected: Sequence[Expected], seen: Mapping[int, Sequence[
     Within a partition their order counts, except that of records that occur more than once.
     """
     places: defaultdict[Record, deque[int]] = defaultdict(deque)
-    for i, each in enumerate(expected):
-        places[each.record].append(i)
+    for i, wanted in enumerate(expected):
+        places[wanted.record].append(i)
     unique = {record for record, found in places.items() if len(found) == 1}
-    flat, anchors, moved, surplus = [], [], [], []
+    flat: list[tuple[int, Seen]] = []
+    missing, surplus = set(range(len(expected))), set[int]()
     for partition, lane in sorted(seen.items()):
-        pairs = []
+        pairs, apart = [], []
         for each in lane:
             flat.append((partition, each))
-            if places[each.record]:
+            if not places[each.record]:
+                surplus.add(len(flat) - 1)
+            elif each.record in unique:
                 pairs.append((places[each.record].popleft(), len(flat) - 1))
             else:
-                surplus.append(len(flat) - 1)
-        in_order = set(_increasing([(i, j) for i, j in pairs if expected[i].record in unique]))
-        anchors += [pair for pair in pairs if pair in in_order or expected[pair[0]].record not in unique]
-        moved += [pair for pair in pairs if pair not in in_order and expected[pair[0]].record in unique]
-    missing = sorted(i for found in places.values() for i in found)
-    finder = _Finder(expected, flat, [])
-    return finder.findings(missing + [i for i, _ in moved], surplus + [j for _, j in moved])
+                apart.append((places[each.record].popleft(), len(flat) - 1))
+        in_order = _increasing(pairs)
+        missing.difference_update(i for i, _ in [*in_order, *apart])
+        surplus.update({j for _, j in pairs} - {j for _, j in in_order})
+    return _Finder(expected, flat, [], None).findings(missing, surplus)
 
 
 class _Finder:
     """Makes findings of what is left when the anchors are taken out. Places are those of *expected* and *seen*."""
 
     def __init__(
-        self, expected: Sequence[Expected], seen: Sequence[tuple[int, Seen]], anchors: Sequence[tuple[int, int]]
+        self,
+        expected: Sequence[Expected],
+        seen: Sequence[tuple[int, Seen]],
+        anchors: Sequence[tuple[int, int]],
+        partition: int | None,
     ) -> None:
-        self._expected, self._seen, self._anchors = expected, seen, anchors
+        self._expected, self._seen, self._anchors, self._partition = expected, seen, anchors, partition
 
     def findings(self, missing: Iterable[int], surplus: Iterable[int]) -> list[Finding]:
         """Pair what is left: moved, then changed; the rest by itself."""
@@ -121,9 +126,10 @@ class _Finder:
         found += [self._made(FOREIGN, None, j) for j in surplus]
         return sorted(found, key=lambda each: (each.partition or 0, each.offset or 0, each.kind))
 
-    def _pairs(self, missing: list[int], surplus: list[int], same: object) -> list[tuple[int, int]]:
-        """Take out of both lists, in order, what agrees in *same*."""
-        assert callable(same)
+    def _pairs(
+        self, missing: list[int], surplus: list[int], same: Callable[[Record, int], object]
+    ) -> list[tuple[int, int]]:
+        """Take out of both lists, in order, what agrees in *same* of a record and its gap."""
         waiting: defaultdict[object, deque[int]] = defaultdict(deque)
         for i in missing:
             waiting[same(self._expected[i].record, self._gap_of(i, 0))].append(i)
@@ -150,19 +156,16 @@ class _Finder:
         return gap
 
     def _made(self, kind: str, i: int | None, j: int | None) -> Finding:
-        expected = self._expected[i] if i is not None else None
-        partition, seen = self._seen[j] if j is not None else (None, None)
-        offset = seen.offset if seen is not None else None
-        if i is not None and seen is None and self._seen and self._anchors:
-            before = self._gap_of(i, 0)
-            partition, behind = self._seen[self._anchors[before - 1][1] if before else 0]
-            offset = behind.offset if before else None
-        return Finding(
-            kind, partition, offset,
-            expected.origin if expected else None,
-            expected.record if expected else None,
-            seen.record if seen else None,
-        )  # fmt: skip
+        expected = None if i is None else self._expected[i]
+        partition, seen = (self._partition, None) if j is None else self._seen[j]
+        offset = self._offset_before(i) if seen is None else seen.offset
+        origin, wanted = (None, None) if expected is None else (expected.origin, expected.record)
+        return Finding(kind, partition, offset, origin, wanted, None if seen is None else seen.record)
+
+    def _offset_before(self, i: int | None) -> int | None:
+        """Of the last record that matches, before place *i* of those expected."""
+        gap = 0 if i is None else self._gap_of(i, 0)
+        return self._seen[self._anchors[gap - 1][1]][1].offset if gap else None
 
 
 def _whole(record: Record, gap: int) -> object:
@@ -205,13 +208,17 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     [(0, 1), (2, 2)]
     """
     ordered = sorted(pairs)
-    tails: list[int] = []
+    tails: list[int] = []  # the least second number that a chain of each length can end with
     ends: list[int] = []
     before: list[int | None] = []
     for place, (_, j) in enumerate(ordered):
         at = bisect_left(tails, j)
         before.append(ends[at - 1] if at else None)
-        tails[at:], ends[at:] = [j, *tails[at + 1 :]], [place, *ends[at + 1 :]]
+        if at == len(tails):
+            tails.append(j)
+            ends.append(place)
+        else:
+            tails[at], ends[at] = j, place
     chain, at_place = [], ends[-1] if ends else None
     while at_place is not None:
         chain.append(ordered[at_place])

@@ -1,0 +1,148 @@
+"""Expected against visible records: what is missing, doubled, changed, reordered or foreign."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from exactlyonce.engines.bounded.compare import (
+    CHANGED,
+    DOUBLED,
+    FOREIGN,
+    MISSING,
+    REORDERED,
+    Expected,
+    Finding,
+    Record,
+    Seen,
+    compare,
+    compare_dealt_out,
+)
+
+PARTITION = 3
+
+
+def record(word: str) -> Record:
+    """`k:v` is a record with key k and value v."""
+    key, _, value = word.rpartition(":")
+    return Record(key.encode() or None, value.encode())
+
+
+def expected(text: str) -> list[Expected]:
+    """Words in order; the origin's offset is the place."""
+    return [Expected(record(word), ("in", 0, place)) for place, word in enumerate(text.split())]
+
+
+def seen(text: str) -> list[Seen]:
+    """Words in order, from offset 100 on."""
+    return [Seen(record(word), 100 + place) for place, word in enumerate(text.split())]
+
+
+def short(findings: list[Finding]) -> list[tuple[str, int | None, int | None]]:
+    """(kind, offset in the output, offset in the input)."""
+    return [(each.kind, each.offset, each.origin[2] if each.origin else None) for each in findings]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "visible", "found"),
+    [
+        ("", "", []),
+        ("a:1 b:2 a:3", "a:1 b:2 a:3", []),
+        ("a:1 b:2 a:3", "a:1 a:3", [(MISSING, 100, 1)]),
+        ("a:1 b:2 a:3", "b:2 a:3", [(MISSING, None, 0)]),
+        ("a:1 b:2 a:3", "a:1 b:2", [(MISSING, 101, 2)]),
+        ("a:1 b:2", "", [(MISSING, None, 0), (MISSING, None, 1)]),
+        ("a:1 b:2 a:3", "a:1 b:2 b:2 a:3", [(DOUBLED, 102, 1)]),
+        ("a:1 b:2 a:3", "a:1 b:2 a:3 a:1", [(DOUBLED, 103, 0)]),
+        ("a:1 b:2 a:3", "a:1 b:9 a:3", [(CHANGED, 101, 1)]),
+        ("a:1 b:2 a:3", "a:1 c:2 a:3", [(CHANGED, 101, 1)]),
+        ("a:1 b:2 a:3 c:4", "a:1 c:9 b:9 a:3 c:4", [(FOREIGN, 101, None), (CHANGED, 102, 1)]),
+        ("a:1 b:2 a:3 c:4", "a:1 a:3 b:2 c:4", [(REORDERED, 102, 1)]),
+        ("a:1 b:2 c:3 d:4 e:5", "e:5 a:1 b:2 c:3 d:4", [(REORDERED, 100, 4)]),
+        ("a:1 b:2", "a:1 x:7 b:2", [(FOREIGN, 101, None)]),
+        ("", "x:7", [(FOREIGN, 100, None)]),
+        ("x:1 x:1 x:1 y:2", "x:1 x:1 y:2", [(MISSING, 101, 2)]),
+        ("x:1 y:2 x:1 y:2", "x:1 y:2 x:1 y:2 y:2", [(DOUBLED, 104, 3)]),
+        (
+            "a:1 b:2 a:3 b:4 c:5 d:6 e:7",
+            "a:1 a:3 a:3 b:9 c:5 e:7 d:6",
+            [(MISSING, 100, 1), (DOUBLED, 102, 2), (CHANGED, 103, 3), (REORDERED, 106, 5)],
+        ),
+    ],
+)
+def test_each_defect_is_named_by_its_kind_and_place(
+    wanted: str, visible: str, found: list[tuple[str, int | None, int | None]]
+) -> None:
+    """Kind, offset in the output (of a missing one: of what comes before it), and the input record."""
+    findings = compare(expected(wanted), seen(visible), PARTITION)
+    assert short(findings) == found
+    assert {each.partition for each in findings} <= {PARTITION}
+
+
+def test_a_change_shows_both_records() -> None:
+    """What should be there and what is there, headers too."""
+    wanted = Record(b"k", b"v", (("h", b"1"),))
+    shown = Record(b"k", b"v", (("h", b"2"),))
+    (finding,) = compare([Expected(wanted, None)], [Seen(shown, 7)], PARTITION)
+    assert finding == Finding(CHANGED, PARTITION, 7, None, wanted, shown)
+
+
+def test_records_without_a_key_may_be_in_any_partition() -> None:
+    """However the client dealt them out, nothing is found as long as each partition is in order."""
+    lanes = {0: seen(":1 :4 :4"), 1: seen(":2 :3 :4"), 2: []}
+    assert compare_dealt_out(expected(":1 :2 :3 :4 :4 :4"), lanes) == []
+
+
+@pytest.mark.parametrize(
+    ("lanes", "found"),
+    [
+        ({0: ":1 :3", 1: ":2"}, [(MISSING, None, 3)]),
+        ({0: ":1 :3", 1: ":2 :4 :4"}, [(DOUBLED, 102, 3)]),
+        ({0: ":1 :3", 1: ":4 :2"}, [(REORDERED, 101, 1)]),
+        ({0: ":1 :3", 1: ":2 :9"}, [(CHANGED, 101, 3)]),
+        ({0: ":1 :3 :4", 1: ":2 :9"}, [(FOREIGN, 101, None)]),
+    ],
+)
+def test_defects_are_found_among_records_without_a_key(
+    lanes: dict[int, str], found: list[tuple[str, int | None, int | None]]
+) -> None:
+    """The same kinds; what is missing is in no partition."""
+    visible = {partition: seen(text) for partition, text in lanes.items()}
+    assert short(compare_dealt_out(expected(":1 :2 :3 :4"), visible)) == found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_planted_defects_account_for_every_difference(seed: int) -> None:
+    """Over random sequences with random defects: matched, changed and missing are all that was expected; matched,
+    changed, doubled and foreign all that is seen; and nothing is found where nothing was planted."""
+    rng = random.Random(seed)
+    wanted = [f"k{rng.randint(0, 5)}:{place if rng.random() < 0.9 else 'same'}" for place in range(rng.randint(1, 300))]
+    shown = list(wanted)
+    for number in range(rng.randint(0, 4)):
+        place = rng.randrange(len(shown)) if shown else 0
+        match rng.choice(("drop", "double", "change", "swap")):
+            case "drop":
+                del shown[place : place + 1]
+            case "double":
+                shown[place:place] = shown[place : place + 1]
+            case "change":
+                shown[place : place + 1] = [f"k1:changed{number}"]
+            case "swap":
+                shown[place : place + 2] = reversed(shown[place : place + 2])
+    findings = compare(expected(" ".join(wanted)), seen(" ".join(shown)), PARTITION)
+    kinds = Counter(each.kind for each in findings)
+    assert len(shown) - len(wanted) == kinds[DOUBLED] + kinds[FOREIGN] - kinds[MISSING]
+    assert (findings == []) == (shown == wanted)
+    assert len(findings) <= 10
+    offsets = [each.offset for each in findings if each.seen is not None]
+    assert len(offsets) == len(set(offsets))
+
+
+def test_a_long_sequence_is_compared_in_one_go() -> None:
+    """A hundred thousand records with defects at both ends take no more than a few times what reading them takes."""
+    words = [f"k{place % 7}:{place}" for place in range(100_000)]
+    shown = [*words[:10], *words[11:-10], words[-9], words[-10], *words[-8:]]
+    found = compare(expected(" ".join(words)), seen(" ".join(shown)), PARTITION)
+    assert [each.kind for each in found] == [MISSING, REORDERED]
