@@ -19,9 +19,11 @@ CYCLE_MIN = 16
 class Merging:
     """Counts the increments of each key group since its image."""
 
-    def __init__(self, credit: float = 0.0) -> None:
+    def __init__(self, credit: float = 0.0, share: float = 1.0) -> None:
         self.credit = credit
         """Entries that may go into images, and did not yet."""
+        self._share = share
+        """Of the subtask's key groups, those in the table. The others' entries are taken to be as many in each."""
         self._entries: dict[int, int] = {}
         self.oldest: dict[int, int] = {}
         """By group, the checkpoint of its first increment since its image."""
@@ -38,7 +40,7 @@ class Merging:
 
     def choose(self, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> set[int]:
         """The groups to write whole at *checkpoint*, in which *changed* keys changed: those most in need of it."""
-        total = sum(map(len, tables.values()))
+        total = sum(map(len, tables.values())) / self._share
         cycle = _cycle(total)
         needs = {
             group: max(entries / (RATIO * (len(tables[group]) or 1)), (checkpoint - self.oldest[group]) / cycle)
@@ -57,10 +59,10 @@ class Merging:
         return chosen
 
 
-def _cycle(total: int) -> int:
+def _cycle(total: float) -> int:
     """Checkpoints between two images of a group, by entries in all groups.
 
     A long cycle makes long chains, and every checkpoint lists its chain (some 45 bytes a block); a short one rewrites
     the state often (some 16 bytes an entry). The sum is least near the square root of a quarter of the entries.
     """
-    return max(CYCLE_MIN, min(CYCLE_MAX, isqrt(total // 4)))
+    return max(CYCLE_MIN, min(CYCLE_MAX, isqrt(int(total) // 4)))

@@ -56,7 +56,8 @@ def restore(
         _check(index.head, state_type, max_parallelism, checkpoint)
     chain = Chain.of((block for index in indexes for block in index.blocks), mask_of(groups))
     parts = _parts(_read(operator, list(chain.needed(mask_of(restored))), fetch))
-    merging = Merging(max((index.head.credit for index in indexes), default=0.0))
+    credit = max((index.head.credit for index in indexes), default=0.0)
+    merging = Merging(credit, max(1, len(restored)) / max(1, len(groups)))
     for part in parts:
         if part.section.kind != IMAGE:
             merging.incremented(part.section.group, part.reader.header.checkpoint, part.section.entries)

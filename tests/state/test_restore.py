@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import msgspec
 import pytest
 
 from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import DamagedState, StateIncompatible
-from exactlyonce.state.key_groups import group_range, subtask_of
+from exactlyonce.state.index import decode_index, encode_index
+from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
 from exactlyonce.state.restore import restore
 from exactlyonce.state.table import KeyedTable
 
@@ -84,12 +89,65 @@ def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_of_one_group_reads_its_share(topic: Any) -> None:
-    """Of a fresh image of a million keys in 128 groups, at most two in 128 bytes are read for one group."""
-    index = topic.write_all(_table(1_000_000).freeze(1, 0))
-    table = restore("totals", int, range(77, 78), 128, 1, index, topic.fetch)
+@pytest.mark.parametrize("name", [str, "customer-{:07}".format])
+def test_a_reader_of_one_group_reads_its_share(name: Callable[[int], str], topic: Any) -> None:
+    """Of an image of a million keys in 128 groups and its index, at most two in 128 bytes are read for one group."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(128), 128)
+    table.apply(_add, [canonical_key(name(number)) for number in range(1_000_000)], list(range(1_000_000)))
+    index = topic.write_all(table.freeze(1, 0))
+    table = restore("totals", int, range(128), 128, 1, index, topic.fetch, [77])
     assert sum(1 for _ in table.items()) > 5_000
-    assert topic.bytes_read <= 2 / 128 * sum(map(len, topic.bodies.values()))
+    assert topic.bytes_read + sum(map(len, index)) <= 2 / 128 * sum(map(len, topic.bodies.values()))
+
+
+def _key_of(group: int) -> bytes:
+    return next(key for key in map(canonical_key, range(10_000)) if key_group(key, 128) == group)
+
+
+def test_groups_that_are_not_touched_are_carried_over_unread(topic: Any) -> None:
+    """Whoever restores some groups reads their blocks alone, writes what changed of them, and refers to all others."""
+    whole = topic.write_all(_table(100_000).freeze(1, 0))
+    image = list(topic.bodies)
+    indexes: list[bytes] = []
+    for subtask in range(3):
+        groups = group_range(subtask, 3, 128)
+        touched = [groups[5], groups[6]]
+        topic.bytes_read = 0
+        table = restore("totals", int, groups, 128, 1, whole, topic.fetch, touched)
+        assert {key_group(key, 128) for key, _ in table.items()} == set(touched)
+        assert topic.bytes_read <= 3 * max(ref.size for ref in image)
+        table.apply(_add, [_key_of(groups[6])], [1_000_000])
+        snapshot = table.freeze(2, 1)
+        indexes += topic.write_all(snapshot)
+        held = [block.groups for block in snapshot.chain.blocks]
+        assert mask_of(groups) == reduce(or_, held), "no block is listed for groups of other subtasks"
+        assert held[-1] == mask_of([groups[6]])
+    assert len(topic.bodies) == len(image) + 3
+    expected = dict(_table(100_000).items()) | {_key_of(group_range(each, 3, 128)[6]): 1_000_000 for each in range(3)}
+    assert dict(restore("totals", int, range(128), 128, 2, indexes, topic.fetch).items()) == expected
+
+
+@pytest.mark.parametrize(
+    "use", [lambda table, key: table.apply(_add, [key], [1]), lambda table, key: table.reduce(max, [key], [1])]
+)
+def test_what_was_not_restored_is_not_touched(use: Callable[[KeyedTable[int], bytes], Any], topic: Any) -> None:
+    """A record of a group that was not restored is a defect: it never meets an empty state. So is a foreign group."""
+    index = topic.write_all(_table(1_000).freeze(1, 0))
+    table = restore("totals", int, range(64), 128, 1, index, topic.fetch, {7, 9})
+    use(table, _key_of(7))
+    with pytest.raises(InvariantViolation, match=r"all keys are of the key groups \[7, 9\]"):
+        use(table, _key_of(8))
+    with pytest.raises(InvariantViolation, match="among them"):
+        restore("totals", int, range(64), 128, 1, index, topic.fetch, {64})
+
+
+def test_an_index_that_is_not_true_is_damage(topic: Any) -> None:
+    """A block must be of the checkpoint that its index says, and an image of no more and no fewer groups."""
+    whole = decode_index(*topic.write_all(_table(20).freeze(1, 0)))
+    for change in ({"checkpoint": 0}, {"images": 0}, {"groups": mask_of(range(128))}):
+        lie = Chain(msgspec.structs.replace(block, **change) for block in whole.blocks)
+        with pytest.raises(DamagedState, match="which its index says"):
+            restore("totals", int, range(128), 128, 1, encode_index(lie, whole.head), topic.fetch)
 
 
 def _other_operator(index: bytes, fetch: Any) -> None:
