@@ -153,5 +153,11 @@ class _Assembler:
         return FrameWriter(Path(self.unit.folder, f"{name}.{self.label}"))
 
     def _table(self, node: Node) -> KeyedTable[Any]:
+        """Restored as far as what the unit is sent touches it; a key that is not sent cannot be known beforehand."""
         unit = self.unit
-        return table_of(node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks)
+        edges = {edge.name for edge in self.plan.shuffles if edge.consumer == node.id}
+        touched = {group for file in unit.channels if file.edge in edges for group in file.groups}
+        return table_of(
+            node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
+            touched if len(edges) == len(node.inputs) else None,
+        )  # fmt: skip
