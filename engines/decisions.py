@@ -251,6 +251,8 @@ class Decisions:
         if isinstance(verdict, Decided):
             self.manifest = verdict.manifest
             self._last_committables = verdict.manifest.committables or self._last_committables
+            if not verdict.finalized:
+                self._ledger.completed(verdict.manifest.checkpoint, _references(plan, verdict.manifest))
         return verdict
 
     def _planned(self, plan: CheckpointPlan, committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
