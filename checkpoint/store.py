@@ -151,6 +151,22 @@ class DecisionLog:
         self._life = life
         return life
 
+    def look(self) -> History | None:
+        """What is decided by now, for whoever may not need to `open`: fences nobody; None if something is undecided."""
+        end = self._end(IsolationLevel.READ_UNCOMMITTED)
+        if self._end(IsolationLevel.READ_COMMITTED) < end:
+            return None
+        return _read(self._config, self.pipeline, self.topic, end)
+
+    def resume_life(self, incarnation: int) -> Incarnation:
+        """Go on with a life that another process of it has begun; `Fenced` if it is not the newest any more."""
+        require(self._opened and self._life is None, "A life is taken up once, after the log is opened")
+        newest = self._history.newest_life
+        if newest is None or newest.incarnation != incarnation:
+            raise self._ended_by(Fenced(superseded(self.pipeline, incarnation, newest)))
+        self._life = newest
+        return newest
+
     # --- appending
 
     @property
@@ -225,15 +241,7 @@ class DecisionLog:
         while (newest is None or newest.incarnation <= own) and time.monotonic() < deadline:
             self._admin.poll(0.1)
             newest = self._newest_life()
-        if newest is None or newest.incarnation <= own:
-            return (
-                f"Incarnation {own} of {self.pipeline} was fenced: a newer instance is starting, or the broker ended a "
-                f"transaction that took too long. This one ends; nothing is lost."
-            )
-        return (
-            f"Incarnation {newest.incarnation} of {self.pipeline} (process {newest.process} on {newest.host}) has "
-            f"taken over from incarnation {own}. This one ends; nothing is lost."
-        )
+        return superseded(self.pipeline, own, newest)
 
     def _newest_life(self) -> Incarnation | None:
         try:
@@ -273,6 +281,19 @@ class DecisionLog:
         aborts, hence it is never called.
         """
         self._writer.end(BrokerUnavailable(f"The decision log of {self.pipeline} is closed."))
+
+
+def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:
+    """What a life is told that is not the newest any more; *newest* as far as it can be read."""
+    if newest is None or newest.incarnation <= own:
+        return (
+            f"Incarnation {own} of {pipeline} was fenced: a newer instance is starting, or the broker ended a "
+            f"transaction that took too long. This one ends; nothing is lost."
+        )
+    return (
+        f"Incarnation {newest.incarnation} of {pipeline} (process {newest.process} on {newest.host}) has "
+        f"taken over from incarnation {own}. This one ends; nothing is lost."
+    )
 
 
 def read_history(config: Mapping[str, Any], pipeline: str) -> History:

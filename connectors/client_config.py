@@ -160,6 +160,11 @@ class ClientConfig:
                 text = text.replace(secret, "***")
         return text
 
+    @property
+    def secrets_written_out(self) -> tuple[str, ...]:
+        """The settings whose secret is not a reference: they must not go where others can read settings."""
+        return tuple(name for name, v in self.settings.items() if _SECRET.search(name) and not _is_reference(v))
+
     def __repr__(self) -> str:
         shown = (
             f"{name}={'***' if _SECRET.search(name) and not _is_reference(value) else value}"

@@ -82,6 +82,22 @@ class TestLives:
             assert store.living().history.incarnation_latest == number
         assert sorted(read_history(store.config, store.pipeline).incarnations) == list(range(3, 13))
 
+    def test_a_life_goes_on_in_another_process(self, store: Any) -> None:
+        """A second process takes up the newest life and fences the first; an older life cannot be taken up, and looking
+        fences nobody."""
+        first, second = store.living(), store.opened()
+        assert second.resume_life(1) == store.life(1)
+        with pytest.raises(Fenced):
+            first.append(store.manifest(0))
+        assert second.append(store.manifest(0)) is Outcome.DONE
+        seen = DecisionLog(store.config, store.pipeline, store.topic, store.clock).look()
+        assert seen is not None
+        assert seen.manifests == {0: store.manifest(0)}
+        assert second.append(store.mark(0)) is Outcome.DONE
+        store.living()
+        with pytest.raises(Fenced, match="Incarnation 2"):
+            store.opened().resume_life(1)
+
     def test_a_log_that_has_not_begun_writes_nothing(self, store: Any) -> None:
         """Decisions belong to a life, and to this one."""
         log = store.opened()
@@ -141,6 +157,7 @@ class TestFencing:
         assert victim.stdout.readline().strip() == "produced"
         victim.kill()
         victim.wait(LIMIT_S)
+        assert DecisionLog(store.config, store.pipeline, store.topic, store.clock).look() is None, "not known yet"
         log = store.opened()
         assert (log.history.incarnation_latest, log.history.manifests) == (1, {})
         assert log.begin_life("here", 1).incarnation == 2
