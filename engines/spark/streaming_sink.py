@@ -1,0 +1,117 @@
+"""`df.writeStream.format("exactlyonce")`: every batch of a streaming query in Kafka, exactly once.
+
+    (df.selectExpr("cast(id as string) key", "to_json(struct(*)) value")
+        .writeStream.format("exactlyonce")
+        .option("sinkId", "orders-to-kafka")
+        .option("kafka.bootstrap.servers", "127.0.0.1:9092")
+        .option("topic", "orders")
+        .option("checkpointLocation", "/data/orders-to-kafka")
+        .start())
+
+Columns: `value` (binary or string) and, where wanted, `key`, `topic`, `partition`, `headers`, as in Spark's own Kafka
+sink. Options:
+
+| option | means |
+| --- | --- |
+| `sinkId` | required: the name under which the cluster remembers what was written; one for every sink, for ever |
+| `topic` | where every row goes; without it the column `topic` says so |
+| `kafka.NAME` | librdkafka's settings; secrets as references, `env:NAME` or `file:/path` |
+| `adoptQuery` | the id of the query that has written to the sink so far, if this one is to go on in its place |
+| `acceptLoss` | the number of a decided batch whose rows are given up, after a halt that named it |
+
+Invariants: a batch becomes visible as a whole, once; Spark may write a batch again, and abort one that is decided: the
+decision in `<sinkId>.checkpoints` stands. Spark sends the writer to its executors before every batch, which is when the
+driver is asked; the writer that commits is another one, in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from exactlyonce.engines.spark.sink_driver import with_driver
+from exactlyonce.engines.spark.sink_options import SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink_position import Job
+from exactlyonce.engines.spark.sink_task import Assignment, Flushed, write_task
+from exactlyonce.pipeline.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark import TaskContext
+    from pyspark.sql.types import StructType
+
+BATCH_PROPERTY, QUERY_PROPERTY = "streaming.sql.batchId", "sql.streaming.queryId"
+
+
+class TaskMessage(WriterCommitMessage):
+    """What Spark carries from a task to the driver."""
+
+    def __init__(self, flushed: Flushed) -> None:
+        self.flushed = flushed
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """See the module."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self.assignment: Assignment | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Before the tasks of a batch: what they are told is part of the writer that they get."""
+        if self.assignment is None:
+            self.assignment = with_driver(self.options, lambda driver: driver.assign())
+        return dict(self.__dict__)
+
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
+        """One task, on an executor."""
+        context = task_context()
+        require(self.assignment is not None, "A writer reaches a task only with an assignment")
+        assert self.assignment is not None
+        job = Job(_property(context, QUERY_PROPERTY), int(_property(context, BATCH_PROPERTY)))
+        return TaskMessage(write_task(self.options, self.assignment, job, context.partitionId(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Once all tasks are done."""
+        flushed = flushed_of(messages)
+        if flushed:
+            job = flushed[0].job
+            require(job.batch == batchId, "Tasks write the batch that Spark commits")
+            with_driver(self.options, lambda driver: driver.commit(job, flushed))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Once a task has failed too often, or after a `commit` that raised."""
+        with_driver(self.options, lambda driver: driver.abort())
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """The writer of a stream; output mode complete writes all rows of every batch, as Spark's own Kafka sink does."""
+    return StreamWriter(parse_sink_options(options, schema, streaming=True))
+
+
+def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:
+    """What the tasks have told, where they have."""
+    return [each.flushed for each in messages if isinstance(each, TaskMessage)]
+
+
+def task_context() -> TaskContext:
+    """Of the task that runs; ConfigError where Spark would run several attempts of it at a time."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    require(context is not None, "A task has a context")
+    assert context is not None
+    if (context.getLocalProperty("spark.speculation") or "false").lower() == "true":
+        raise ConfigError(
+            "spark.speculation is on: two attempts of a task would write at a time, and the loser's open transaction "
+            "would hold readers back. Set spark.speculation to false."
+        )
+    return context
+
+
+def _property(context: TaskContext, name: str) -> str:
+    found = context.getLocalProperty(name)
+    require(found, f"Spark tells its tasks {name}")
+    return str(found)

@@ -1,0 +1,74 @@
+"""`df.write.format("exactlyonce")`: all rows of a batch write in Kafka, or none of them.
+
+    (df.write.format("exactlyonce").mode("append")
+        .option("sinkId", "orders-2025")
+        .option("kafka.bootstrap.servers", "127.0.0.1:9092")
+        .option("topic", "orders")
+        .option("writeId", "2025-11-21")
+        .save())
+
+Options and columns are those of `streaming_sink`, without `adoptQuery`. With a `writeId` the write happens once: a job
+that is run again with an id that is among the last thousand of its sink writes nothing. One job at a time may write to
+a sink; others take one of their own.
+
+Invariant: the rows become visible as a whole, once the driver has decided; until then a failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from exactlyonce.engines.spark.sink_driver import with_driver
+from exactlyonce.engines.spark.sink_options import SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink_position import Job
+from exactlyonce.engines.spark.sink_task import Assignment, write_task
+from exactlyonce.engines.spark.streaming_sink import TaskMessage, flushed_of, task_context
+from exactlyonce.pipeline.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """See the module."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self.assignment: Assignment | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Before the tasks: what they are told is part of the writer that they get, as does the one that commits."""
+        if self.assignment is None:
+            self.assignment = with_driver(self.options, lambda driver: driver.assign())
+        return dict(self.__dict__)
+
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
+        """One task, on an executor."""
+        context = task_context()
+        require(self.assignment is not None, "A writer reaches a task only with an assignment")
+        assert self.assignment is not None
+        return TaskMessage(write_task(self.options, self.assignment, self._job(), context.partitionId(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Once all tasks are done."""
+        flushed = flushed_of(messages)
+        if flushed:
+            with_driver(self.options, lambda driver: driver.commit(self._job(), flushed))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Once a task has failed too often, or after a `commit` that raised."""
+        with_driver(self.options, lambda driver: driver.abort())
+
+    def _job(self) -> Job:
+        return Job(write_id=self.options.write_id)
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """The writer of a batch."""
+    if overwrite:
+        raise ConfigError('A topic cannot be overwritten: write with .mode("append").')
+    return BatchWriter(parse_sink_options(options, schema, streaming=False))

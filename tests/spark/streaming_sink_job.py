@@ -1,0 +1,40 @@
+"""A driver: copies text files to a topic, one file a batch, until a run of the query has met the end of them.
+
+`python streaming_sink_job.py SERVERS SINK_ID TOPIC FOLDER`; a run that fails is followed by another one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from exactlyonce.engines.spark.data_source import register
+
+RUNS_MAX = 12
+
+
+def main(servers: str, sink_id: str, topic: str, folder: Path) -> None:
+    os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.log.level", "OFF").config("spark.driver.memory", "512m").getOrCreate()
+    register(spark)
+    files = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder / "in"))
+    writer = files.repartition(2).writeStream.format("exactlyonce").trigger(availableNow=True)
+    writer = writer.option("sinkId", sink_id).option("topic", topic).option("kafka.bootstrap.servers", servers)
+    for run in range(1, RUNS_MAX + 1):
+        try:
+            writer.option("checkpointLocation", str(folder / "checkpoint")).start().awaitTermination()
+        except PySparkException as error:
+            print(f"run {run}: {str(error)[-300:]}", flush=True)
+        else:
+            print(f"{run} runs", flush=True)
+            return
+    sys.exit(f"not done after {RUNS_MAX} runs")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))

@@ -1,0 +1,276 @@
+"""The sink's driver and tasks without Spark: what Spark does to them, one step at a time, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from exactlyonce.checkpoint.committable import transaction_prefix
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.checkpoint.store_topic import delete_topic
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.spark.sink_driver import SinkDriver
+from exactlyonce.engines.spark.sink_options import SinkOptions
+from exactlyonce.engines.spark.sink_position import Job
+from exactlyonce.engines.spark.sink_task import Flushed, write_task
+from exactlyonce.pipeline import failpoints
+from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, TopicError
+from exactlyonce.pipeline.failpoints import FailpointRaised
+from exactlyonce.sinks.kafka_writer import SinkFailed
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+QUERY = "a-query"
+
+
+class World:
+    """A sink, its cluster, and the drivers that were made for it: a planner and a committer each, as Spark does."""
+
+    def __init__(self, kafka: KafkaCluster, name: str) -> None:
+        self.kafka, self.topic = kafka, f"{name}-out"
+        kafka.create_topic(self.topic, 2)
+        self.config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+        self.options = SinkOptions(name, self.topic, {"value": 0}, "", None, "", self.config.settings)
+        self.transactions = Transactions(self.config)
+        self.made: list[SinkDriver] = []
+
+    def driver(self, name: str, **changes: Any) -> SinkDriver:
+        """A process of the driver *name*."""
+        settings = {field: changes.get(field, value) for field, value in vars(self.options).items()}
+        self.made.append(SinkDriver(SinkOptions(**settings), name))
+        return self.made[-1]
+
+    def tasks(self, planner: SinkDriver, batch: int, partitions: int = 2, query: str = QUERY) -> list[Flushed]:
+        """Plan a batch of two rows for each partition, and run its tasks."""
+        assignment = planner.assign()
+        return [
+            write_task(planner.options, assignment, Job(query, batch), each, [rows(batch, each)])
+            for each in range(partitions)
+        ]
+
+    def visible(self) -> list[str]:
+        """What a plain reader sees."""
+        return sorted((record.value or b"").decode() for record in self.kafka.read_committed(self.topic))
+
+    def states(self) -> dict[str, str]:
+        """By id of a task's transaction."""
+        prefix = transaction_prefix(self.options.sink_id)
+        return {t.transactional_id: t.state for t in self.transactions.list(prefix) if ":spark:" in t.transactional_id}
+
+    def assert_settled(self) -> None:
+        """No transaction is open, and readers get to the end."""
+        assert not [name for name, state in self.states().items() if state not in ("CompleteCommit", "CompleteAbort")]
+        topics = Topics(self.config)
+        assert topics.end_offsets(self.topic, committed=True) == topics.end_offsets(self.topic, committed=False)
+        topics.close()
+
+
+def rows(batch: int, partition: int) -> Any:
+    return pa.record_batch([pa.array([f"{batch}-{partition}-a", f"{batch}-{partition}-b"])], names=["value"])
+
+
+def expected(*batches: int, partitions: int = 2) -> list[str]:
+    return sorted(f"{batch}-{p}-{x}" for batch in batches for p in range(partitions) for x in "ab")
+
+
+@pytest.fixture
+def world(kafka: KafkaCluster, topic_name: str) -> Iterator[World]:
+    """A sink that nobody has written to."""
+    made = World(kafka, topic_name)
+    yield made
+    for each in made.made:
+        each.close()
+    made.transactions.close()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """`failing(name)` makes the next pass of that failpoint raise."""
+    monkeypatch.setenv("EXACTLYONCE_FAILPOINTS_FIRED", str(tmp_path))
+
+    def arm(name: str) -> None:
+        monkeypatch.setattr(failpoints, "_armed", {name: ("raise", 1)})
+        monkeypatch.setattr(failpoints, "_hits", {})
+
+    return arm
+
+
+def test_batches_are_visible_once_decided_and_leave_one_id_for_each_task(world: World) -> None:
+    """Batches, also empty ones and with fewer tasks, become visible one by one, under the same transactional ids; of
+    all decisions only the last few are kept."""
+    planner, committer = world.driver("a"), world.driver("a")
+    for batch, partitions in enumerate((3, 3, 0, 1, 2, 2)):
+        flushed = world.tasks(planner, batch, partitions)
+        assert not [row for row in world.visible() if row.startswith(f"{batch}-")]
+        if flushed:
+            committer.commit(Job(QUERY, batch), flushed)
+        assert len([row for row in world.visible() if row.startswith(f"{batch}-")]) == 2 * partitions
+    assert len(world.states()) == 3
+    world.assert_settled()
+    history = read_history(world.config.confluent(), world.options.sink_id)
+    assert history.unfinalized is None
+    assert len(history.manifests) == 3
+
+
+STEPS = ("coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized")
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, failing: Callable[[str], None]) -> None:
+    """A decided batch becomes visible though Spark aborts it, or its driver dies; an undecided one is aborted; written
+    again by the next driver, it is there once."""
+    planner, committer = world.driver("a"), world.driver("a")
+    flushed = world.tasks(planner, 0)
+    failing(step)
+    with pytest.raises(FailpointRaised):
+        committer.commit(Job(QUERY, 0), flushed)
+    decided = [] if step == "coordinator-checked" else expected(0)
+    if aborted:
+        world.driver("a").abort()
+        assert world.visible() == decided
+        world.assert_settled()
+    successor, committer = world.driver("b"), world.driver("b")
+    again = world.tasks(successor, 0)
+    assert all((each.precommit is None) == bool(decided) for each in again)
+    assert world.visible() == decided
+    committer.commit(Job(QUERY, 0), again)
+    committer.commit(Job(QUERY, 1), world.tasks(successor, 1))
+    assert world.visible() == expected(0, 1)
+    world.assert_settled()
+
+
+@pytest.mark.parametrize("step", ["coordinator-opened", "coordinator-swept"])
+def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None]) -> None:
+    """Whoever plans may die before the tasks begin; what was open before is aborted by the next."""
+    world.tasks(world.driver("a"), 0, partitions=4)
+    failing(step)
+    with pytest.raises(FailpointRaised):
+        world.driver("b").assign()
+    planner = world.driver("b")
+    flushed = world.tasks(planner, 0, partitions=1)
+    assert sorted(world.states().values()) == ["CompleteAbort"] * 4 + ["Ongoing"]
+    world.driver("b").commit(Job(QUERY, 0), flushed)
+    assert world.visible() == expected(0, partitions=1)
+    world.assert_settled()
+
+
+def test_a_task_that_is_tried_again_leaves_its_first_attempt_to_be_aborted(world: World) -> None:
+    """Of two attempts of a task, of which Spark reports one, one is visible, whichever it is; the other is aborted."""
+    planner, committer = world.driver("a"), world.driver("a")
+    for batch, reported in enumerate((0, 1)):
+        assignment, job = planner.assign(), Job(QUERY, batch)
+        attempts = [write_task(world.options, assignment, job, 0, [rows(batch, 0)]) for _ in range(2)]
+        names = {each.precommit.transactional_id for each in attempts if each.precommit}
+        assert len(names) == 2, "no attempt takes another one's id"
+        committer.commit(job, [attempts[reported]])
+    assert world.visible() == expected(0, 1, partitions=1)
+    world.assert_settled()
+    write_task(world.options, planner.assign(), Job(QUERY, 2), 0, [rows(2, 0)])
+    committer.abort()
+    assert world.visible() == expected(0, 1, partitions=1)
+    world.assert_settled()
+
+
+def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
+    """A driver that was replaced can neither commit what it had written, nor abort its successor's, nor plan anew; the
+    error names the successor."""
+    planner, committer = world.driver("a"), world.driver("a")
+    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    stale = world.tasks(planner, 1)
+    successor = world.driver("b")
+    fresh = world.tasks(successor, 1)
+    for zombie in (committer, world.driver("a")):
+        with pytest.raises(Fenced, match="on b"):
+            zombie.commit(Job(QUERY, 1), stale)
+    world.driver("a").abort()
+    with pytest.raises(Fenced, match="on b"):
+        planner.assign()
+    world.driver("b").commit(Job(QUERY, 1), fresh)
+    assert world.visible() == expected(0, 1)
+    world.assert_settled()
+
+
+def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None:
+    """A query with a new checkpoint location is refused before it writes, and told the choices; with the old one's id
+    it goes on in its place, and then the old one is refused."""
+    planner, committer = world.driver("a"), world.driver("a")
+    committer.commit(Job(QUERY, 4), world.tasks(planner, 4))
+    with pytest.raises(ConfigError, match="checkpointLocation"):
+        world.tasks(planner, 0, query="another")
+    adopting = {"adopt_query": QUERY}
+    world.driver("a", **adopting).commit(
+        Job("another", 0), world.tasks(world.driver("a", **adopting), 0, query="another")
+    )
+    world.driver("a", **adopting).commit(
+        Job("another", 1), world.tasks(world.driver("a", **adopting), 1, query="another")
+    )
+    with pytest.raises(ConfigError, match="another query, another"):
+        world.tasks(planner, 5)
+    assert world.visible() == expected(4, 0, 1)
+    world.assert_settled()
+
+
+def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
+    world: World, failing: Callable[[str], None]
+) -> None:
+    """With everything down for longer than a transaction may last, the rows of a decided batch are copied."""
+    flushed = world.tasks(world.driver("a"), 0)
+    failing("coordinator-decided")
+    with pytest.raises(FailpointRaised):
+        world.driver("a").commit(Job(QUERY, 0), flushed)
+    lost = flushed[0].precommit
+    assert lost is not None
+    world.transactions.end_until_answered(lost.transactional_id, lost.producer_id, lost.epoch, commit=False)
+    world.tasks(world.driver("b"), 0)
+    assert world.visible() == expected(0)
+    fates = read_history(world.config.confluent(), world.options.sink_id).finalized[1].fates
+    assert sorted(fate for _, fate in fates) == ["committed", "repaired"]
+    world.assert_settled()
+
+
+def test_a_transaction_that_changed_meanwhile_is_not_decided(world: World) -> None:
+    """A transaction that was ended, or holds another number of records than its task produced, refuses the batch."""
+    planner, committer = world.driver("a"), world.driver("a")
+    flushed = world.tasks(planner, 0)
+    assert flushed[0].precommit is not None
+    more = msgspec.structs.replace(flushed[0].precommit, records=3)
+    with pytest.raises(SinkFailed, match="holds 2 records on the broker, but 3 were produced"):
+        committer.commit(Job(QUERY, 0), [msgspec.structs.replace(flushed[0], precommit=more), flushed[1]])
+    world.driver("a").abort()
+    with pytest.raises(SinkFailed, match="CompleteAbort, not Ongoing"):
+        world.driver("a").commit(Job(QUERY, 0), flushed)
+    assert world.visible() == []
+    world.assert_settled()
+
+
+def test_batch_writes_with_an_id_happen_once(world: World) -> None:
+    """A write with an id is decided once, between batches of a query that keeps its place; one without, every time."""
+    for number in range(2):
+        for write_id in ("monday", ""):
+            job, planner = Job(write_id=write_id), world.driver("a", write_id=write_id)
+            written = [write_task(planner.options, planner.assign(), job, 0, [rows(number, 0)])]
+            planner.commit(job, written)
+        world.driver("a").commit(Job(QUERY, number), world.tasks(world.driver("a"), number, partitions=1))
+    assert world.visible() == sorted([*expected(0, partitions=1) * 3, *expected(1, partitions=1) * 2])
+    world.assert_settled()
+
+
+def test_what_a_sink_refuses_before_it_writes(world: World) -> None:
+    """A missing topic, the name of a pipeline, decisions that were deleted, and a row without topic are told."""
+    with pytest.raises(TopicError, match="nowhere"):
+        world.driver("a", topic="nowhere").assign()
+    planner = world.driver("a", topic="", columns={"value": 0, "topic": 1})
+    unnamed = pa.record_batch([pa.array(["a", "b"]), pa.array([world.topic, None])], names=["value", "topic"])
+    with pytest.raises(RecordError, match="Row 2"):
+        write_task(planner.options, planner.assign(), Job(QUERY, 0), 0, [unnamed])
+    delete_topic(world.config.confluent(), world.options.sink_id)
+    with pytest.raises(Halt, match="topic was deleted"):
+        world.driver("b").assign()
