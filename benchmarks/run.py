@@ -16,6 +16,7 @@ from pathlib import Path
 
 import keyed_state
 import memory
+import spark_backfill
 import throughput
 import visibility
 from bench import Bench
@@ -33,14 +34,19 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,
+    "spark-backfill": spark_backfill.scenario,
 }
 
 
 @contextmanager
 def cluster(servers: str | None) -> Iterator[Cluster]:
-    """The one at *servers*, or a broker that lives as long as the benchmarks."""
+    """The one at *servers*, which is left as it was, or a broker that lives as long as the benchmarks."""
     if servers:
-        yield Cluster(servers)
+        found = Cluster(servers)
+        try:
+            yield found
+        finally:
+            found.clear()
         return
     with tempfile.TemporaryDirectory(prefix="exactlyonce-bench-") as folder:
         broker = EmbeddedBroker(Path(folder), port=0, lifetime="process")
