@@ -37,9 +37,11 @@ class Cluster:
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self._admin = AdminClient({"bootstrap.servers": servers, **QUIET})
+        self._created: set[str] = set()
 
     def create(self, *topics: str) -> None:
         """Create topics of `PARTITIONS` partitions; returns when all brokers know them."""
+        self._created.update(topics)
         for future in self._admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
             future.result(LIMIT_S)
         deadline = time.monotonic() + LIMIT_S
@@ -51,6 +53,12 @@ class Cluster:
         """Delete topics, so that their pages leave the cache."""
         for future in self._admin.delete_topics(list(topics)).values():
             future.result(LIMIT_S)
+
+    def clear(self) -> None:
+        """Delete all that is left of the topics created here, and of the checkpoints of pipelines called after them."""
+        present = self._admin.list_topics(timeout=LIMIT_S).topics
+        if left := [topic for topic in present if topic.removesuffix(".checkpoints") in self._created]:
+            self.delete(*left)
 
     def producer(self) -> Producer:
         """One for input."""

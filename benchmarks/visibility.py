@@ -39,7 +39,7 @@ class Load(NamedTuple):
 
 def visible(bench: Bench) -> Iterator[Figure]:
     """Running totals under a steady load."""
-    rate, seconds = _sustained(bench) / 2, bench.size(65, 15)
+    rate, seconds = _sustained(bench) / 2, bench.size(65, 10)
     fed, checkpoints, seen = _load(bench, rate, seconds)
     bench.say(f"{fed['records']:,} records fed; {seen['records']:,} of them timed")
     durations = sorted(each["duration_ms"] for each in checkpoints)
@@ -52,7 +52,7 @@ def visible(bench: Bench) -> Iterator[Figure]:
 
 def _sustained(bench: Bench) -> float:
     """Records a second that the engine processes while as many as possible are fed, and an observer reads."""
-    first, *_, last = (each for each in _load(bench, math.inf, bench.size(15, 8)).checkpoints if each["records_in"])
+    first, *_, last = (each for each in _load(bench, math.inf, bench.size(15, 6)).checkpoints if each["records_in"])
     rate: float = (last["records_in"] - first["records_in"]) / (last["at_ms"] - first["at_ms"]) * 1000
     bench.say(f"{rate:,.0f} records/s are sustained, fed and observed")
     return rate

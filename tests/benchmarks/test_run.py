@@ -1,0 +1,57 @@
+"""`make bench`, as far as it is cheap: that every figure comes out, not how good it is."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exactlyonce.testing.cluster import KafkaCluster
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LIMIT_S = 180.0
+FIGURES = {
+    "totals": {"running total, 1,000 keys, ratio": "", "running total, 1,000 keys, longest gap": "ms"},
+    "visibility": {
+        "p50 visibility minus the interval": "ms",
+        "p99 visibility minus the interval": "ms",
+        "duration of its checkpoints": "ms",
+    },
+    "gap": {"longest gap between batches, 250,000 keys": "ms"},
+    "memory": {"resident memory, checkpoint 60 against 30": ""},
+}
+"""Name and unit of every figure, by scenario."""
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_every_figure_is_there(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """The cheap scenarios end well, which they do not when an output is wrong, and leave the cluster as it was."""
+    before = set(kafka.admin().list_topics(timeout=LIMIT_S).topics)
+    file = tmp_path / "figures.json"
+    options = ("--quick", "--bootstrap-servers", kafka.bootstrap_servers, "--json", str(file))
+    command = [sys.executable, "run.py", *FIGURES, *options]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    figures = {figure["name"]: figure for figure in json.loads(file.read_text())}
+    expected = {name: unit for scenario in FIGURES.values() for name, unit in scenario.items()}
+    assert {name: figure["unit"] for name, figure in figures.items()} == expected
+    assert all(figure["value"] > 0 for name, figure in figures.items() if "minus" not in name)
+    assert figures["p99 visibility minus the interval"]["verdict"] in ("pass*", "pass", "short")
+    assert all(f"\n{name}  " in done.stdout for name in expected)
+    after = set(kafka.admin().list_topics(timeout=LIMIT_S).topics)
+    assert not [topic for topic in after - before if not topic.startswith("__")]
+
+
+def test_the_page_has_the_limits_of_the_code(table: Callable[..., list[dict[str, str]]]) -> None:
+    """What the page says that a figure must reach, and should, is what the table of `make bench` says."""
+    rows = table("docs/benchmarks.md", "figure", "required", "aim", "measured")
+    documented = {row["figure"]: (row["required"].split()[-1], row["aim"].split()[0]) for row in rows}
+    bounds = runpy.run_path(str(BENCHMARKS / "figures.py"))["BOUNDS"]
+    expected = {name: (bounds[name].required, bounds[name].aim) for name in documented}
+    assert {name: tuple(map(float, limits)) for name, limits in documented.items()} == expected
