@@ -79,9 +79,7 @@ class ReadOptions:
 
 def read_schema(options: ReadOptions) -> StructType:
     """The columns of Spark's own Kafka source."""
-    return StructType(
-        [*_SCHEMA.fields, StructField("headers", _HEADERS)] if options.include_headers else _SCHEMA.fields
-    )
+    return StructType([*_SCHEMA, StructField("headers", _HEADERS)] if options.include_headers else [*_SCHEMA])
 
 
 def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
