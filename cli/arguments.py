@@ -77,6 +77,16 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config", metavar="FILE", help="settings in TOML; what is given here wins over the file")
 
 
+def add_repair(parser: argparse._ActionsContainer) -> None:
+    """The option that says how lost output is made again."""
+    parser.add_argument(
+        "--repair",
+        choices=("local", "spark", "halt"),
+        help="output that a decided checkpoint has lost, and that cannot be copied, is computed again from the input: "
+        "in this process (local, the default), on Spark, or not at all (halt)",
+    )
+
+
 def pair(text: str) -> tuple[str, str]:
     """`name=value`, split.
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline
+from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline, add_repair
 
 if TYPE_CHECKING:
     from exactlyonce.engines.local.reporting import Reporter
@@ -49,7 +49,7 @@ _CHECKPOINTS = (
 )
 """Option, what it takes, and what it is."""
 _SETTINGS = (
-    *("bootstrap_servers", "config", "inline", "accept_loss", "restart", "parallelism", "until"),
+    *("bootstrap_servers", "config", "inline", "accept_loss", "repair", "restart", "parallelism", "until"),
     *(option.replace("-", "_") for option, _, _ in _CHECKPOINTS),
 )
 
@@ -89,6 +89,7 @@ def _add_running(parser: Parser) -> None:
         type=int,
         help="give up the output of checkpoint N that a halt has named as lost, and go on",
     )
+    add_repair(parser)
 
 
 def restart(text: str) -> dict[str, str]:

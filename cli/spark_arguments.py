@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exactlyonce.cli.arguments import add_cluster, pair
+from exactlyonce.cli.arguments import add_cluster, add_repair, pair
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.manifest import Manifest
@@ -76,6 +76,7 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--accept-loss", metavar="N", type=int, help="give up the output of checkpoint N that a halt has named as lost"
     )
+    add_repair(group)
     add_cluster(parser)
 
 
@@ -89,7 +90,7 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
     from exactlyonce.engines.configuration import options_from
 
     names = ("checkpoint_num_retained", "checkpoint_transaction_timeout", "checkpoint_partitions", "accept_loss")
-    more = ("bootstrap_servers", "config", "parallelism")
+    more = ("bootstrap_servers", "config", "parallelism", "repair")
     given: dict[str, Any] = {name: getattr(args, name) for name in (*names, *more)}
     options = options_from({**given, "kafka": dict(args.kafka)})
     args.redact = options.client.redact

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,13 +33,16 @@ from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.blocks import references
+from exactlyonce.engines.bounded.replay_repair import ReplayRepair, where_replayed
+from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.preflight import Inputs, Offsets, check_inputs, check_operators, prepare_outputs
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 SWEEP_AGAIN_MS = 60_000
 
@@ -47,8 +51,16 @@ class Decisions:
     """See the module. Making one checks topics and settings, fences older coordinators and reads what they decided."""
 
     def __init__(
-        self, plan: Plan, options: RunOptions, note: Callable[[str], None], step: Callable[[str, int], None]
+        self,
+        plan: Plan,
+        options: RunOptions,
+        note: Callable[[str], None],
+        step: Callable[[str, int], None],
+        reference: Reference,
+        units: tuple[Submit, Path] | None = None,
     ) -> None:
+        """*reference* is how the pipeline is imported; *units*: where a replay that is to run on Spark runs, and
+        stages its files; None: on a Spark of its own."""
         self._plan, self._options, self._note = plan, options, note
         self._clock = SystemClock()
         self._transactions = Transactions(options.client)
@@ -62,9 +74,14 @@ class Decisions:
         self._sinks = prepare_outputs(self._topics, plan.graph, note)
         self._topic = prepare_topic(self._settings, plan.graph.pipeline_id, options.checkpoint_partitions)
         self._log = DecisionLog(self._settings, plan.graph.pipeline_id, self._topic, self._clock)
+        self._replays = ReplayRepair(
+            Loaded(load_reference(reference), reference), options.client, self._transactions, self._timeout_ms,
+            lambda: self._log.history, note, *where_replayed(options.repair, units),
+        )  # fmt: skip
         self._performer = Performer(
-            options.client, self._transactions, self._output_log, self._log, self._timeout_ms, step
-        )
+            options.client, self._transactions, self._output_log, self._log, self._timeout_ms, step,
+            no_replay if options.repair == "halt" else self._replays,
+        )  # fmt: skip
         partitions = [(self._topic.name, each) for each in range(self._topic.partitions)]
         self._drive(settle(coordinator_id(plan.graph.pipeline_id), partitions))
         history = self._log.open()
@@ -371,6 +388,7 @@ class Decisions:
 
     def close(self) -> None:
         """Let go of all connections; nothing is ended by it."""
+        self._replays.close()
         self._log.close()
         self._transactions.close()
         self._output_log.close()

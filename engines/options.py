@@ -11,6 +11,7 @@ from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.pipeline.errors import ConfigError
 
 UNTIL = ("running", "latest")
+REPAIR = ("local", "spark", "halt")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class RunOptions:
     restart: Mapping[str, int | str] = field(default_factory=lambda: {"strategy": "exponential_delay"})
     accept_loss: int | None = None
     """A checkpoint whose lost output is given up, after a halt that named it."""
+    repair: str = "local"
+    """How output is made again that a decided checkpoint has lost and that can no longer be copied: by a replay in the
+    coordinator's process, by one on Spark, or not: "halt"."""
     inline: bool = False
     """All in one process, for a debugger."""
     checkpoint_partitions: int = 5
@@ -34,6 +38,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.until not in UNTIL:
             raise ConfigError(f"until is {self.until!r}: choose one of {', '.join(UNTIL)}.")
+        if self.repair not in REPAIR:
+            raise ConfigError(f"repair is {self.repair!r}: choose one of {', '.join(REPAIR)}.")
         if self.parallelism < 1:
             raise ConfigError(f"parallelism is {self.parallelism}: it must be at least 1.")
         if self.checkpoint_partitions < 2:

@@ -81,7 +81,10 @@ class CatchingUp:
     def run(self) -> Summary:
         """Until the goal is reached or, when it follows, until it is stopped."""
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
-        decisions = Decisions(physical, self.options, self.progress.note, lambda step, checkpoint: None)
+        decisions = Decisions(
+            physical, self.options, self.progress.note, lambda step, checkpoint: None,
+            self.loaded.reference, (self.submit, self.staging),
+        )  # fmt: skip
         try:
             summary = Summary(decisions.recover())
             for _ in self._rounds():

@@ -171,7 +171,7 @@ class Job:
 
     def _open(self) -> Decisions:
         """Runs on the broker thread."""
-        self.decisions = decisions = Decisions(self.plan, self.options, self._note, self._step)
+        self.decisions = decisions = Decisions(self.plan, self.options, self._note, self._step, self.reference)
         decisions.recover()
         return decisions
 

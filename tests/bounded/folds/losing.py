@@ -1,0 +1,85 @@
+"""How a test loses one decided transaction for good: timed out while all was down, its records gone from the log."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import TopicPartition
+from running import LIMIT_S
+
+from exactlyonce.checkpoint.committable import Committable
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.testing.cluster import Committed, KafkaCluster
+
+TIMEOUTS = (
+    "--checkpoint-interval", "300ms", "--checkpoint-timeout", "2s", "--restart-budget", "1s",
+    "--transaction-timeout", "6s",
+)  # fmt: skip
+QUICK_ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+"""Of a broker that looks at transactions' timeouts every half second."""
+
+Visible = dict[int, list[Committed]]
+"""By partition, in order."""
+
+
+def lose_one(kafka: KafkaCluster, name: str, writer: tuple[str, int]) -> Committable:
+    """Commit all committables of the undelivered checkpoint but that of *writer*, which the broker has aborted then."""
+    servers = {"bootstrap.servers": kafka.bootstrap_servers}
+    manifest = read_history(servers, name).unfinalized
+    assert manifest is not None
+    transactions = Transactions(ClientConfig(servers))
+    (lost,) = [each for each in manifest.committables if each.writer == writer]
+    for each in manifest.committables:
+        if each is not lost:
+            transactions.end_until_answered(each.transactional_id, each.producer_id, each.epoch, commit=True)
+    deadline = time.monotonic() + LIMIT_S
+    while (state := transactions.describe([lost.transactional_id])[lost.transactional_id]) is None or (
+        state.state != "CompleteAbort"
+    ):
+        assert time.monotonic() < deadline, f"the broker aborts it: {state}"
+        time.sleep(0.1)  # the broker's own timeout must pass
+    transactions.close()
+    return lost
+
+
+def expire(kafka: KafkaCluster, topic: str) -> Visible:
+    """Delete all records of *topic*, as retention would; what readers had seen of it until then."""
+    seen = visible(kafka, topic)
+    admin = kafka.admin()
+    partitions = admin.list_topics(topic).topics[topic].partitions
+    everything = [TopicPartition(topic, each, -1) for each in partitions]
+    for future in admin.delete_records(everything).values():
+        future.result(LIMIT_S)
+    return seen
+
+
+def visible(kafka: KafkaCluster, topic: str) -> Visible:
+    """What a plain read_committed consumer sees."""
+    found: Visible = defaultdict(list)
+    for record in kafka.read_committed(topic):
+        found[record.partition].append(record)
+    return found
+
+
+class Together(KafkaCluster):
+    """A cluster where readers have read on: before records expired, and after."""
+
+    def __init__(self, kafka: KafkaCluster, seen_before: dict[str, Visible]) -> None:
+        super().__init__(kafka.bootstrap_servers)
+        self._seen_before = seen_before
+
+    def read_committed(self, topic: str, timeout_s: float = LIMIT_S) -> list[Committed]:
+        """All that was ever seen, in order within a partition."""
+        later = super().read_committed(topic, timeout_s)
+        before = self._seen_before.get(topic, {})
+        return [*(record for records in before.values() for record in records), *later]
+
+
+def arguments(name: str, *more: Any) -> Iterable[Any]:
+    """Of a run to the end of `diamond` at parallelism 2."""
+    return ("pipelines:diamond", "--param", f"name={name}", "--parallelism", "2", "--until", "latest", *TIMEOUTS, *more)

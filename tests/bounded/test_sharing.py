@@ -1,0 +1,94 @@
+"""Which recomputed outputs are whose, and where they go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.engines.bounded.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
+from exactlyonce.engines.bounded.staging import OutputBatch
+
+MANIFEST = Manifest("p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "f", 128, 2, 4, (), 0, (), (), (), (), (("out", "t", 3),))
+
+
+def committable(name: str, checkpoint: int, **counts: int) -> Committable:
+    """One of sink `out` subtask 0; `p1=4` is four records in partition 1."""
+    written = tuple(Written("t", int(partition[1:]), 0, count) for partition, count in counts.items())
+    return Committable(name, 0, 0, 2, "", "out", 0, checkpoint, written)
+
+
+def outputs(keys: Iterable[str]) -> list[Output]:
+    """A key that is a digit names its partition; "-" is none. Values number them."""
+    found = [None if key == "-" else key.encode() for key in keys]
+    return [Output(key, b"%d" % place, None, None) for place, key in enumerate(found)]
+
+
+def digit(key: bytes | None, count: int) -> int | None:
+    """A partitioner for such keys."""
+    return None if key is None else int(key) % count
+
+
+def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> None:
+    """What was flushed for an aborted checkpoint is the first part of the interval, by its count."""
+    first, second = committable("a", 6, p0=1, p1=2), committable("b", 7, p1=1, p2=1)
+    manifest = msgspec.structs.replace(MANIFEST, committables=(second, first))
+    everything = outputs("01112")
+    assert list(share_of(manifest, first, everything)) == everything[:3]
+    assert list(share_of(manifest, second, everything)) == everything[3:]
+    assert topic_of(manifest, "out") == ("t", 3)
+
+
+def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_counts() -> None:
+    """Every partition gets as many as it had, those with keys their own, in order."""
+    whole = committable("a", 7, p0=2, p1=3)
+    made = outputs("0-1-1")
+    places = places_of(made, digit, 3)
+    assert places == [0, None, 1, None, 1]
+    assert mismatch(whole, whole, "t", places) == ""
+    found = [(partition, output.value) for partition, output in placed(whole, "t", made, places)]
+    assert found == [(0, b"0"), (0, b"1"), (1, b"2"), (1, b"3"), (1, b"4")]
+
+
+def test_only_what_went_to_lost_partitions_is_produced() -> None:
+    """Where one partition alone has lost its markers, the others keep what they have."""
+    whole = committable("a", 7, p0=2, p1=3)
+    made = outputs("01011")
+    lost = whole.within(committable("b", 7, p1=3))
+    places = places_of(made, digit, 3)
+    assert mismatch(whole, lost, "t", places) == ""
+    assert [output.value for _, output in placed(lost, "t", made, places)] == [b"1", b"3", b"4"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "lost", "why"),
+    [
+        ("01", {"p0": 2, "p1": 1}, "2 records instead of 3"),
+        ("0011", {"p0": 2, "p1": 1}, r"t\[1\] 2 instead of 1"),
+        ("002", {"p0": 2, "p1": 1}, r"t\[2\] 1 instead of 0"),
+        ("0--1", {"p0": 2, "p1": 1}, "4 records instead of 3"),
+        ("0-1", {"p1": 1}, "only some partitions have lost theirs"),
+    ],
+)
+def test_what_cannot_be_what_was_lost_is_refused(keys: str, lost: dict[str, int], why: str) -> None:
+    """Other counts, and records that may have been in any partition when only some are lost, are named."""
+    whole = committable("a", 7, p0=2, p1=1)
+    places = places_of(outputs(keys), digit, 3)
+    assert re.search(why, mismatch(whole, whole.within(committable("b", 7, **lost)), "t", places))
+
+
+def test_batches_are_taken_apart() -> None:
+    """Lists that are not there are None for every record."""
+    batches = [
+        OutputBatch([b"1", None], None, None, None),
+        OutputBatch([b"2"], [b"k"], [[("h", b"x")]], [("in", 0, 5)]),
+    ]
+    assert list(flat(batches)) == [
+        Output(None, b"1", None, None),
+        Output(None, None, None, None),
+        Output(b"k", b"2", [("h", b"x")], ("in", 0, 5)),
+    ]
