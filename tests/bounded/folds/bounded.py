@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from running import assert_copies, assert_totals, orders
 
+from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.store_topic import find_topic
-from exactlyonce.engines.blocks import restore_table
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.blocks import references, restore_table
+from exactlyonce.engines.bounded.advance import Advanced
+from exactlyonce.engines.bounded.catching_up import CatchingUp, Summary
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -56,6 +69,31 @@ class Fed:
         """Both sides."""
         return self.left + self.right
 
+    @property
+    def config(self) -> dict[str, str]:
+        """How a client reaches the cluster."""
+        return {"bootstrap.servers": self.kafka.bootstrap_servers}
+
+    def history(self) -> History:
+        """What is decided."""
+        return read_history(self.config, self.name)
+
+    def assert_nothing_left(self) -> None:
+        """The newest checkpoint is finalized, no transaction is open, no block is there that no manifest stands on."""
+        history = self.history()
+        assert history.unfinalized is None
+        transactions = Transactions(ClientConfig(self.config))
+        try:
+            states = {each.transactional_id: each.state for each in transactions.list(f"eo:{self.name}:")}
+        finally:
+            transactions.close()
+        assert set(states.values()) <= {"Empty", "CompleteCommit", "CompleteAbort", "Dead"}, states
+        topic = find_topic(self.config, self.name)
+        reader = BlockReader(self.config, topic)
+        needed = {ref.key for manifest in history.retained for ref in references(manifest, reader)}
+        found = {ref.key for ref in scan_blocks(self.config, topic, [0] * topic.partitions)}
+        assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
+
     def assert_output(self) -> None:
         """Every output topic of `broad` holds exactly what a fold over the input gives."""
         assert_copies(self.kafka, f"{self.name}-copies", self.all)
@@ -81,8 +119,6 @@ class Fed:
 
 def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:
     """The state that *manifest* has of an operator, by key."""
-    import msgspec
-
     config = {"bootstrap.servers": kafka.bootstrap_servers}
     graph = loaded.pipeline.build()
     snapshot = next((each for each in manifest.operators if each.operator == operator), None)
@@ -92,3 +128,41 @@ def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str
         graph.node(operator), groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader
     )
     return {msgspec.msgpack.decode(key): value for key, value in table.items()}
+
+
+class Silent:
+    """A `Progress` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.checkpoints: list[Manifest] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        pass
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        self.checkpoints.append(advanced.manifest)
+
+
+def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **options: Any) -> Summary:
+    """Advance to the latest offsets, or as *options* say, with units run here."""
+    submit: Callable[[str, Sequence[bytes]], list[bytes]] = options.pop("submit", in_process)
+    client = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
+    run = RunOptions(client, parallelism=parallelism)
+    return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
+
+
+def run_local(fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad") -> None:
+    """`exactlyonce run --until latest`, as its users do."""
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--param", f"name={fed.name}"]
+    options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]
+    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, *options, "--until", "latest", "--checkpoint-interval", "200ms"],
+        cwd=HERE, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,45 @@
+"""SIGKILL to a driver at every step: whoever comes next goes on, and nothing is lost, doubled or left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bounded import HERE, Fed, catch_up, load_pipeline
+
+from exactlyonce.pipeline.failpoints import NAMES
+
+pytestmark = pytest.mark.broker
+
+STEPS = [name for name in NAMES if name.startswith(("unit-", "publication-", "advance-", "coordinator-"))]
+
+
+def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
+    """The exit code of a driver of its own, at parallelism 2, that dies at the second hit of *failpoint*."""
+    fired.mkdir(exist_ok=True)
+    nth = 1 if failpoint in ("coordinator-opened", "coordinator-swept", "coordinator-triggered") else 2
+    armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
+    arguments = [fed.kafka.bootstrap_servers, fed.name, str(staging), "2", "1500"]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "driving.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": path, **armed}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode
+
+
+@pytest.mark.parametrize("failpoint", [name for name in STEPS if name != "coordinator-triggered"])
+def test_a_killed_driver(failpoint: str, fed: Fed, tmp_path: Path) -> None:
+    """A backfill killed in its second checkpoint and run again gives what an undisturbed one gives."""
+    fed.feed(3_000)
+    assert drive(fed, tmp_path / "staging", failpoint, tmp_path / "fired") == -9
+    assert (tmp_path / "fired" / failpoint).exists(), "the planned kill happened"
+    pipeline = load_pipeline("bounded_pipelines", "broad", fed.name)
+    summary = catch_up(fed, pipeline, 3, tmp_path / "staging")
+    fed.assert_output()
+    fed.assert_state(pipeline, summary.manifest)
+    fed.assert_nothing_left()
+    assert not list((tmp_path / "staging").iterdir()), "what the killed one had staged is gone, too"
