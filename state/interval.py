@@ -25,6 +25,8 @@ from exactlyonce.state.state_type import StateType
 S = TypeVar("S")
 
 SLICE_ENTRIES = 2048
+PART_ENTRIES = 170_000
+"""A dict copies all that it holds when it grows, which records wait for: past 2^18 * 2/3 entries it is not let grow."""
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
 _DONE = object()
@@ -47,8 +49,8 @@ class Interval(Generic[S]):
     ) -> None:
         self.checkpoint = 0
         """Whose barrier ends it; 0 before that."""
-        self.changes: dict[bytes, S | None] = {}
-        """Those that are not dealt out yet."""
+        self._parts: list[dict[bytes, S | None]] = [{}]
+        """The changes that are not dealt out yet. Of a key in several parts, the last one counts."""
         self.before: dict[bytes, S | None] = {}
         self.added = ByGroup[bytes](list)
         """The keys that records have added to the table."""
@@ -67,6 +69,16 @@ class Interval(Generic[S]):
         self._merging = merging
         self._bytes_per_entry = 0.0
 
+    def changes(self) -> dict[bytes, S | None]:
+        """Where to add the changes of a batch."""
+        if len(self._parts[-1]) > PART_ENTRIES:
+            self._parts.append({})
+        return self._parts[-1]
+
+    def _has_changed(self, key: bytes) -> bool:
+        """Whether a record has changed the state of *key*, as long as the changes are not dealt out."""
+        return any(key in part for part in self._parts)
+
     def freeze(self, checkpoint: int) -> Interval[S]:
         """The barrier of *checkpoint* is here; returns the next interval."""
         self.checkpoint = checkpoint
@@ -81,7 +93,7 @@ class Interval(Generic[S]):
             require(self.encoded, "an interval whose encoding failed is not encoded further")
 
     def _encode(self) -> Iterator[None]:
-        merged = self._merging.choose(self.checkpoint, len(self.changes), self._keys)
+        merged = self._merging.choose(self.checkpoint, sum(map(len, self._parts)), self._keys)
         self.credit = self._merging.credit
         keys, states, deleted = yield from self._deal()
         yield from self._take_in()
@@ -99,9 +111,7 @@ class Interval(Generic[S]):
     def _deal(self) -> Generator[None, None, tuple[ByGroup[bytes], ByGroup[S], ByGroup[bytes]]]:
         """The changed keys and their states, and the deleted keys."""
         keys, states, deleted = ByGroup[bytes](list), ByGroup[S](list), ByGroup[bytes](list)
-        more, more_states = iter(self.changes), iter(self.changes.values())
-        while some := list(islice(more, SLICE_ENTRIES)):
-            some_states = list(islice(more_states, SLICE_ENTRIES))
+        for some, some_states in self._newest():
             groups = key_groups(some, self._max_parallelism)
             if NoneType in set(map(type, some_states)):
                 present = [state is not None for state in some_states]
@@ -111,15 +121,28 @@ class Interval(Generic[S]):
             _exhaust(map(_append, map(keys.__getitem__, groups), some))
             _exhaust(map(_append, map(states.__getitem__, groups), some_states))
             yield
-        self.changes = {}
+        while self._parts:
+            self._parts.pop()  # not all at once: that takes its time, too
+            yield
         return keys, states, deleted
+
+    def _newest(self) -> Iterator[tuple[list[bytes], list[S | None]]]:
+        """The changed keys and their newest states, in slices."""
+        for number, part in enumerate(self._parts):
+            more, more_states, later = iter(part), iter(part.values()), self._parts[number + 1 :]
+            while some := list(islice(more, SLICE_ENTRIES)):
+                some_states = list(islice(more_states, SLICE_ENTRIES))
+                for other in later:
+                    newest = [key not in other for key in some]
+                    some, some_states = list(compress(some, newest)), list(compress(some_states, newest))
+                yield some, some_states
 
     def _delete(self, keys: Iterable[tuple[bytes, int]], deleted: ByGroup[bytes]) -> None:
         """Take keys out of the table, if no later interval has changed them; note those that older blocks may hold."""
         for key, group in keys:
             if key in self._keys[group]:
                 deleted[group].append(key)
-            if not any(key in later.changes for later in self._later()):
+            if not any(later._has_changed(key) for later in self._later()):
                 self._states.pop(key, None)
                 self._keys[group].pop(key, None)
                 self._dropped.add(key)

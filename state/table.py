@@ -150,10 +150,10 @@ class KeyedTable(Generic[S]):
 
     def _touch(self, keys: Iterable[bytes]) -> dict[bytes, S | None]:
         """The current interval's changes, to which states of *keys* may be added."""
-        changes = self._interval.changes
         if self._intervals and self._intervals[-1].open:
-            self._keep([key for key in keys if key not in changes])
-        return changes
+            before = self._interval.before
+            self._keep([key for key in keys if key not in before])
+        return self._interval.changes()
 
     def _keep(self, keys: Sequence[bytes]) -> None:
         """Keep the states that *keys* have, which are those at the last barrier."""

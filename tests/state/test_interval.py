@@ -100,10 +100,15 @@ def _count_number(count: int | None, by: int) -> tuple[int | None, None]:
 
 @pytest.mark.parametrize(("type_", "fn"), [(Counter, _count), (int, _count_number)])
 @pytest.mark.parametrize("merged", [set(), {0, 2}])
+@pytest.mark.parametrize("part", [4, 170_000])
 def test_records_at_any_instant_leave_a_snapshot_as_it_is(
-    type_: Any, fn: Any, merged: set[int], topic: Any, monkeypatch: pytest.MonkeyPatch
+    type_: Any, fn: Any, merged: set[int], part: int, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After whichever slice records first change or delete a state, images and increments hold it as at the barrier."""
+    """After whichever slice records first change or delete a state, images and increments hold it as at the barrier.
+
+    So they do where the changes of an interval are in several parts, with some keys in more than one.
+    """
+    monkeypatch.setattr(interval, "PART_ENTRIES", part)
     monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
     monkeypatch.setattr(Merging, "choose", lambda *_: merged)
     keys = [canonical_key(number) for number in range(40)]
@@ -111,16 +116,20 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
         table: KeyedTable[Any] = KeyedTable("totals", type_, range(4), 4)
         table.apply(fn, keys, [1] * 40)
         _seal(table, topic, 1, 0)
-        table.apply(fn, keys[:10], [1] * 9 + [0])
+        table.apply(fn, keys[:8], [1] * 7 + [0])
+        table.apply(fn, keys[4:10], [1] * 5 + [0])
         expected = copy.deepcopy(dict(table.items()))
         snapshot = table.freeze(2, 1)
         steps = snapshot.encode()
         refs = [topic.write(block, 2) for block in islice(steps, instant) if block is not None]
         for checkpoint in (3, 4):
-            table.apply(fn, keys, [checkpoint] * 35 + [0] * 5)
+            table.apply(fn, keys[8:], [checkpoint] * 27 + [0] * 5)
+            table.apply(fn, keys[:9], [checkpoint] * 9)
             table.freeze(checkpoint, 1)
+        newest = dict(table.items())
         refs += [topic.write(block, 2) for block in steps if block is not None]
         assert dict(restore("totals", type_, range(4), 4, 2, snapshot.seal(refs), topic.fetch).items()) == expected
+        assert dict(table.items()) == newest
         assert not next(table._intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
 
 
