@@ -141,7 +141,8 @@ class BlockReader:
         wanted = _by_partition(refs)
         if not wanted:
             return
-        consumer = store_client.consumer(self._config, self.topic.name, "read_uncommitted")
+        most = max(sum(ref.size for ref in queue) for queue in wanted.values())
+        consumer = store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=most)
         try:
             consumer.assign([TopicPartition(self.topic.name, each, queue[0].offset) for each, queue in wanted.items()])
             yield from self._read(consumer, wanted)

@@ -23,6 +23,8 @@ _LOGGER.addHandler(logging.NullHandler())  # what the library says is for whoeve
 REQUEST_TIMEOUT_S = 8.0
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
 """Of a record batch: a block of the largest size, its key and what Kafka adds."""
+FETCH_SIZE_MAX = 2 * MESSAGE_SIZE_MAX
+"""Of what is fetched of a partition at once. A batch that is larger comes nevertheless, alone."""
 
 _CONNECTION = (
     "bootstrap.servers",
@@ -111,10 +113,13 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
     )
 
 
-def consumer(config: Mapping[str, Any], topic: str, isolation: str) -> Consumer:
+def consumer(
+    config: Mapping[str, Any], topic: str, isolation: str, *, partition_bytes: int = FETCH_SIZE_MAX
+) -> Consumer:
     """A consumer for assigned partitions and explicit offsets; a removed offset is an error, never a reset.
 
     It joins no group: the library asks for the coordinator of one, so it is the one that the pipeline may read anyway.
+    *partition_bytes*: what is wanted of a partition, if that is known: not much more is fetched ahead.
     """
     return Consumer(
         settings(
@@ -127,7 +132,7 @@ def consumer(config: Mapping[str, Any], topic: str, isolation: str) -> Consumer:
             auto_offset_reset="error",
             check_crcs=True,
             fetch_wait_max_ms=10,
-            fetch_message_max_bytes=2 * MESSAGE_SIZE_MAX,
+            fetch_message_max_bytes=min(partition_bytes, FETCH_SIZE_MAX),
             queued_max_messages_kbytes=32 * 1024,
         )
     )
