@@ -362,6 +362,8 @@ def _ended_within(pid: int, limit_s: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([pidfd], [], [], limit_s)[0])
+        ended = select.poll()  # select() knows no descriptor above 1023, and a process may have many open
+        ended.register(pidfd, select.POLLIN)
+        return bool(ended.poll(limit_s * 1000))
     finally:
         os.close(pidfd)

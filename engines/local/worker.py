@@ -128,9 +128,11 @@ class Worker:
     def _rest(self) -> None:
         """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
         if not self._sources:
-            readable: list[msg.Connection | SocketChannel] = [self.connection, *self.built.sockets]
-            writable = [channel for channel in self.built.sockets if channel.unsent]
-            select.select(readable, writable, [], BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S)
+            waiting = select.poll()
+            waiting.register(self.connection, select.POLLIN)
+            for channel in self.built.sockets:
+                waiting.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
+            waiting.poll(1000 * (BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S))
 
     def _report(self, now: float) -> None:
         self._progress_at = now + PROGRESS_INTERVAL_S
