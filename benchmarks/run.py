@@ -17,6 +17,7 @@ from pathlib import Path
 import keyed_state
 import memory
 import spark_backfill
+import spark_state
 import throughput
 import visibility
 from bench import Bench
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "gap": keyed_state.gap,
     "memory": memory.resident,
     "spark-backfill": spark_backfill.scenario,
+    "touched-groups": spark_state.touched_groups,
 }
 
 

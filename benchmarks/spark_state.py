@@ -1,0 +1,129 @@
+"""How much of the state a bounded run reads, if the keys of its range lie in one key group.
+
+The local engine makes the state, a bounded run at another parallelism advances it. Its units run in this process, so
+that what is read of the checkpoint topic can be counted; Spark's tasks run the same units. Everything counts: indexes,
+and what the driver reads for retention.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench import Bench
+from cluster import QUIET, WRITER
+from figures import Figure
+from job import Failed, Job
+from orders import encoded, once_each
+from spark_backfill import Quiet
+
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.checkpoint.wire import Block, encode
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.engines.bounded.catching_up import CatchingUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.loading import Loaded, load_reference
+
+GROUPS = 128
+MADE_AT, ADVANCED_AT = "2", 3
+"""Parallelism."""
+
+
+@contextmanager
+def counted() -> Iterator[list[BlockRef]]:
+    """The blocks that this process reads meanwhile."""
+    read: list[BlockRef] = []
+    fetch = BlockReader.fetch
+
+    def counting(self: BlockReader, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        for ref, block in fetch(self, refs):
+            read.append(ref)
+            yield ref, block
+
+    BlockReader.fetch = counting  # type: ignore[method-assign]  # put back below
+    try:
+        yield read
+    finally:
+        BlockReader.fetch = fetch  # type: ignore[method-assign]  # as it was
+
+
+class State:
+    """A running total of *keys* keys, made by the local engine."""
+
+    def __init__(self, bench: Bench, keys: int) -> None:
+        self.cluster = bench.cluster
+        self.keys = keys
+        name = uuid.uuid4().hex[:8]
+        self.params = {"name": f"totals-{name}", "source": f"orders-{name}", "sink": f"totals-{name}"}
+        self.topics = self.params["source"], self.params["sink"]
+        self.cluster.create(*self.topics)
+        self.fed = 0
+
+    def grow(self, records: int) -> None:
+        """The local engine reads one order for each of *records* customers, the next in turn."""
+        self.cluster.feed(self.params["source"], once_each(self.fed, records, self.keys))
+        self.fed += records
+        with Job(
+            *(self.cluster.servers, "totals", "--until", "latest", "--parallelism", MADE_AT),
+            interval="10m",
+            **self.params,
+        ) as job:
+            job.finish()
+
+    def advance(self, records: int, group: int) -> Manifest:
+        """A bounded run reads *records* orders of customers in one key group; the checkpoint that it begins with."""
+        customers = [each for each in range(self.keys) if key_group(canonical_key(f"c{each:07}"), GROUPS) == group]
+        customers = (customers * (1 + records // len(customers)))[:records]
+        self.cluster.feed(self.params["source"], encoded(range(self.fed, self.fed + records), customers))
+        reference: dict[str, Any] = {
+            "module": "benchmarked", "attribute": "totals", "params": self.params, "path": str(Path(__file__).parent)
+        }  # fmt: skip
+        client = ClientConfig({"bootstrap.servers": self.cluster.servers, **WRITER, **QUIET})
+        options, begun = RunOptions(client, parallelism=ADVANCED_AT), Begun()
+        with TemporaryDirectory() as folder:
+            loaded = Loaded(load_reference(reference), reference)
+            done = CatchingUp(loaded, options, in_process, Path(folder), begun).run()
+        if (done.records, done.records_out) != (records, records):
+            raise Failed(f"{done.records} of {records} orders were read, {done.records_out} totals written")
+        return begun.manifest
+
+    def delete(self) -> None:
+        """Make room."""
+        self.cluster.delete(*self.topics)
+
+
+class Begun(Quiet):
+    """A `Progress` that remembers where a bounded run began."""
+
+    manifest: Manifest
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        self.manifest = manifest
+
+
+def touched_groups(bench: Bench) -> Iterator[Figure]:
+    """Of an image of all keys; then of what ten checkpoints, in each of which 1 % of the keys changed, leave of it."""
+    state = State(bench, bench.size(1_000_000, 100_000))
+    state.grow(state.keys)
+    yield _read(state, 77, f"state read for 1 of {GROUPS} key groups, {state.keys:,} keys")
+    for _ in range(increments := bench.size(10, 2)):
+        state.grow(state.keys // 100)
+    yield _read(state, 33, f"the same after {increments} checkpoints of 1 %")
+    state.delete()
+
+
+def _read(state: State, group: int, name: str) -> Figure:
+    with counted() as read:
+        manifest = state.advance(1_000, group)
+    held = sum(each.state_bytes for each in manifest.operators)
+    of_index = {ref for each in manifest.operators for refs in each.index for ref in refs}
+    total, index = sum(ref.size for ref in read), sum(ref.size for ref in read if ref in of_index)
+    detail = f"{total:,} bytes of {held:,}, {index:,} of them indexes; the manifest has {len(encode(manifest)):,}"
+    return Figure(name, total / held * GROUPS, f"/ {GROUPS}", detail)
