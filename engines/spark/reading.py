@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -111,24 +111,31 @@ def _next(reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch | None:
 def _record_batch(messages: list[Message], reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch:
     """One array for each column. Milliseconds become microseconds, which is what Spark counts in."""
     count = len(messages)
-    times_ms = pa.array(list(map(itemgetter(1), map(Message.timestamp, messages))), pa.timestamp("ms", "UTC"))
+    types, times_ms = zip(*map(Message.timestamp, messages), strict=True)
     columns = [
         pa.array(list(map(Message.key, messages)), pa.binary()),
         pa.array(list(map(Message.value, messages)), pa.binary()),
         pa.repeat(pa.scalar(reader.topic, pa.string()), count),
         pa.repeat(pa.scalar(reader.partition, pa.int32()), count),
-        pa.array(list(map(Message.offset, messages)), pa.int64()),
-        times_ms.cast(pa.timestamp("us", "UTC")),
-        _timestamp_types(messages),
+        _offsets(messages),
+        pa.array(times_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        _timestamp_types(types),
     ]
     if len(schema) > len(columns):
         columns.append(pa.array(list(map(Message.headers, messages)), schema.field("headers").type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _timestamp_types(messages: list[Message]) -> pa.Array:
+def _offsets(messages: list[Message]) -> pa.Array:
+    """Offsets only grow, so that their first and last tell whether there is a gap."""
+    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+    if last - first + 1 == len(messages):
+        return pa.array(np.arange(first, last + 1, dtype=np.int64))
+    return pa.array(list(map(Message.offset, messages)), pa.int64())
+
+
+def _timestamp_types(types: tuple[int, ...]) -> pa.Array:
     """Kafka's own numbers, 0 for the producer's time, 1 for the broker's, -1 for none: librdkafka's are one higher."""
-    types = list(map(itemgetter(0), map(Message.timestamp, messages)))
     if types.count(types[0]) == len(types):
         return pa.repeat(pa.scalar(types[0] - 1, pa.int32()), len(types))
     return pa.array([each - 1 for each in types], pa.int32())
