@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines")]   # pipelines, and what checks their output
+PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines")]
+"""Where they lie, and what checks their output."""
+sys.path[:0] = PIPELINES
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from exactlyonce.engines.spark.data_source import register
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYTHONPATH"] = os.pathsep.join([*PIPELINES, os.environ.get("PYTHONPATH", "")])  # of Spark's workers
     os.environ["PYSPARK_PYTHON"] = sys.executable  # what Spark starts its workers with
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.memory": "1g",

@@ -45,13 +45,14 @@ def load_pipeline(module: str, attribute: str, name: str) -> Loaded:
 
 
 class Fed:
-    """The input of a pipeline with the sources NAME-in and NAME-more, as it grows."""
+    """The input of a pipeline that reads NAME-in, NAME-more and perhaps NAME-again, which is NAME-in, as it grows."""
 
     def __init__(self, kafka: KafkaCluster, name: str) -> None:
         self.kafka, self.name = kafka, name
         self.left: list[tuple[str, str]] = []
         self.right: list[tuple[str, str]] = []
         kafka.create_topic(f"{name}-in", 4)
+        kafka.create_topic(f"{name}-again", 4)
         kafka.create_topic(f"{name}-more", 3)
 
     def feed(self, count: int) -> None:
@@ -59,6 +60,7 @@ class Fed:
         left = orders(count, first=len(self.left))
         right = orders(count // 2, first=1_000_000 + len(self.right))
         self.kafka.produce(f"{self.name}-in", left)
+        self.kafka.produce(f"{self.name}-again", left)
         for partition in (0, 1):
             self.kafka.produce(f"{self.name}-more", right[partition::2], partition)
         self.left += left
@@ -155,13 +157,15 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
     return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
 
 
-def run_local(fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad") -> None:
+def run_local(
+    fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", interval: str = "200ms"
+) -> None:
     """`exactlyonce run --until latest`, as its users do."""
     command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--param", f"name={fed.name}"]
     options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]
     path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*command, *options, "--until", "latest", "--checkpoint-interval", "200ms"],
+        [*command, *options, "--until", "latest", "--checkpoint-interval", interval],
         cwd=HERE, env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip

@@ -1,7 +1,9 @@
 """Pipelines that bounded work is tested with; units import this module by its name."""
 
+import os
+
 import msgspec
-from pipelines import Order, Total, add
+from pipelines import Order, Total, add, everything
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -35,5 +37,20 @@ def broad(name: str) -> Pipeline:
         totals.key_by(lambda total: total.id % 7)
         .stateful_map("rounds", count)
         .sink("rounds-out", KafkaSink(f"{name}-rounds", key=lambda each: str(each.bucket)))
+    )
+    return pipeline
+
+
+def every(name: str) -> Pipeline:
+    """Every operator there is, three sources, a union, two shuffles that follow each other, side outputs, six sinks."""
+    pipeline = everything(name, os.devnull)
+    (
+        pipeline.source("again", KafkaSource(f"{name}-again", value=Order))
+        .filter(lambda order: order.total % 3 != 0)
+        .key_by(lambda order: order.id % 11)
+        .stateful_map("by-id", add)
+        .key_by(lambda total: total.customer)
+        .stateful_map("updates", count)
+        .sink("updates-out", KafkaSink(f"{name}-updates", key=lambda each: str(each.bucket)))
     )
     return pipeline

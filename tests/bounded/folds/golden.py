@@ -1,0 +1,89 @@
+"""An interval computed again along its order logs, its state as well, by whichever `Submit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from bounded import Fed
+
+from exactlyonce.checkpoint.manifest import Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.checkpoint.store_topic import find_topic
+from exactlyonce.engines.blocks import restore_table
+from exactlyonce.engines.bounded.messages import Receipt, Unit
+from exactlyonce.engines.bounded.recompute import interval_of
+from exactlyonce.engines.bounded.stages import compute
+from exactlyonce.engines.bounded.staging import read_outputs
+from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.loading import Loaded
+
+Outputs = dict[tuple[str, int], list[Any]]
+States = dict[str, dict[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What an interval gives: by sink and subtask, outputs in order; by operator, the bytes of each key's state."""
+
+    outputs: Outputs
+    states: States
+
+
+def states_of(fed: Fed, loaded: Loaded, manifest: Manifest) -> States:
+    """The bytes of each key's state in *manifest*."""
+    graph = loaded.pipeline.build()
+    reader = BlockReader(fed.config, find_topic(fed.config, fed.name))
+    found: States = {}
+    for snapshot in manifest.operators:
+        node = graph.node(snapshot.operator)
+        groups = range(graph.max_parallelism)
+        table = restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader)
+        found[node.id] = {key: msgspec.msgpack.encode(state) for key, state in table.items()}
+    return found
+
+
+def compute_again(fed: Fed, loaded: Loaded, checkpoint: int, submit: Submit, folder: Path) -> Golden:
+    """The interval that *checkpoint* ended. Its blocks are written as well, as orphans."""
+    interval = interval_of(fed.history(), checkpoint)
+    manifest, topic = interval.manifest, find_topic(fed.config, fed.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    unit = Unit(
+        loaded.reference, manifest.fingerprint, dict(fed.config), "", 0, manifest.parallelism, checkpoint,
+        interval.base, manifest.incarnation, manifest.attempt, topic,
+        {each.topic: each.topic_id for each in manifest.offsets}, (), (), None, True, False, str(folder),
+    )  # fmt: skip
+    reader = BlockReader(fed.config, topic)
+    logs = {
+        (log.task, log.subtask): tuple(block.body for _, block in reader.fetch(log.blocks))
+        for log in manifest.order_logs
+    }
+    receipts = compute(plan(loaded.pipeline.build(), manifest.parallelism), unit, interval.ranges, submit, logs)
+    remade = msgspec.structs.replace(manifest, operators=_snapshots(receipts))
+    return Golden(_outputs(receipts), states_of(fed, loaded, remade))
+
+
+def _outputs(receipts: list[Receipt]) -> Outputs:
+    found: Outputs = {}
+    for file in (file for receipt in receipts for file in receipt.outputs):
+        records = found[file.sink, file.subtask] = []
+        for batch in read_outputs(file.file):
+            none = [None] * len(batch.values)
+            records += zip(batch.values, batch.keys or none, batch.headers or none, strict=True)
+    return found
+
+
+def _snapshots(receipts: list[Receipt]) -> tuple[OperatorSnapshot, ...]:
+    acks = sorted(
+        ((ack.operator, receipt.ack.subtask, ack) for receipt in receipts for ack in receipt.ack.operators),
+        key=lambda each: each[:2],
+    )
+    names = dict.fromkeys(name for name, _, _ in acks)
+    return tuple(
+        OperatorSnapshot(name, sum(each == name for each, _, _ in acks), 0,
+                         tuple(ack.index for each, _, ack in acks if each == name))
+        for name in names
+    )  # fmt: skip
