@@ -1,6 +1,7 @@
 """A driver: copies text files to a topic, one file a batch, until a run of the query has met the end of them.
 
-`python streaming_sink_job.py SERVERS SINK_ID TOPIC FOLDER`; a run that fails is followed by another one.
+`python streaming_sink_job.py SERVERS SINK_ID TOPIC FOLDER [connect]`; a run that fails is followed by another one. With
+`connect` the session is one of Spark Connect, whose server it starts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from exactlyonce.engines.spark.data_source import register
 RUNS_MAX = 12
 
 
-def main(servers: str, sink_id: str, topic: str, folder: Path) -> None:
+def session(kind: str) -> SparkSession:
+    """A small session."""
     os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    if kind == "connect":
+        return SparkSession.builder.remote("local[2,3]").getOrCreate()
     builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.log.level", "OFF").config("spark.driver.memory", "512m").getOrCreate()
+    return builder.config("spark.log.level", "OFF").config("spark.driver.memory", "512m").getOrCreate()
+
+
+def main(servers: str, sink_id: str, topic: str, folder: Path, kind: str = "classic") -> None:
+    spark = session(kind)
     register(spark)
     files = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder / "in"))
     writer = files.repartition(2).writeStream.format("exactlyonce").trigger(availableNow=True)
@@ -37,4 +45,4 @@ def main(servers: str, sink_id: str, topic: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])

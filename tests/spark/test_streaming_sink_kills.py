@@ -31,11 +31,12 @@ FILES, ROWS, LIMIT_S = 5, 200, 200
 class Driver:
     """`streaming_sink_job.py` with all its processes: Python, JVM, and the JVM's Python workers."""
 
-    def __init__(self, kafka: KafkaCluster, name: str, folder: Path, armed: str) -> None:
+    def __init__(self, kafka: KafkaCluster, name: str, folder: Path, armed: str, kind: str = "classic") -> None:
         self.fired = folder / "fired"
         self.fired.mkdir(exist_ok=True)
         self.mark = f"EXACTLYONCE_FAILPOINTS_FIRED={self.fired}"
-        command = [sys.executable, "streaming_sink_job.py", kafka.bootstrap_servers, name, f"{name}-out", str(folder)]
+        job = [sys.executable, "streaming_sink_job.py"]
+        command = [*job, kafka.bootstrap_servers, name, f"{name}-out", str(folder), kind]
         environment = {**os.environ, "EXACTLYONCE_FAILPOINTS": armed, **dict([self.mark.split("=", 1)])}
         self.output = (folder / "said").open("a+")
         self.process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=self.output, stderr=self.output)
@@ -122,7 +123,7 @@ def test_python_processes_are_killed(kafka: KafkaCluster, topic_name: str, folde
 
 def test_the_driver_is_killed(kafka: KafkaCluster, topic_name: str, folder: Path) -> None:
     """JVM and all die while a task has flushed, a batch is decided, a batch is finalized but not in Spark's own log;
-    the next driver goes on from the same checkpoint location."""
+    the next driver goes on from the same checkpoint location, the last one by Spark Connect."""
     kafka.create_topic(f"{topic_name}-out", 2)
     for step in ("worker-flushed", "coordinator-decided", "coordinator-finalized"):
         driver = Driver(kafka, topic_name, folder, f"{step}=stop")
@@ -130,7 +131,7 @@ def test_the_driver_is_killed(kafka: KafkaCluster, topic_name: str, folder: Path
             driver.kill_at(step)
         finally:
             driver.kill()
-    last = Driver(kafka, topic_name, folder, "")
+    last = Driver(kafka, topic_name, folder, "", "connect")
     try:
         last.end()
     finally:
