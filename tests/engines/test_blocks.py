@@ -1,0 +1,127 @@
+"""State in the checkpoint topic: written, restored in part at another parallelism, and what a manifest stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, Ticket
+from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
+from exactlyonce.checkpoint.wire import Block
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.blocks import BlockNames, references
+from exactlyonce.engines.wiring import table_of
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.sinks import KafkaSink
+from exactlyonce.state.key_groups import group_range
+from exactlyonce.state.table import KeyedTable
+
+pytestmark = pytest.mark.broker
+
+LIMIT_S = 60.0
+KEYS = [canonical_key(number) for number in range(200_000)]
+
+
+def _add(total: int | None, amount: int) -> tuple[int, int]:
+    total = (total or 0) + amount
+    return total, total
+
+
+class CountingReader(BlockReader):
+    """Remembers what it has read."""
+
+    def __init__(self, config: dict[str, Any], topic: TopicInfo) -> None:
+        super().__init__(config, topic)
+        self.read: list[BlockRef] = []
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        for ref, block in super().fetch(refs):
+            self.read.append(ref)
+            yield ref, block
+
+
+class States:
+    """The state of an operator, of which this test plays all subtasks."""
+
+    def __init__(self, servers: str, pipeline: str) -> None:
+        self.pipeline = Pipeline(pipeline)
+        source = self.pipeline.source("in", KafkaSource("in", value=int)).key_by(lambda each: each)
+        source.stateful_map("totals", _add).sink("out", KafkaSink("out"))
+        self.graph = self.pipeline.build()
+        self.config: dict[str, Any] = {"bootstrap.servers": servers}
+        self.topic = prepare_topic(self.config, pipeline)
+
+    def manifest(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...] = ()) -> Manifest:
+        """A manifest of no more than these *operators*."""
+        return Manifest(
+            self.graph.pipeline_id, checkpoint, 1, 0, "checkpoint", 0, 0, 0, 0, "", self.graph.max_parallelism, 1,
+            self.topic.partitions, (), 0, (), operators, (), (), (),
+        )  # fmt: skip
+
+    def tables(
+        self, manifest: Manifest, parallelism: int, touched: Sequence[set[int] | None]
+    ) -> tuple[list[KeyedTable[Any]], list[BlockRef]]:
+        """The tables of all subtasks, and what was read to make them."""
+        reader = CountingReader(self.config, self.topic)
+        node = self.graph.node("totals")
+        tables = [
+            table_of(node, self.graph, parallelism, each, manifest, reader, touched[each])
+            for each in range(parallelism)
+        ]
+        return tables, reader.read
+
+    def write(self, checkpoint: int, base: int, tables: Sequence[KeyedTable[Any]]) -> tuple[Manifest, set[BlockRef]]:
+        """Write a snapshot of all tables; its manifest, and all blocks that the subtasks acknowledge."""
+        writer, indexes, acknowledged = BlockWriter(self.config, self.topic, 1, 0), [], set()
+        for subtask, table in enumerate(tables):
+            names, snapshot = BlockNames(subtask), table.freeze(checkpoint, base)
+            blocks = [names.write(writer, checkpoint, "totals", block) for block in snapshot.encode() if block]
+            parts = [
+                names.write_index(writer, checkpoint, table, part) for part in snapshot.seal(_durable(writer, blocks))
+            ]
+            indexes.append(tuple(_durable(writer, parts)))
+            acknowledged |= {*indexes[-1], *snapshot.chain.refs}
+        operator = OperatorSnapshot("totals", len(tables), 1, tuple(indexes))
+        return self.manifest(checkpoint, (operator,)), acknowledged
+
+
+def _durable(writer: BlockWriter, tickets: list[Ticket]) -> list[BlockRef]:
+    writer.wait(LIMIT_S)
+    return [ticket.ref for ticket in tickets if ticket.ref is not None]
+
+
+def _states(tables: Iterable[KeyedTable[Any]]) -> dict[bytes, int]:
+    return {key: state for table in tables for key, state in table.items()}
+
+
+def test_what_is_carried_over_is_not_read_and_stays(kafka: Any, topic_name: str) -> None:
+    """From parallelism 2 to 3 and 1: each subtask reads one key group, and the manifest still stands on all blocks."""
+    states = States(kafka.bootstrap_servers, topic_name)
+    tables, _ = states.tables(states.manifest(0), 2, [None, None])
+    for subtask, table in enumerate(tables):
+        own = [key for key in KEYS if key_group(key, 128) in group_range(subtask, 2, 128)]
+        table.apply(_add, own, [1] * len(own))
+    first, written = states.write(1, 0, tables)
+    assert references(first, BlockReader(states.config, states.topic)) == written
+
+    touched = [{group_range(subtask, 3, 128)[2]} for subtask in range(3)]
+    tables, read = states.tables(first, 3, touched)
+    images = {ref for ref in written if ref not in {ref for index in first.operators[0].index for ref in index}}
+    assert len(set(read) & images) <= 3 < len(images)
+    assert len(set(read) - images) == 2
+    assert len(read) == 3 + 4, "an index is read by those whose key groups it has"
+    hot = [next(key for key in KEYS if {key_group(key, 128)} == some) for some in touched]
+    for key, table in zip(hot, tables, strict=True):
+        table.apply(_add, [key], [10])
+    second, acknowledged = states.write(2, 1, tables)
+    stands_on = references(second, BlockReader(states.config, states.topic))
+    assert stands_on == acknowledged
+    assert images <= stands_on
+
+    tables, read = states.tables(second, 1, [None])
+    assert set(read) == stands_on
+    assert _states(tables) == dict.fromkeys(KEYS, 1) | dict.fromkeys(hot, 11)
