@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exactlyonce.connectors.java import java_version
+from exactlyonce.engines.spark.trouble import is_sparks, not_ready
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def session(master: str, conf: Mapping[str, str], name: str) -> Iterator[SparkSe
     builder_of = _builder_class()
     settings = {**_defaults(master), **conf}
     refuse_speculation(settings)
+    _name_python(settings.get("spark.pyspark.python"))
     builder = builder_of.builder.appName(name)
     if master.startswith("sc://"):
         builder = builder.remote(master)
@@ -47,7 +49,12 @@ def session(master: str, conf: Mapping[str, str], name: str) -> Iterator[SparkSe
         builder = builder.master(master)
     for setting, value in settings.items():
         builder = builder.config(setting, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        raise not_ready(f"Spark could not be started with --master {master}.", error) from None
     try:
         yield spark
     finally:
@@ -72,7 +79,12 @@ def refuse_speculation(settings: Mapping[str, str]) -> None:
 def cores(spark: SparkSession) -> int:
     """How many tasks run at the same time, as Spark's own default parallelism says."""
     counted = spark.range(1 << 16).mapInArrow(_one_of_each, "one int")
-    return max(1, counted.count())
+    try:
+        return max(1, counted.count())
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        raise not_ready("Spark's executors could not run a first task.", error) from None
 
 
 def _one_of_each(batches):  # type: ignore[no-untyped-def]  # Arrow's types are those of the executors
@@ -104,6 +116,13 @@ def _defaults(master: str) -> dict[str, str]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else its workers are some other python3
     return {**_EMBEDDED, "spark.pyspark.python": os.environ["PYSPARK_PYTHON"]}
+
+
+def _name_python(executable: str | None) -> None:
+    """Tell PySpark what the executors run: a session that was not started by spark-submit asks the environment only."""
+    if executable is not None:
+        os.environ["PYSPARK_PYTHON"] = executable
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)  # else the first one is looked for here as well
 
 
 def require_java() -> None:

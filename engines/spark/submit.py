@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from exactlyonce.engines.bounded.submit import Submit, perform, settled
+from exactlyonce.engines.spark.trouble import in_short, is_sparks, known_cause
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SCHEMA = "place int, answer binary"
-_REASON_CHARACTERS = 2_000
 
 
 class StageFailed(ExactlyOnceError):
@@ -27,19 +27,16 @@ class StageFailed(ExactlyOnceError):
 
 def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda stage, units: None) -> Submit:
     """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and how many units it has."""
-    from pyspark.errors import PySparkException
 
     def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
         started(stage, len(work))
         frame = spark.range(0, len(work), 1, len(work)).mapInArrow(partial(_run, list(work)), _SCHEMA)
         try:
             rows = frame.collect()
-        except (PySparkException, OSError) as error:  # without its JVM, a connection is refused
-            raise _failed(stage, str(error)) from None
         except Exception as error:
-            if type(error).__module__.split(".")[0] not in ("py4j", "grpc"):
+            if not is_sparks(error):
                 raise
-            raise _failed(stage, str(error)) from None
+            raise known_cause(str(error)) or _failed(stage, str(error)) from None
         answers: dict[int, bytes] = {row.place: bytes(row.answer) for row in rows}
         require(sorted(answers) == list(range(len(work))), "every task answers once")
         return settled(answers[place] for place in range(len(work)))
@@ -65,9 +62,7 @@ def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[
 
 
 def _failed(stage: str, reason: str) -> StageFailed:
-    lines = [line for line in reason.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "File "))]
-    shown = "\n  ".join(lines)[:_REASON_CHARACTERS]
     return StageFailed(
         f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the command "
-        f"again once the cause is mended. Spark says:\n  {shown}"
+        f"again once the cause is mended. Spark says:\n  {in_short(reason)}"
     )
