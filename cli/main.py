@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from exactlyonce.cli import backfill, broker, checkpoints, explain, init, reset, run
+from exactlyonce.cli import audit, backfill, broker, checkpoints, explain, init, replay, reset, run
 from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.text import terminal_width, wrapped
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, UserError
@@ -37,6 +37,7 @@ _EPILOG = f"""\
 
 exit codes:
   0  a clean end
+  1  an audit or a replay has found a difference
   2  something to correct: a setting, a topic, the pipeline
   3  a record that cannot be decoded or processed
   4  no broker answers
@@ -66,7 +67,7 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    for module in (init, broker, run, backfill, explain, checkpoints, reset):
+    for module in (init, broker, run, backfill, replay, audit, explain, checkpoints, reset):
         module.add(commands)
     return root
 

@@ -37,8 +37,8 @@ class Executors(NamedTuple):
     """How many run at the same time."""
 
 
-def add_spark(parser: argparse.ArgumentParser) -> None:
-    """The options that say where Spark runs and how."""
+def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> None:
+    """The options that say where Spark runs and how; *parallelism*: the command may choose it."""
     group = parser.add_argument_group("spark")
     group.add_argument("--master", metavar="URL", default="local[*]", help="Spark's master (default: local[*])")
     group.add_argument(
@@ -54,7 +54,16 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where stages leave files for each other (default, for a local master: a temporary folder)",
     )
-    group.add_argument("--parallelism", metavar="N", type=int, help="units of each stage (default: Spark's cores)")
+    if parallelism:
+        group.add_argument("--parallelism", metavar="N", type=int, help="units of each stage (default: Spark's cores)")
+
+
+def add_replaying(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that computes intervals again, whose parallelism is that of the checkpoints."""
+    add_spark(parser, parallelism=False)
+    parser.add_argument("--in-process", action="store_true", help="in this process, without Spark")
+    add_cluster(parser)
+    add_json(parser)
 
 
 def add_leading(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +121,25 @@ def parallelism(
 
 
 @contextmanager
+def replaying(
+    args: argparse.Namespace, name: str, started: Callable[[str, int], None]
+) -> Iterator[tuple[Submit, Path]]:
+    """Where units run, and where they are staged, of a command with the options of `add_replaying`."""
+    if args.in_process:
+        from exactlyonce.engines.bounded.submit import in_process
+
+        yield in_process, Path(args.staging or staging_of_this_machine())
+    else:
+        with executors(args, name, started) as where:
+            yield where.submit, where.staging
+
+
+def staging_of_this_machine() -> Path:
+    """A folder of this user's, for what a local master stages."""
+    return Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
+
+
+@contextmanager
 def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
     """A Spark session as the options say; *started* is told of each stage and how many units it has."""
     from exactlyonce.engines.spark.session import cores, is_local, session
@@ -123,7 +151,7 @@ def executors(args: argparse.Namespace, name: str, started: Callable[[str, int],
             f"--staging is needed with --master {args.master}: a folder that all executors and this machine see under "
             f"the same path, with room for the input of a chunk."
         )
-    staging = Path(args.staging or Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")).absolute()
+    staging = Path(args.staging or staging_of_this_machine()).absolute()
     if sys.stderr.isatty():
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}") as spark:

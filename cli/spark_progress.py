@@ -59,6 +59,11 @@ class LineOfProgress:
             )
         self._show()
 
+    def passed(self, offsets: int) -> None:
+        """So many offsets more are done, and nothing else is to be said."""
+        self._done += offsets
+        self._show()
+
     def close(self) -> None:
         """The line goes."""
         self._erase()

@@ -105,6 +105,10 @@ class Log:
         """
         yield from self._read(written, self._extents(producer_id, epoch, written))
 
+    def batches(self, topic: str, partition: int, start: int) -> Iterator[Batch]:
+        """The headers of all batches from offset *start* to the end of the log, whoever wrote them."""
+        return self._batches(Written(topic, partition, start, 0))
+
     def close(self) -> None:
         """Let go of the connections; the next question makes new ones."""
         self._wire.close()

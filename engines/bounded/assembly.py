@@ -138,8 +138,8 @@ class _Assembler:
 
     def _sink(self, node: Node) -> None:
         sink = node.sink
-        if isinstance(sink, PrintSink):
-            self.operators[node.id] = ops.PrintOutput(node.id, sink.line)
+        if isinstance(sink, PrintSink):  # which prints only where the output is new
+            self.operators[node.id] = ops.PrintOutput(node.id, sink.line) if self.unit.write_state else _nothing
             return
         assert isinstance(sink, KafkaSink)
         staging = Staging(node.id, self.unit.subtask, self._file(f"output-{node.id}-{{}}"), origins=self.unit.origins)
@@ -161,3 +161,7 @@ class _Assembler:
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
             touched if len(edges) == len(node.inputs) else None,
         )  # fmt: skip
+
+
+def _nothing(batch: ops.Batch) -> None:
+    """What a sink that only shows does when an interval is computed again."""

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
-COMMANDS = ("", "init", "broker", "broker start", "run", "explain", "checkpoints", "reset")
+COMMANDS = (
+    "", "init", "broker", "broker start", "run", "backfill", "catch-up", "replay", "audit", "explain", "checkpoints",
+    "reset",
+)  # fmt: skip
 CANARY = "canary-5f2e"
 
 

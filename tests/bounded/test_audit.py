@@ -1,0 +1,208 @@
+"""An audit finds what was planted, with its coordinates, finds nothing else, and says what it cannot judge."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bounded import Fed
+from confluent_kafka import TopicPartition
+from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
+
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.cli.main import main
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.bounded.reproduce import Count, agree
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = pytest.mark.broker
+FOLDS = Path(__file__).parent / "folds"
+TARGET = "flawed_pipelines:flawed"
+
+
+def run_flawed(fed: Fed, *arguments: str, parallelism: int = 2) -> None:
+    """`exactlyonce run --until latest` of the pipeline that does wrong."""
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", TARGET, "--param", f"name={fed.name}"]
+    options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]
+    path = os.pathsep.join([str(FOLDS.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, *options, "--until", "latest", "--checkpoint-interval", "200ms", *arguments],
+        cwd=FOLDS, env={**os.environ, "PYTHONPATH": path, FLAWED: "1"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+Audit = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def audit(fed: Fed, capsys: Any, monkeypatch: Any) -> Audit:
+    """`audit("--from", "3", flawed=True)` is the exit code and the report of an audit here."""
+
+    def run(*arguments: str, flawed: bool = False) -> tuple[int, dict[str, Any]]:
+        monkeypatch.chdir(FOLDS)
+        monkeypatch.setenv(FLAWED, "1" if flawed else "0")
+        servers = ("--bootstrap-servers", fed.kafka.bootstrap_servers)
+        capsys.readouterr()
+        code = main(["audit", TARGET, "--param", f"name={fed.name}", *servers, "--in-process", "--json", *arguments])
+        said = capsys.readouterr()
+        assert said.out, said.err
+        return code, json.loads(said.out)
+
+    return run
+
+
+def order_at(kafka: KafkaCluster, place: dict[str, Any]) -> int:
+    """The id of an input record."""
+    (found,) = [
+        each for each in kafka.read_committed(place["topic"])
+        if (each.partition, each.offset) == (place["partition"], place["offset"])
+    ]  # fmt: skip
+    return int(json.loads(found.value or b"")["id"])
+
+
+def transactions_of(fed: Fed) -> list[Any]:
+    """Everything that the broker knows of the pipeline's transactions."""
+    transactions = Transactions(ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers}))
+    try:
+        names = sorted(each.transactional_id for each in transactions.list(f"eo:{fed.name}:"))
+        return [transactions.describe([name])[name] for name in names]
+    finally:
+        transactions.close()
+
+
+def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> None:
+    """One update each that was dropped, doubled, changed and moved is found by its kind, with the place in the output
+    and the input record it stems from; against the pipeline that did it nothing is found; nobody is fenced and no
+    transaction is touched; a record of somebody else is told, unless it is to be passed over."""
+    fed.feed(3000)
+    run_flawed(fed, "--num-retained", "100")
+    before = transactions_of(fed)
+    code, report = audit(flawed=True)
+    assert (code, report["findings"], report["unjudged"]) == (0, [], [])
+    assert report["records_in"] == len(fed.all)
+    code, report = audit()
+    assert code == 1
+    assert report["unjudged"] == []
+    stems = {each["kind"]: order_at(fed.kafka, each["input"]) for each in report["findings"]}
+    assert stems.pop("reordered") in _around_moved(fed)
+    assert stems == {"missing": DROPPED, "doubled": DOUBLED, "changed": CHANGED}
+    assert len(report["findings"]) == 4
+    changed = next(each for each in report["findings"] if each["kind"] == "changed")
+    assert json.loads(changed["seen"]["value"])["sum"] == -1
+    shown = {(each.partition, each.offset): each for each in fed.kafka.read_committed(f"{fed.name}-out")}
+    assert shown[changed["partition"], changed["offset"]].value == changed["seen"]["value"].encode()
+    fed.kafka.produce(f"{fed.name}-out", [("c1", "foreign")])
+    code, report = audit(flawed=True)
+    assert (code, [each["kind"] for each in report["findings"]]) == (1, ["foreign"])
+    assert audit("--ignore-foreign", flawed=True)[0] == 0
+    assert transactions_of(fed) == before
+
+
+def _around_moved(fed: Fed) -> set[int]:
+    """The orders of the customer of the one that was moved: moving it behind the next one may be told either way."""
+    given = {json.loads(value)["id"]: json.loads(value) for _, value in fed.all}
+    return {number for number, order in given.items() if order["customer"] == given[MOVED]["customer"]}
+
+
+def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> None:
+    """Expired checkpoints, input that retention took, output that was removed: each is named, and the rest judged."""
+    fed.feed(600)
+    run_flawed(fed, "--num-retained", "2", parallelism=1)
+    fed.feed(600)
+    run_flawed(fed, "--num-retained", "2", parallelism=3)
+    history = read_history({"bootstrap.servers": fed.kafka.bootstrap_servers}, fed.name)
+    older, newest = sorted(history.manifests)[-2:]
+    code, report = audit("--from", "1", flawed=True)
+    assert code == 0
+    assert report["checkpoints"] == [newest]
+    assert any(f"began at checkpoint {older - 1}, which is expired" in each for each in report["unjudged"])
+    code, report = audit("--to", str(newest + 5), flawed=True)
+    assert any(f"the newest is {newest}" in each for each in report["unjudged"])
+
+    out = f"{fed.name}-out"
+    writes = [each for c in history.manifests[newest].committables if c.sink == "out" for each in c.written]
+    written = min((each for each in writes if each.partition == 0), key=lambda each: each.first_offset)
+    _delete(fed.kafka, TopicPartition(out, written.partition, written.first_offset + 1))
+    code, report = audit(flawed=True)
+    assert code == 0
+    (unjudged,) = [each for each in report["unjudged"] if "has removed the others" in each]
+    assert f"{out}[{written.partition}] holds {written.count - 1} of {written.count} records" in unjudged
+
+    _delete(fed.kafka, TopicPartition(f"{fed.name}-in", 0, -1))
+    code, report = audit(flawed=True)
+    assert (code, report["checkpoints"]) == (0, [])
+    assert any("cannot be computed again: Input is missing" in each for each in report["unjudged"])
+
+
+def _delete(kafka: KafkaCluster, before: TopicPartition) -> None:
+    admin = kafka.admin()
+    for future in admin.delete_records([before]).values():
+        future.result(LIMIT_S)
+
+
+def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeypatch: Any) -> None:
+    """Counts by sink and partition are those of the checkpoint; --into writes the records into a topic, each in its
+    partition, and never into one of the pipeline's own."""
+    fed.feed(800)
+    run_flawed(fed)
+    newest = read_history({"bootstrap.servers": fed.kafka.bootstrap_servers}, fed.name).checkpoint_latest
+    monkeypatch.chdir(FOLDS)
+    servers = ("--bootstrap-servers", fed.kafka.bootstrap_servers)
+    history = read_history({"bootstrap.servers": fed.kafka.bootstrap_servers}, fed.name)
+    number = max((n for n, each in history.manifests.items() if each.committables), default=newest)
+    if history.manifests[number].previous not in history.manifests:
+        pytest.fail("the checkpoint before is retained")
+
+    def replay(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setenv(FLAWED, "1")
+        capsys.readouterr()
+        code = main(
+            ["replay", TARGET, "--param", f"name={fed.name}", "--checkpoint", str(number), "--in-process", *servers,
+             *arguments]
+        )  # fmt: skip
+        said = capsys.readouterr()
+        return code, said.out or said.err
+
+    code, out = replay("--json", "--into", f"{fed.name}-replayed", "--sink", "out")
+    report = json.loads(out)
+    assert (code, report["agrees"]) == (0, True)
+    decided = Counter[tuple[str, int]]()
+    for each in history.manifests[number].committables:
+        for written in each.written:
+            decided[each.sink, written.partition] += written.count
+    keyed = {(each["sink"], each["partition"]): each["replayed"] for each in report["counts"] if each["sink"] == "out"}
+    assert keyed == {place: count for place, count in decided.items() if place[0] == "out"}
+    again = fed.kafka.read_committed(f"{fed.name}-replayed")
+    original = {(each.partition, each.key, each.value) for each in fed.kafka.read_committed(f"{fed.name}-out")}
+    assert len(again) == report["records_produced"] == sum(keyed.values())
+    assert {(each.partition, each.key, each.value) for each in again} <= original
+    code, out = replay("--into", f"{fed.name}-out", "--sink", "out")
+    assert code == 2
+    assert "is a topic of the pipeline itself" in out
+    assert replay("--into", f"{fed.name}-replayed")[0] == 2
+    code, out = replay()
+    assert code == 0
+    assert "the counts are those that were decided" in out
+
+
+def test_counts_agree_if_what_is_dealt_out_at_random_fills_the_rest() -> None:
+    """A replay agrees if no partition gets more than it had, and records without a key are as many as are left."""
+
+    def counts(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
+        return [Count("out", "t", partition, count, decided) for partition, count, decided in replayed]
+
+    assert agree(counts((0, 3, 3), (1, 2, 2)))
+    assert agree(counts((0, 1, 3), (1, 2, 2), (None, 2, None)))
+    assert not agree(counts((0, 3, 3), (1, 1, 2)))
+    assert not agree(counts((0, 4, 3), (1, 1, 2)))
+    assert not agree(counts((0, 1, 3), (1, 2, 2), (None, 3, None)))
