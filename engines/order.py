@@ -1,18 +1,30 @@
-"""Order logs: in which order a subtask took the batches of its inputs, so that a replay takes them likewise."""
+"""Order logs: in which order a subtask took the batches of its inputs, so that a replay takes them likewise.
+
+    log = msgpack array: inputs as (name, partition), then flat: input, count, input, count ...
+
+A source's counts are of messages, also of those that are passed over; a channel's are of records. Where it matters what
+was taken together (see `engines.plan.rejoins`), each batch ends with a count of 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
+from exactlyonce.engines.plan import ShuffleEdge, Task, rejoins
+
 _encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int]], list[int]])
 
 
 @dataclass
 class OrderRuns:
     """In which order a subtask took its inputs' batches: run lengths, cut at every barrier."""
 
+    batches: bool = False
+    """Whether to tell where each batch ends."""
     inputs: dict[tuple[str, int], int] = field(default_factory=dict)
     runs: list[int] = field(default_factory=list)
     """Flat: input, count, input, count ..."""
@@ -20,13 +32,32 @@ class OrderRuns:
     def note(self, name: str, partition: int, count: int) -> None:
         """*count* records were taken from *partition* of input *name*."""
         place = self.inputs.setdefault((name, partition), len(self.inputs))
-        if self.runs and self.runs[-2] == place:
+        if self.runs and self.runs[-2] == place and self.runs[-1]:
             self.runs[-1] += count
-        else:
+        elif count:
             self.runs += (place, count)
+
+    def end_batch(self) -> None:
+        """What was noted since the last call was taken together."""
+        if self.batches and self.runs and self.runs[-1]:
+            self.runs += (self.runs[-2], 0)
 
     def cut(self) -> bytes:
         """The runs since the last cut, encoded."""
         body = _encode((list(self.inputs), self.runs))
         self.runs = []
         return body
+
+
+def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], inputs: int) -> OrderRuns | None:
+    """For a subtask with so many channels and partitions; None where there is only one order."""
+    batches = rejoins(task, shuffles)
+    return OrderRuns(batches) if batches or inputs > 1 else None
+
+
+def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[tuple[str, int], int]]:
+    """((input, partition), count) of logs that follow each other; a count of 0 ends a batch."""
+    for log in logs:
+        inputs, flat = _decoder.decode(log)
+        for place, count in zip(flat[::2], flat[1::2], strict=True):
+            yield inputs[place], count

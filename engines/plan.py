@@ -6,6 +6,8 @@ connected pipeline is one task. Pure: the same graph and parallelism give the sa
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
@@ -62,6 +64,23 @@ class Plan:
         """(edge, from subtask, to subtask) of every channel, in one order for all processes."""
         subtasks = range(self.parallelism)
         return [(edge.name, i, j) for edge in self.shuffles for i in subtasks for j in subtasks]
+
+
+def rejoins(task: Task, shuffles: Iterable[ShuffleEdge]) -> bool:
+    """Whether streams that part within *task* meet again in it.
+
+    An operator hands a whole batch to one branch and then to the next. Where these meet, the order of their records
+    depends on what was in the batch, so that a replay must have the same batches.
+    """
+    ids = {node.id for node in task.nodes}
+    cut = {(edge.producer, edge.consumer) for edge in shuffles}
+    ways: dict[str, Counter[str]] = {}
+    for node in task.nodes:
+        ways[node.id] = Counter([node.id])
+        for each in node.inputs:
+            if each.node in ids and (each.node, node.id) not in cut:
+                ways[node.id] += ways[each.node]
+    return any(count > 1 for counter in ways.values() for count in counter.values())
 
 
 def plan(graph: LogicalGraph, parallelism: int) -> Plan:

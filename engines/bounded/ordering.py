@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
 from confluent_kafka import Message
 
 from exactlyonce.connectors.range_reader import RangeReader
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.staging import StagedFile, read_frames
 from exactlyonce.engines.operators import Batch, Push
-from exactlyonce.engines.order import OrderRuns
+from exactlyonce.engines.order import OrderRuns, runs_of
 from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import Halt
 
@@ -137,6 +136,7 @@ def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: Clock) -
         count, batch = lane.take(BATCH_RECORDS_MAX)
         if order is not None:
             order.note(lane.name, lane.partition, count)
+            order.end_batch()
         lane.push(batch)
         next_ms = lane.time_ms()
         if next_ms is None:
@@ -145,33 +145,49 @@ def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: Clock) -
             heapq.heapreplace(waiting, (next_ms, place, lane))
 
 
-_log_decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int]], list[int]])
-
-
-def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[tuple[str, int], int]]:
-    """((input, partition), count) of the batches of order logs that follow each other."""
-    for log in logs:
-        inputs, flat = _log_decoder.decode(log)
-        for place, count in zip(flat[::2], flat[1::2], strict=True):
-            yield inputs[place], count
-
-
 def take_along(lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | None) -> None:
     """Push all that is in *lanes* in the order that *logs* hold. Raises Halt if they do not fit what is there."""
     by_name = {(lane.name, lane.partition): lane for lane in lanes}
+    together: list[Batch] = []
     for (name, partition), count in runs_of(logs):
         lane = by_name.get((name, partition))
-        while count:
-            taken, batch = lane.take(min(count, BATCH_RECORDS_MAX)) if lane is not None else (0, Batch([], []))
-            if lane is None or not taken:
-                raise _misfit(name, partition, f"the log has {count} records more than there are to read")
-            count -= taken
+        if lane is None:
+            raise _misfit(name, partition, f"the log has {count} records, and it is not read here")
+        for batch in _taken(lane, count, order):
+            if order is None or not order.batches:
+                lane.push(batch)
+            else:
+                together.append(batch)
+        if not count:
+            lane.push(_joined(together))
+            together = []
             if order is not None:
-                order.note(name, partition, taken)
-            lane.push(batch)
+                order.end_batch()
     for lane in lanes:
         if lane.time_ms() is not None:
             raise _misfit(lane.name, lane.partition, "there are records behind those that the log has")
+
+
+def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
+    """Exactly *count* of what comes next, noted in *order*."""
+    while count:
+        taken, batch = lane.take(min(count, BATCH_RECORDS_MAX))
+        if not taken:
+            raise _misfit(lane.name, lane.partition, f"the log has {count} records more than there are to read")
+        count -= taken
+        if order is not None:
+            order.note(lane.name, lane.partition, taken)
+        yield batch
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """All in one."""
+    keys = [each.keys for each in batches if each.keys is not None]
+    return Batch(
+        [record for each in batches for record in each.records],
+        [origin for each in batches for origin in each.origins],
+        [key for some in keys for key in some] if keys else None,
+    )
 
 
 def _misfit(name: str, partition: int, what: str) -> Halt:

@@ -22,7 +22,7 @@ from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.bounded.assembly import Assembly, assemble
 from exactlyonce.engines.bounded.messages import Receipt, Unit
 from exactlyonce.engines.bounded.ordering import take_along, take_by_time
-from exactlyonce.engines.order import OrderRuns
+from exactlyonce.engines.order import OrderRuns, order_runs
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import GraphError
@@ -52,7 +52,8 @@ def _run(unit: Unit, label: str) -> Receipt:
     assembly = assemble(unit, physical, task, label)
     try:
         with _collecting_rarely():
-            order = _take(unit, assembly)
+            order = order_runs(task, physical.shuffles, len(assembly.lanes))
+            _take(unit, assembly, order)
             channels = tuple(file for sending in assembly.sendings for file in sending.close())
             outputs = tuple(file for staging in assembly.stagings for file in staging.close())
             ack = _acknowledgement(unit, assembly, order)
@@ -81,14 +82,12 @@ def _graph(unit: Unit) -> LogicalGraph:
     return graph
 
 
-def _take(unit: Unit, assembly: Assembly) -> OrderRuns | None:
-    """Push all input through the operators; the order in which it was taken, where there is more than one."""
-    order = OrderRuns() if len(assembly.lanes) > 1 else None
+def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
+    """Push all input through the operators; *order* gets what was taken, where there is more than one."""
     if unit.order is not None and (unit.order or order is not None):
         take_along(assembly.lanes, unit.order, order)
     else:
         take_by_time(assembly.lanes, order, assembly.clock)
-    return order
 
 
 @contextmanager

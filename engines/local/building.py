@@ -24,7 +24,7 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput, Input, SourceInput
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.engines.order import OrderRuns
+from exactlyonce.engines.order import order_runs
 from exactlyonce.engines.plan import Plan, Task, plan
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
@@ -131,7 +131,7 @@ class _Builder:
                 self.built.blocks,
                 self.names,
                 self.send,
-                OrderRuns() if partitions > 1 else None,
+                order_runs(task, self.plan.shuffles, partitions),
             )
         )
         self.built.writers += writers

@@ -45,7 +45,7 @@ class Subtask:
     names: BlockNames
     acknowledge: Callable[[Acknowledge], None]
     order: OrderRuns | None
-    """None where there is one input with one partition: then there is only one order."""
+    """None where there is only one order; see `order_runs`."""
     longest_gap_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,6 +86,7 @@ class Subtask:
         if self.order is not None:
             for partition, count in source.runs():
                 self.order.note(source.name, partition, count)
+            self.order.end_batch()
         source.push(batch)
 
     def _barrier(self, source: Input, frame: BarrierFrame) -> None:

@@ -3,7 +3,7 @@
 import os
 
 import msgspec
-from pipelines import Order, Total, add, everything
+from pipelines import LATE, Order, Total, add, everything, split
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -53,4 +53,21 @@ def every(name: str) -> Pipeline:
         .stateful_map("updates", count)
         .sink("updates-out", KafkaSink(f"{name}-updates", key=lambda each: str(each.bucket)))
     )
+    return pipeline
+
+
+def chained(state: int | None, order: Order) -> tuple[int, Total]:
+    """A number that tells in which order the orders of a customer came."""
+    number = ((state or 0) * 31 + order.id) % (1 << 61)
+    return number, Total(order.id, order.customer, number)
+
+
+def rejoined(name: str) -> Pipeline:
+    """A stream that parts and meets itself again, so that the order of its records depends on what came together."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    both = orders.process("split", split, outputs=[LATE])
+    meeting = both.map(lambda order: order, id="same", output=Order).union(both.side(LATE), orders)
+    meeting.sink("met", KafkaSink(f"{name}-met"))
+    meeting.key_by(lambda order: order.customer).stateful_map("chain", chained).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
