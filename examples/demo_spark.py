@@ -1,0 +1,78 @@
+"""What Spark does in the demo: the history before the stream, and the audit behind it, each by its command.
+
+Invariant: what a command says of itself is shown as it was said; its exit code is the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exactlyonce.pipeline.errors import ExactlyOnceError
+
+MASTER = "local[2]"
+LINES_OF_TROUBLE = 20
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    code: int
+    summary: dict[str, Any]
+    """The line of JSON on its stdout."""
+    trouble: str
+    """The end of its stderr."""
+    seconds: float
+
+
+def on_spark(command: str, servers: str, *options: str) -> Done:
+    """Run `exactlyonce COMMAND flights:pipeline` on a Spark that is embedded in it."""
+    began = time.monotonic()
+    words = [sys.executable, "-m", "exactlyonce.cli.main", command, "flights:pipeline", "--json", "--master", MASTER]
+    ended = subprocess.run(
+        [*words, "--bootstrap-servers", servers, *options],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = ended.stdout.splitlines()
+    trouble = "\n".join(ended.stderr.splitlines()[-LINES_OF_TROUBLE:])
+    return Done(ended.returncode, json.loads(lines[-1]) if lines else {}, trouble, time.monotonic() - began)
+
+
+def backfill(servers: str, records: int) -> int:
+    """Compute the history, all *records* of it; the checkpoint that is its end."""
+    done = on_spark("backfill", servers)
+    if done.code:
+        raise ExactlyOnceError(f"the backfill ended with exit code {done.code}:\n{done.trouble}")
+    found = done.summary
+    read, written, checkpoint = found["records_in"], found["records_out"], int(found["checkpoint"])
+    print(f"  {read:,} records read, {written:,} updates written, checkpoint {checkpoint}, {done.seconds:.0f} s")
+    for source, offsets in found["offsets"].items():
+        shown = "  ".join(f"{source}[{partition}]={offset:,}" for partition, offset in sorted(offsets.items()))
+        print(f"  S0: {shown}", flush=True)
+    if read != records:
+        raise ExactlyOnceError(f"the backfill read {read:,} records, but the history has {records:,}")
+    return checkpoint
+
+
+def audit(servers: str) -> bool:
+    """Judge what the retained checkpoints have published; whether nothing was found, and something judged."""
+    done = on_spark("audit", servers)
+    if not done.summary:
+        raise ExactlyOnceError(f"the audit ended with exit code {done.code}:\n{done.trouble}")
+    found = done.summary
+    judged = found["checkpoints"]
+    span = f"{len(judged)} checkpoints, {judged[0]} to {judged[-1]}" if judged else "no checkpoint"
+    print(f"  {span}: {found['records_in']:,} records in, {found['records_out']:,} out, {done.seconds:.0f} s")
+    for each in found["unjudged"]:
+        print(f"  not judged: {each}")
+    for each in found["findings"][:LINES_OF_TROUBLE]:
+        print(f"  {each['kind']}: {each['topic']}[{each['partition']}] offset {each['offset']}")
+    kinds = Counter(each["kind"] for each in found["findings"])
+    said = "  ".join(f"{kind} {kinds[kind]}" for kind in ("missing", "doubled", "changed", "reordered", "foreign"))
+    print(f"  {said}; exit code {done.code}", flush=True)
+    return done.code == 0 and bool(judged)
