@@ -18,6 +18,7 @@ import keyed_state
 import memory
 import spark_backfill
 import spark_reading
+import spark_sink
 import spark_state
 import throughput
 import visibility
@@ -39,6 +40,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "spark-backfill": spark_backfill.scenario,
     "touched-groups": spark_state.touched_groups,
     "spark-reading": spark_reading.scenario,
+    "spark-sink": spark_sink.scenario,
 }
 
 

@@ -1,0 +1,66 @@
+"""The streaming sink without transactions: what `spark_sink` compares with. Sent to Spark's workers by value.
+
+Invariant: the same columns, the same arguments of the same client, the same wait for the broker at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+from exactlyonce.engines.spark.sink_options import parse_sink_options
+from exactlyonce.engines.spark.sink_position import Job
+from exactlyonce.engines.spark.sink_rows import rows
+from exactlyonce.engines.spark.sink_task import TUNING, Flushed, TaskTransaction
+from exactlyonce.engines.spark.streaming_sink import StreamWriter, TaskMessage
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.datasource import WriterCommitMessage
+    from pyspark.sql.types import StructType
+
+
+class PlainWriter(StreamWriter):
+    """The sink, at least once: nobody decides anything."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
+        """As `sink_task.write_task`, without a transaction."""
+        transaction = PlainProducer("", self.options.client(), 0)
+        transaction.initialise(self.options.topic)
+        for batch in iterator:
+            transaction.write(rows(batch, self.options.columns, self.options.topic))
+        transaction.flush()
+        transaction.drop()
+        return TaskMessage(Flushed(0, Job(), None))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing to do."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing can be done."""
+
+
+class PlainProducer(TaskTransaction):
+    """Writes outside of transactions."""
+
+    def initialise(self, topic: str) -> None:
+        from confluent_kafka import Producer  # a class of C, which cannot be sent along
+
+        own = {"enable.idempotence": True, "delivery.report.only.error": True, "on_delivery": self._undelivered}
+        self._producer = Producer({**TUNING, **self.config.confluent(own)})
+
+
+class PlainSource(DataSource):
+    """The format `plain`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "plain"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> PlainWriter:
+        return PlainWriter(parse_sink_options(self.options, schema, streaming=True))
