@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from exactlyonce.engines.decisions import Decisions
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.sinks.kafka_sink import KafkaSink
@@ -89,8 +89,10 @@ def advance(
         common = _common(loaded, options, decisions, manifest, physical, folder)
         receipts = compute(physical, common, ranges, submit)
         hit("advance-computed")
+        decisions.upkeep()  # who was fenced meanwhile opens no transactions
         opened_ms = clock.monotonic_ms()
-        publications = _publish(common, physical, decisions.transaction_timeout_ms, receipts, submit)
+        with _aborted_if_broken_off(decisions):
+            publications = _publish(common, physical, decisions.transaction_timeout_ms, receipts, submit)
     hit("advance-published")
     decided = CheckpointPlan(checkpoint, manifest.checkpoint, manifest.checkpoint, final, began_ms, decisions.attempt)
     decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
@@ -142,6 +144,17 @@ def _folder(staging: Path, decisions: Decisions, checkpoint: int) -> Iterator[Pa
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def _aborted_if_broken_off(decisions: Decisions) -> Iterator[None]:
+    """What is open when the publishing fails is named by no record, and need not hold readers up until it times out."""
+    try:
+        yield
+    except Exception:
+        with suppress(ExactlyOnceError):
+            decisions.abort_all_but(())
+        raise
+
+
 def _publish(
     common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit
 ) -> list[Published]:
@@ -175,6 +188,7 @@ def _decide(decisions: Decisions, decided: CheckpointPlan) -> Manifest:
         decisions.acknowledged(ack)
     verdict = decisions.decide(decided, (decided.base,))
     if isinstance(verdict, Refuse):
+        decisions.abort_all_but(())
         raise BrokerUnavailable(
             f"Checkpoint {decided.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
             f"is lost: run the command again."

@@ -80,16 +80,20 @@ class Fed:
         """What is decided."""
         return read_history(self.config, self.name)
 
-    def assert_nothing_left(self) -> None:
-        """The newest checkpoint is finalized, no transaction is open, no block is there that no manifest stands on."""
-        history = self.history()
-        assert history.unfinalized is None
+    def open_transactions(self) -> list[str]:
+        """Those of the pipeline that are neither complete nor empty."""
         transactions = Transactions(ClientConfig(self.config))
         try:
             states = {each.transactional_id: each.state for each in transactions.list(f"eo:{self.name}:")}
         finally:
             transactions.close()
-        assert set(states.values()) <= {"Empty", "CompleteCommit", "CompleteAbort", "Dead"}, states
+        return [name for name, state in states.items() if state in ("Ongoing", "PrepareCommit", "PrepareAbort")]
+
+    def assert_nothing_left(self) -> None:
+        """The newest checkpoint is finalized, no transaction is open, no block is there that no manifest stands on."""
+        history = self.history()
+        assert history.unfinalized is None
+        assert not self.open_transactions()
         topic = find_topic(self.config, self.name)
         reader = BlockReader(self.config, topic)
         needed = {ref.key for manifest in history.retained for ref in references(manifest, reader)}

@@ -1,0 +1,185 @@
+"""What may come in the way of a backfill or a catch-up: other lives, other code, goals that cannot be reached."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bounded import HERE, Fed, Silent, catch_up, load_pipeline
+
+from exactlyonce.cli.main import main
+from exactlyonce.engines.bounded.advance import Advanced
+from exactlyonce.engines.bounded.goal import Goal
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def running(fed: Fed) -> Iterator[subprocess.Popen[str]]:
+    """`exactlyonce run` of `broad`, past its first checkpoint."""
+    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", "bounded_pipelines:broad", "--json"]
+    process = subprocess.Popen(
+        [*command, "--param", f"name={fed.name}", "--bootstrap-servers", fed.kafka.bootstrap_servers],
+        cwd=HERE, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert any('"event": "checkpoint"' in line for line in process.stderr)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> int:
+    """The exit code of a command on `broad`, in this process; none of these comes as far as to Java."""
+    monkeypatch.chdir(HERE)
+    pipeline = ["bounded_pipelines:broad", "--param", f"name={fed.name}"]
+    return main([name, *pipeline, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options])
+
+
+def test_a_running_pipeline_is_left_alone(
+    fed: Fed, running: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """A command refuses, naming host, process and heartbeat; once the process is dead, nothing is in the way."""
+    fed.feed(300)
+    assert command(fed, monkeypatch, "backfill") == 2
+    said = capsys.readouterr().err
+    assert f"is running: process {running.pid} on {os.uname().nodename}" in said
+    assert "last heartbeat" in said
+    assert "--take-over" in said
+    running.kill()
+    running.wait()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert command(fed, monkeypatch, "backfill") == 2
+    assert "Spark needs Java 17 or 21" in capsys.readouterr().err
+    catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path / "staging")
+    fed.assert_output()
+    fed.assert_nothing_left()
+
+
+def test_what_is_refused_at_once(
+    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A catch-up without a checkpoint, speculation, a cluster without a staging folder, and wrong goals."""
+    wrong = {
+        ("catch-up",): "has no checkpoint to go on from",
+        ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
+        ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
+        ("backfill", "--to", "yesterday"): "is no place to go to",
+        ("backfill", "--to", "2026-11-01T00:00:00"): "has no time zone",
+        ("backfill", "--to", '{"a": 1}'): "Offsets are written as",
+        ("backfill", "--chunk-records", "0"): "must be at least 1",
+    }
+    for (name, *options), said in wrong.items():
+        assert command(fed, monkeypatch, name, *options) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_goals(fed: Fed, tmp_path: Path) -> None:
+    """Offsets are exclusive ends; beyond the end, behind what is read or left out they are errors; -1 is the latest."""
+    fed.feed(300)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    ends = {f"{fed.name}-in": {0: 10, 1: -1, 2: 0, 3: 0}, f"{fed.name}-more": {0: 5, 1: 0, 2: 0}}
+
+    def to(**changed: dict[int, int]) -> Any:
+        named = {**ends, **{f"{fed.name}-{topic}": offsets for topic, offsets in changed.items()}}
+        return catch_up(fed, loaded, 2, tmp_path, goal=Goal(offsets=named))
+
+    summary = to()
+    reached = {(each.source, each.partition): each.offset for each in summary.manifest.offsets}
+    assert (reached["left", 0], reached["right", 0]) == (10, 5)
+    assert summary.records == sum(reached.values())
+    for offsets, said in (
+        ({0: 10, 1: -1, 2: 0, 3: 100_000}, "lies beyond the end"),
+        ({0: 9, 1: -1, 2: 0, 3: 0}, "cannot be taken back to 9"),
+        ({0: 10}, "Every partition of .* needs an end: 0, 1, 2, 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            to(**{"in": offsets})
+    catch_up(fed, loaded, 1, tmp_path)
+    fed.assert_output()
+
+
+def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
+    """State that no operator takes is refused before anything is read."""
+    fed.feed(100)
+    catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path)
+    with pytest.raises(GraphError, match="state of 'totals', and the pipeline has no such operator"):
+        catch_up(fed, load_pipeline("pipelines", "renamed", fed.name), 1, tmp_path)
+
+
+def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
+    """A record that a function raises on ends the command, names the record, and the mended pipeline goes on."""
+    fed.feed(100)
+    with pytest.raises(RecordError, match=r"Operator 'totals' raised ZeroDivisionError"):
+        catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path)
+
+    def failing(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        answers = in_process(stage, work)
+        if stage == "publish":
+            raise OSError("the driver lost its executors")
+        return answers
+
+    mended = load_pipeline("pipelines", "linear", fed.name)
+    with pytest.raises(OSError, match="lost its executors"):
+        catch_up(fed, mended, 2, tmp_path, submit=failing)
+    assert not fed.open_transactions(), "also before anybody comes again"
+    catch_up(fed, mended, 2, tmp_path)
+    fed.assert_nothing_left()
+
+
+def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
+    """A driver that another one has overtaken while its units ran publishes nothing, and says who it was."""
+    fed.feed(300)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+
+    def overtaken(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        if stage == "stage 2":
+            catch_up(fed, loaded, 1, tmp_path / "other")
+        return in_process(stage, work)
+
+    with pytest.raises(Fenced, match="has taken over from incarnation 1"):
+        catch_up(fed, loaded, 2, tmp_path / "this", submit=overtaken)
+    fed.assert_output()
+    assert not fed.open_transactions()
+
+
+def test_following(fed: Fed, tmp_path: Path) -> None:
+    """What comes later is read, too, until a stop is asked for; then the last checkpoint is whole."""
+    fed.feed(300)
+    stopping, progress = threading.Event(), Following(fed)
+    progress.stop = stopping.set
+    catch_up(
+        fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path,
+        follow=True, stopping=stopping, progress=progress,
+    )  # fmt: skip
+    assert len(progress.checkpoints) >= 2
+    fed.assert_output()
+    fed.assert_nothing_left()
+
+
+class Following(Silent):
+    """Feeds more after the first checkpoint, and asks for the end once all of it is read."""
+
+    def __init__(self, fed: Fed) -> None:
+        super().__init__()
+        self.fed = fed
+        self.records = 0
+        self.stop: Any = None
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        super().advanced(advanced, offsets)
+        self.records += advanced.records
+        if len(self.checkpoints) == 1:
+            self.fed.feed(90)
+        elif self.records == len(self.fed.all):
+            self.stop()
