@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from auditing import FOLDS, TARGET, order_at, run_flawed
 from bounded import Fed
 from confluent_kafka import TopicPartition
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
@@ -24,21 +21,6 @@ from exactlyonce.engines.bounded.reproduce import Count, agree
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
-FOLDS = Path(__file__).parent / "folds"
-TARGET = "flawed_pipelines:flawed"
-
-
-def run_flawed(fed: Fed, *arguments: str, parallelism: int = 2) -> None:
-    """`exactlyonce run --until latest` of the pipeline that does wrong."""
-    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", TARGET, "--param", f"name={fed.name}"]
-    options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]
-    path = os.pathsep.join([str(FOLDS.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, *options, "--until", "latest", "--checkpoint-interval", "200ms", *arguments],
-        cwd=FOLDS, env={**os.environ, "PYTHONPATH": path, FLAWED: "1"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 Audit = Callable[..., tuple[int, dict[str, Any]]]
@@ -59,15 +41,6 @@ def audit(fed: Fed, capsys: Any, monkeypatch: Any) -> Audit:
         return code, json.loads(said.out)
 
     return run
-
-
-def order_at(kafka: KafkaCluster, place: dict[str, Any]) -> int:
-    """The id of an input record."""
-    (found,) = [
-        each for each in kafka.read_committed(place["topic"])
-        if (each.partition, each.offset) == (place["partition"], place["offset"])
-    ]  # fmt: skip
-    return int(json.loads(found.value or b"")["id"])
 
 
 def transactions_of(fed: Fed) -> list[Any]:
@@ -93,7 +66,7 @@ def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> N
     code, report = audit()
     assert code == 1
     assert report["unjudged"] == []
-    stems = {each["kind"]: order_at(fed.kafka, each["input"]) for each in report["findings"]}
+    stems = {each["kind"]: order_at(fed.kafka, **each["input"]) for each in report["findings"]}
     assert stems.pop("reordered") in _around_moved(fed)
     assert stems == {"missing": DROPPED, "doubled": DOUBLED, "changed": CHANGED}
     assert len(report["findings"]) == 4

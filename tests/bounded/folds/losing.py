@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import TopicPartition
-from running import LIMIT_S
+from running import LIMIT_S, Run, assert_copies, assert_totals, orders
 
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.store import read_history
@@ -83,3 +84,53 @@ class Together(KafkaCluster):
 def arguments(name: str, *more: Any) -> Iterable[Any]:
     """Of a run to the end of `diamond` at parallelism 2."""
     return ("pipelines:diamond", "--param", f"name={name}", "--parallelism", "2", "--until", "latest", *TIMEOUTS, *more)
+
+
+class Lossy:
+    """`diamond` at parallelism 2, with a decided checkpoint of which one transaction of four is lost for good."""
+
+    def __init__(self, kafka: KafkaCluster, name: str, fired: Path) -> None:
+        self.kafka, self.name, self.fired = kafka, name, fired
+        self.fed: list[tuple[str, str]] = []
+        self.runs: list[Run] = []
+        self.seen_before: Any = {}
+        fired.mkdir(exist_ok=True)
+        for topic in ("in", "more"):
+            kafka.create_topic(f"{name}-{topic}", 3)
+
+    def feed(self, count: int) -> None:
+        """As many to each source."""
+        for topic, first in (("in", 0), ("more", 100_000)):
+            records = orders(count, first=first + len(self.fed))
+            self.kafka.produce(f"{self.name}-{topic}", records)
+            self.fed += records
+
+    def life(self, killed_at: str = "", *more: str) -> Run:
+        """A run to the end, or until it is killed."""
+        armed = {"EXACTLYONCE_FAILPOINTS": f"{killed_at}=kill@1"} if killed_at else {}
+        env = {**armed, "EXACTLYONCE_FAILPOINTS_FIRED": str(self.fired)}
+        self.runs.append(Run(self.kafka.bootstrap_servers, *arguments(self.name, *more), env=env))
+        return self.runs[-1]
+
+    def lose(self, sink: str, topic: str) -> Committable:
+        """One checkpoint completes; of the next, which is decided, subtask 1 of *sink* loses its transaction, and the
+        output topic all its records."""
+        self.feed(2000)
+        first = self.life()
+        assert first.wait() == 0, first.said
+        self.feed(1500)
+        assert self.life("coordinator-decided").wait() == -9
+        manifest = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name).unfinalized
+        assert manifest is not None
+        assert len(manifest.committables) == 4, "two sinks at parallelism 2"
+        assert manifest.previous > 0, "the interval begins with state"
+        lost = lose_one(self.kafka, self.name, (sink, 1))
+        self.seen_before = {topic: expire(self.kafka, topic)}
+        return lost
+
+    def assert_exact(self) -> None:
+        """Readers that have read on all the time have seen every update once, in order."""
+        seen = Together(self.kafka, self.seen_before)
+        assert_totals(seen, f"{self.name}-out", self.fed)
+        assert_copies(seen, f"{self.name}-copies", self.fed)
+        assert read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name).unfinalized is None
