@@ -1,0 +1,93 @@
+"""What docs/spark.md says is done: its commands one after the other, and its functions on a session of Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+ON_THIS_MACHINE = PAGE.partition("## On a cluster")[0]
+LIMIT_S = 120.0
+
+
+def blocks(kind: str) -> list[str]:
+    """What is fenced before the part about clusters, which `test_local_cluster.py` tests."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", ON_THIS_MACHINE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def kafka_of_the_page(own_broker: Callable[..., KafkaCluster]) -> KafkaCluster:
+    """With the topics of the page, which are nobody else's."""
+    kafka = own_broker()
+    for topic in ("orders", "order-totals", "large-orders"):
+        kafka.create_topic(topic, partitions=2)
+    return kafka
+
+
+def feed(kafka: KafkaCluster, first: int, last: int) -> None:
+    """Orders of seven customers, the number of which is their total."""
+    orders = [{"id": n, "customer": f"customer {n % 7}", "total": n} for n in range(first, last)]
+    kafka.produce("orders", [(str(order["customer"]), json.dumps(order)) for order in orders])
+
+
+def totals(kafka: KafkaCluster, topic: str) -> dict[str, int]:
+    """The greatest sum of each customer."""
+    found: dict[str, int] = {}
+    for record in kafka.read_committed(topic):
+        total = json.loads(record.value or b"")
+        found[total["customer"]] = max(total["sum"], found.get(total["customer"], 0))
+    return found
+
+
+def commands() -> Iterator[list[str]]:
+    for block in blocks("sh"):
+        yield from (shlex.split(line)[1:] for line in block.splitlines() if line.startswith("exactlyonce "))
+
+
+def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
+    """Each command ends well and does what the page says: history, what came since, replay, audit, and new code."""
+    kafka = kafka_of_the_page
+    done: list[str] = []
+    (tmp_path / "orders.py").write_text(blocks("python")[0])
+    environment = {**os.environ, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    for words in commands():
+        if words[0] in ("backfill", "catch-up"):
+            feed(kafka, 1000 * len(done), 1000 * len(done) + 1000)
+        ended = subprocess.run(
+            [sys.executable, "-m", "exactlyonce.cli.main", *words],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        done.append(words[0])
+    assert done == ["backfill", "catch-up", "replay", "replay", "audit", "backfill"]
+    assert len(kafka.read_committed("order-totals")) == 2000
+    assert len(kafka.read_committed("order-totals-again")) == 1000
+    assert len(kafka.read_committed("order-totals-v2")) == 3000
+    assert totals(kafka, "order-totals") == totals(kafka, "order-totals-again")
+
+
+def test_the_functions_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
+    """The batch gives each customer's sum; the stream copies the large orders, those that came later too, once."""
+    kafka, names = kafka_of_the_page, dict[str, Any](__name__="page")
+    exec(compile(blocks("python")[1], "jobs.py", "exec", dont_inherit=True), names)
+    feed(kafka, 0, 1000)
+    rows = names["revenue"](spark, kafka.bootstrap_servers).collect()
+    assert {row[0]: row[1] for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}
+    for first, last in ((1000, 1001), (1001, 1200)):
+        feed(kafka, first, last)
+        names["large_orders"](spark, kafka.bootstrap_servers, str(tmp_path)).awaitTermination()
+    ids = sorted(json.loads(record.value or b"")["id"] for record in kafka.read_committed("large-orders"))
+    assert ids == list(range(100, 1200))
