@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import FOLDS, TARGET, order_at, run_flawed
+from auditing import FOLDS, TARGET, Quiet, order_at, run_flawed
 from bounded import Fed
 from confluent_kafka import TopicPartition
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
+from running import Run, orders
 
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.bounded import audit as audits
 from exactlyonce.engines.bounded.reproduce import Count, agree
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -121,6 +128,41 @@ def _delete(kafka: KafkaCluster, before: TopicPartition) -> None:
     admin = kafka.admin()
     for future in admin.delete_records([before]).values():
         future.result(LIMIT_S)
+
+
+def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """While a worker sleeps, checkpoints are aborted and the job goes on: the next one carries what was flushed for
+    them and their order logs, along which an audit finds it right to the last record."""
+    kafka.create_topic(f"{topic_name}-in", 4)
+    kafka.produce(f"{topic_name}-in", orders(3000))
+    params = {"name": topic_name, "folder": str(tmp_path)}
+    job = Run(
+        kafka.bootstrap_servers, "pipelines:stopping", *(f"--param={name}={value}" for name, value in params.items()),
+        *("--parallelism", "2", "--checkpoint-interval", "100ms", "--checkpoint-timeout", "700ms"),
+        *("--tolerable-failed", "50", "--num-retained", "500"),
+    )  # fmt: skip
+    try:
+        job.await_checkpoint()
+        kafka.produce(f"{topic_name}-in", orders(2000, first=3000))
+        job.await_event(lambda event: "aborted, its output is carried" in event.get("text", ""))
+        os.kill(int((tmp_path / "stopped").read_text()), signal.SIGCONT)
+        job.await_checkpoint()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 0, job.said
+    finally:
+        job.process.kill()
+    servers = {"bootstrap.servers": kafka.bootstrap_servers}
+    manifests = read_history(servers, topic_name).manifests.values()
+    (carrying,) = [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
+    reference: dict[str, object] = {
+        "module": "pipelines", "attribute": "stopping", "params": params, "path": str(FOLDS.parents[1] / "engines")
+    }  # fmt: skip
+    loaded = Loaded(load_reference(reference), reference)
+    report = audits.Audit(loaded, ClientConfig(servers), in_process, tmp_path, Quiet()).run(carrying, carrying)
+    assert (report.checkpoints, report.findings, report.unjudged) == ([carrying], [], [])
+    assert report.records_out > 0
 
 
 def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeypatch: Any) -> None:

@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from auditing import Quiet
+from bounded import load_pipeline
 from losing import QUICK_ABORTS, Lossy
 
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit import Audit
+from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -22,16 +27,23 @@ def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Pa
             each.kill()
 
 
-def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy) -> None:
+def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Path) -> None:
     """The interval is replayed from the checkpoint before, along the order logs, and exactly what the lost subtask had
-    written becomes visible, though the repair itself is killed: before it is recorded, and before it is committed."""
-    lossy.lose("out", f"{lossy.name}-out")
+    written becomes visible, though the repair itself is killed: before it is recorded, and before it is committed. An
+    audit takes the repair for what it stands for."""
+    lost = lossy.lose("out", f"{lossy.name}-out")
     for killed in ("repair-replayed", "repair-recorded"):
         assert lossy.life(killed).wait() == -9
         assert (lossy.fired / killed).exists()
     last = lossy.life()
     assert last.wait() == 0, last.said
     lossy.assert_exact()
+    client = ClientConfig({"bootstrap.servers": lossy.kafka.bootstrap_servers})
+    loaded = load_pipeline("pipelines", "diamond", lossy.name)
+    report = Audit(loaded, client, in_process, tmp_path, Quiet()).run(lost.checkpoint, lost.checkpoint)
+    assert (report.checkpoints, report.findings) == ([lost.checkpoint], [])
+    assert not any("subtask 1" in each for each in report.unjudged), "what was repaired is judged"
+    assert any("sink out subtask 0" in each for each in report.unjudged), "the rest of that topic is gone"
 
 
 def test_a_replay_is_not_tried_where_the_user_wants_a_halt(lossy: Lossy) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from auditing import order_at, run_flawed
+from auditing import Quiet, order_at, run_flawed
 from bounded import Fed, Silent, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
-
-
-class Quiet(Silent):
-    """Of an audit, too."""
-
-    def passed(self, offsets: int) -> None:
-        pass
 
 
 def test_checkpoints_of_both_engines_are_audited(

@@ -8,13 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bounded import Fed
+from bounded import Fed, Silent
 from flawed_pipelines import FLAWED
 
 from exactlyonce.testing.cluster import KafkaCluster
 
 FOLDS = Path(__file__).parent
 TARGET = "flawed_pipelines:flawed"
+
+
+class Quiet(Silent):
+    """The `Progress` of an audit."""
+
+    def passed(self, offsets: int) -> None:
+        pass
 
 
 def run_flawed(fed: Fed, *arguments: str, parallelism: int = 2) -> None:

@@ -1,0 +1,56 @@
+"""What an audit says, to people and to machines."""
+
+from __future__ import annotations
+
+from exactlyonce.cli.audit import as_json, as_text
+from exactlyonce.engines.bounded.audit import Found, Report
+from exactlyonce.engines.bounded.compare import CHANGED, FOREIGN, MISSING, Finding, Record
+
+WANTED, SEEN = Record(b"ann", b"3"), Record(b"ann", b"\xff" * 300, (("h", None),))
+REPORT = Report(
+    "totals",
+    [4, 5, 6],
+    1200,
+    1199,
+    [
+        Found("t", "out", 5, Finding(CHANGED, 1, 42, ("in", 0, 7), WANTED, SEEN)),
+        Found("t", "out", 6, Finding(MISSING, None, None, ("in", 2, 9), WANTED, None)),
+        Found("t", "out", None, Finding(FOREIGN, 0, 50, None, None, WANTED)),
+    ],
+    ["checkpoint 3 is expired"],
+)
+
+
+def test_people_get_a_line_for_each_finding_and_a_verdict() -> None:
+    """Kind, place, sink, checkpoint and input record; long values are cut; what was not judged; and the sum."""
+    lines = list(as_text(REPORT))
+    assert lines[0] == "changed: t[1] offset 42 (sink out, checkpoint 5, from in[0] offset 7)"
+    assert lines[1] == "    expected key b'ann' value b'3'"
+    assert lines[2].startswith("    seen     key b'ann' value b'\\xff")
+    assert lines[2].endswith("... headers [('h', None)]")
+    assert lines[3] == "missing: t[?] at the beginning (sink out, checkpoint 6, from in[2] offset 9)"
+    assert lines[5] == "foreign: t[0] offset 50 (sink out, from no record of the input)"
+    assert lines[-2:] == [
+        "not judged: checkpoint 3 is expired",
+        "totals: checkpoints 4 to 6, 1,200 records in, 1,199 out: 3 findings.",
+    ]
+
+
+def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
+    """Nothing found is a verdict only if something was judged."""
+    assert list(as_text(Report("totals", [4], 2, 2))) == [
+        "totals: checkpoints 4, 2 records in, 2 out: exactly once: nothing is wrong."
+    ]
+    assert list(as_text(Report("totals"))) == ["totals: no checkpoint could be judged."]
+
+
+def test_machines_get_all_of_it() -> None:
+    """Places as numbers, bytes as text, None where there is nothing."""
+    report = as_json(REPORT)
+    assert report["checkpoints"] == [4, 5, 6]
+    changed, missing, foreign = report["findings"]
+    assert changed["input"] == {"topic": "in", "partition": 0, "offset": 7}
+    assert changed["expected"] == {"key": "ann", "value": "3", "headers": []}
+    assert changed["seen"]["headers"] == [["h", None]]
+    assert (missing["partition"], missing["offset"], missing["seen"]) == (None, None, None)
+    assert (foreign["input"], foreign["checkpoint"]) == (None, None)
