@@ -69,7 +69,7 @@ def by_hand(servers: str, topic: str, ends: dict[int, int], word: str) -> Run:
         began_s = time.monotonic()
         for loop in loops:
             loop.stdin.write(f"{word}\n".encode())  # type: ignore[union-attr]  # it is a pipe
-            loop.stdin.flush()  # type: ignore[union-attr]
+            loop.stdin.flush()  # type: ignore[union-attr]  # the same
         seen = [json.loads(line) for line in _heard(loops)]
         return Run(time.monotonic() - began_s, [sum(each) for each in zip(*seen, strict=True)])
     finally:
