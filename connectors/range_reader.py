@@ -21,6 +21,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 WAIT_S = 0.02
 """How long one call to the client may take to fill a batch: what a range that ends in a marker costs at its end."""
 PATIENCE_S = 60.0
+ASK_AFTER_S = 1.0
+"""When nothing comes: a consumer waits for ever for a topic that does not exist. Asking at once would cost 50 ms."""
 ANSWER_TIMEOUT_S = 10.0
 
 _offset = cast("Callable[[Message], int]", Message.offset)
@@ -54,13 +56,14 @@ class RangeReader:
         """All before this offset has been handed out, or can be seen by nobody."""
         self._config, self._patience_s, self._clock = config, patience_s, clock
         self._consumer: Consumer | None = None
-        self._give_up_at_s = 0.0
+        self._ask_at_s = self._give_up_at_s = 0.0
         self._last_seen = ""
 
     def read(self, records_max: int) -> list[Message]:
         """The next 1 to *records_max* records; none: the range is finished."""
         if self.position < self.end and self._consumer is None:
             self._open()
+        self._moved()  # however long the caller has taken since the last call
         while self.position < self.end:
             messages = self._consume(min(records_max, self.end - self.position))
             if messages:
@@ -74,10 +77,21 @@ class RangeReader:
             self._consumer = None
 
     def _open(self) -> None:
-        self._give_up_at_s = self._clock() + self._patience_s
         self._consumer = exact_consumer(self._config.confluent())
-        self._require_partition()
         self._consumer.assign([TopicPartition(self.topic, self.partition, self.position)])
+
+    def _moved(self) -> None:
+        now_s = self._clock()
+        self._ask_at_s, self._give_up_at_s = now_s + ASK_AFTER_S, now_s + self._patience_s
+
+    def _waited(self) -> None:
+        """Nothing has come: is there no such topic, or no broker?"""
+        now_s = self._clock()
+        if now_s >= min(self._ask_at_s, self._give_up_at_s):
+            self._ask_at_s = now_s + ANSWER_TIMEOUT_S
+            self._require_partition()
+        if now_s >= self._give_up_at_s:
+            raise self._stuck()
 
     def _require_partition(self) -> None:
         """Raise `TopicError` if the brokers say that it does not exist: a consumer would wait for it."""
@@ -107,10 +121,9 @@ class RangeReader:
         else:
             self.position = max(self.position, self._passed())
         if self.position > before:
-            self._give_up_at_s = self._clock() + self._patience_s
-        elif self._clock() >= self._give_up_at_s:
-            self._require_partition()
-            raise self._stuck()
+            self._moved()
+        else:
+            self._waited()
         return messages
 
     def _passed(self) -> int:
