@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource
 from exactlyonce.engines.spark.sink_options import parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job
 from exactlyonce.engines.spark.sink_rows import rows
-from exactlyonce.engines.spark.sink_task import TUNING, Flushed, TaskTransaction
+from exactlyonce.engines.spark.sink_task import INIT_TIMEOUT_S, TUNING, Flushed, TaskTransaction
 from exactlyonce.engines.spark.streaming_sink import StreamWriter, TaskMessage
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class PlainProducer(TaskTransaction):
 
         own = {"enable.idempotence": True, "delivery.report.only.error": True, "on_delivery": self._undelivered}
         self._producer = Producer({**TUNING, **self.config.confluent(own)})
+        self._producer.list_topics(topic, timeout=INIT_TIMEOUT_S)  # else rows wait until the topic is known
 
 
 class PlainSource(DataSource):

@@ -224,14 +224,16 @@ class SinkDriver:
         )
         if isinstance(verdict, Refuse):
             self._refuse_superseded(life.incarnation)
+            reason = " ".join(filter(None, (verdict.reason, self._log.refusal)))
             raise SinkFailed(
-                f"sink {self.options.sink_id!r}: the job was not decided, and nothing of it is visible: "
-                f"{' '.join(filter(None, (verdict.reason, self._log.refusal)))}. Start it again: it is written anew."
+                f"sink {self.options.sink_id!r}: the job was not decided, and nothing of it is visible: {reason}. "
+                f"Start it again: it is written anew. From its first row to the end of all tasks a job has "
+                f"{self._timeout_ms // 1000} s, the broker's transaction.max.timeout.ms."
             )
         if not isinstance(verdict, Decided):
             raise Undetermined(
-                f"Whether the job of sink {self.options.sink_id!r} is decided is not known here. Start it again: it is "
-                f"read what is true."
+                f"Whether the job of sink {self.options.sink_id!r} is decided is not known here. Start it again: what "
+                f"is true is read then."
             )
         if not verdict.finalized:
             self._finish_decided()

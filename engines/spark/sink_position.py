@@ -72,14 +72,24 @@ class Position(msgspec.Struct, frozen=True):
         return Position(self.query, self.batch_next, writes)
 
     def refuse_strangers(self, sink_id: str, job: Job, adopt_query: str) -> None:
-        """Raise ConfigError if *job* is of a query that the sink does not know, unless it adopts the one before."""
-        if not job.query or not self.query or job.query == self.query or adopt_query == self.query:
+        """Raise ConfigError if *job* is of a query that the sink does not know, unless it adopts the one before, and if
+        it is older than what Spark may write again: the batch that was decided last."""
+        if not job.query or not self.query or job.query != self.query == adopt_query:
             return
-        raise ConfigError(
-            f"Sink {sink_id!r} has been written to by another query, {self.query}, up to batch {self.batch_next - 1}; "
-            f"this one is {job.query}. So its checkpointLocation is not the one that belongs to the sink, and what it "
-            f"reads again would be written again.\n"
-            f"  Choices: give the query its old checkpointLocation; or give this query a sinkId of its own; or, if it "
-            f"is to go on where its sources are told to begin, whatever the other has written: "
-            f'.option("adoptQuery", "{self.query}").'
-        )
+        adopt = f'.option("adoptQuery", "{self.query}")'
+        if job.query != self.query:
+            raise ConfigError(
+                f"Sink {sink_id!r} has been written to by another query, {self.query}, up to batch "
+                f"{self.batch_next - 1}; this one is {job.query}. So its checkpointLocation is not the one that "
+                f"belongs to the sink, and what it reads again would be written again.\n"
+                f"  Choices: give the query its old checkpointLocation; or give this query a sinkId of its own; or, if "
+                f"it is to go on where its sources are told to begin, whatever the other has written: {adopt}."
+            )
+        if job.batch < self.batch_next - 1:
+            raise ConfigError(
+                f"Sink {sink_id!r} has all of query {self.query} up to batch {self.batch_next - 1}, but Spark begins "
+                f"with batch {job.batch} again: its checkpointLocation is an older copy. The batches after that one "
+                f"may have other rows now than those that were written.\n"
+                f"  Choices: give the query its newest checkpointLocation; or a new one, sources that begin where its "
+                f"rows in the output end, and {adopt}."
+            )

@@ -92,8 +92,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:
-    """What the tasks have told, where they have."""
-    return [each.flushed for each in messages if isinstance(each, TaskMessage)]
+    """What all tasks have told."""
+    flushed = [each.flushed for each in messages if isinstance(each, TaskMessage)]
+    require(len(flushed) == len(messages), "Spark commits only what all tasks have written")
+    return flushed
 
 
 def task_context() -> TaskContext:

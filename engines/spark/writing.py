@@ -8,8 +8,12 @@
         .save())
 
 Options and columns are those of `streaming_sink`, without `adoptQuery`. With a `writeId` the write happens once: a job
-that is run again with an id that is among the last thousand of its sink writes nothing. One job at a time may write to
-a sink; others take one of their own.
+that is run again with an id that is among the last thousand of its sink writes nothing. Without one, a job whose driver
+died after its decision cannot be told from one that was not decided. One job at a time may write to a sink; others take
+one of their own.
+
+All transactions of a write are open until its last task ends: that must take less time than the broker's
+`transaction.max.timeout.ms`, 15 minutes by default. Compute first (into a table), publish after; if need be in parts.
 
 Invariant: the rows become visible as a whole, once the driver has decided; until then a failure leaves nothing behind.
 """

@@ -26,7 +26,7 @@ from exactlyonce.pipeline.failpoints import FailpointRaised
 from exactlyonce.sinks.kafka_writer import SinkFailed
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = pytest.mark.broker
 QUERY = "a-query"
 
 
@@ -199,10 +199,12 @@ def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
 
 
 def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None:
-    """A query with a new checkpoint location is refused before it writes, and told the choices; with the old one's id
-    it goes on in its place, and then the old one is refused."""
+    """A query with a new checkpoint location is refused before it writes, and told the choices, and so is one with an
+    older copy of its own; with the old one's id it goes on in its place, and then the old one is refused."""
     planner, committer = world.driver("a"), world.driver("a")
     committer.commit(Job(QUERY, 4), world.tasks(planner, 4))
+    with pytest.raises(ConfigError, match="an older copy"):
+        world.tasks(planner, 3)
     with pytest.raises(ConfigError, match="checkpointLocation"):
         world.tasks(planner, 0, query="another")
     adopting = {"adopt_query": QUERY}
