@@ -133,10 +133,11 @@ def _common(
 @contextmanager
 def _folder(staging: Path, decisions: Decisions, checkpoint: int) -> Iterator[Path]:
     """A folder for this checkpoint; what it holds is worthless afterwards, and what older lives left here is so now."""
-    name = f"{decisions.cluster_id}.{decisions.manifest.pipeline}"
-    for older in staging.glob(f"{name}.*"):
-        shutil.rmtree(older, ignore_errors=True)
-    folder = staging / f"{name}.{decisions.life.incarnation}-{decisions.attempt}.{checkpoint}"
+    name, life = f"{decisions.cluster_id}.{decisions.manifest.pipeline}", decisions.life.incarnation
+    for other in staging.glob(f"{name}.*"):
+        if int(other.name.rpartition(".")[2]) < life:
+            shutil.rmtree(other, ignore_errors=True)
+    folder = staging / f"{name}.{checkpoint}.{decisions.attempt}.{life}"
     folder.mkdir(parents=True, mode=0o700)
     try:
         yield folder

@@ -7,7 +7,6 @@ engine, goes on at the last of them. What one part publishes becomes visible at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +14,7 @@ from typing import Protocol
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.goal import Goal
-from exactlyonce.engines.bounded.leadership import kept_alive
+from exactlyonce.engines.bounded.leadership import UPKEEP_INTERVAL_S, kept_alive
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.decisions import Decisions
@@ -87,24 +86,24 @@ class CatchingUp:
         )  # fmt: skip
         try:
             summary = Summary(decisions.recover())
-            for _ in self._rounds():
-                self._reach(decisions, summary)
+            self._reach(decisions, summary)
+            idle_s = 0.0
+            while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
+                idle_s = 0.0 if self._reach(decisions, summary) else idle_s + FOLLOW_PAUSE_S
+                if idle_s >= UPKEEP_INTERVAL_S:
+                    decisions.upkeep()
+                    idle_s = 0.0
             decisions.verify_visible()
         finally:
             decisions.close()
         return summary
 
-    def _rounds(self) -> Iterator[None]:
-        yield
-        while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
-            yield
-
-    def _reach(self, decisions: Decisions, summary: Summary) -> None:
-        """Advance to where the goal is now."""
+    def _reach(self, decisions: Decisions, summary: Summary) -> bool:
+        """Advance to where the goal is now; False if that is where it stands."""
         ranges = self._ranges(decisions)
         total = sum(each.length for each in ranges)
         if not total:
-            return
+            return False
         self.progress.began(summary.manifest, total)
         submit = kept_alive(self.submit, decisions)
         chunks = list(parts(ranges, self.chunk_records))
@@ -117,7 +116,8 @@ class CatchingUp:
             decisions.publish_offsets()
             self.progress.advanced(done, sum(each.length for each in part))
             if self.stopping.is_set():
-                return
+                break
+        return True
 
     def _ranges(self, decisions: Decisions) -> tuple[Reading, ...]:
         inputs = decisions.inputs

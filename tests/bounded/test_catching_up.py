@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline
 
 from exactlyonce.cli.main import main
+from exactlyonce.engines.bounded import leadership
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.goal import Goal
 from exactlyonce.engines.bounded.submit import in_process
@@ -151,6 +153,25 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
         catch_up(fed, loaded, 2, tmp_path / "this", submit=overtaken)
     fed.assert_output()
     assert not fed.open_transactions()
+
+
+def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks sees that the driver of a long stage lives."""
+    monkeypatch.setattr(leadership, "UPKEEP_INTERVAL_S", 0.05)
+    fed.feed(100)
+    seen: set[int] = set()
+
+    def lasting(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        deadline = time.monotonic() + 60
+        while stage == "stage 1" and len(seen) < 3:
+            assert time.monotonic() < deadline, f"no heartbeats came but {seen}"
+            life = fed.history().newest_life
+            assert life is not None
+            seen.add(life.heartbeat_ms)
+        return in_process(stage, work)
+
+    catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path, submit=lasting)
+    assert len(seen) == 3
 
 
 def test_following(fed: Fed, tmp_path: Path) -> None:
