@@ -93,8 +93,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lossless = self._options.fail_on_data_loss
         ranges = []
         for name, topic in now.items():
-            starts, ends = self._starts(begin.get(name), topic), end[name].offsets
-            for partition, until in sorted(ends.items()):
+            if name not in end:  # subscribed to since the batch was planned
+                continue
+            starts = self._starts(begin.get(name), topic)
+            for partition, until in sorted(end[name].offsets.items()):
                 start = starts.get(partition, 0)
                 ranges.append(available(Range(name, topic.topic_id, partition, start, until), topic, lossless))
         return ranges

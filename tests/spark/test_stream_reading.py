@@ -108,6 +108,8 @@ class TestOffsets:
         kafka.produce(other, ["1", "2", "3"])
         remove(kafka, other, 1)
         both = stream(kafka, topic, other)
+        planned = stream(kafka, topic).latestOffset(start, ALL)
+        assert sizes(both, start, planned) == [(2, 0, 1)]
         end = both.latestOffset(start, ALL)
         assert sizes(both, start, end) == [(2, 0, 1), (0, 1, 3)]
 
