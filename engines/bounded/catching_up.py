@@ -13,6 +13,7 @@ from typing import Protocol
 
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.engines.bounded.advance import Advanced, advance
+from exactlyonce.engines.bounded.capacity import require_room
 from exactlyonce.engines.bounded.goal import Goal
 from exactlyonce.engines.bounded.leadership import UPKEEP_INTERVAL_S, kept_alive
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
@@ -86,6 +87,7 @@ class CatchingUp:
         )  # fmt: skip
         try:
             summary = Summary(decisions.recover())
+            require_room(physical, summary.manifest)
             self._reach(decisions, summary)
             idle_s = 0.0
             while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):

@@ -20,13 +20,17 @@ from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.sinks.kafka_writer import Outputs
 from exactlyonce.state.key_groups import subtask_of
 
+WAITING_RECORDS_MAX = 20_000
+FRAME_RECORDS_MIN = 200
+"""With many receivers frames are smaller, so that no more records than these wait for their frames, if that will do."""
+
 _append: Callable[[Any, Any], None] = list.append
 _exhaust = deque[Any](maxlen=0).extend
 
 
 @dataclass
 class _Channel:
-    """What waits for one receiver, and its file. A frame is of `BATCH_RECORDS_MAX` records, whoever sent how many."""
+    """What waits for one receiver, and its file. Frames are of about the same size, however much comes at a time."""
 
     codec: BatchCodec
     writer: FrameWriter
@@ -59,6 +63,8 @@ class Sending:
         self._owners = [subtask_of(group, len(writers), max_parallelism) for group in range(max_parallelism)]
         self._channels = [_Channel(codec, writer) for writer in writers]
         self._groups: set[int] = set()
+        share = max(FRAME_RECORDS_MIN, WAITING_RECORDS_MAX // len(writers))
+        self._frame_records = min(BATCH_RECORDS_MAX, share)
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
@@ -76,7 +82,7 @@ class Sending:
         _deal([channel.origins for channel in channels], receivers, batch.origins)
         _deal([channel.keys for channel in channels], receivers, batch.keys)
         for channel in receiving:
-            if len(channel.records) >= BATCH_RECORDS_MAX:
+            if len(channel.records) >= self._frame_records:
                 channel.write()
 
     def close(self) -> list[ChannelFile]:

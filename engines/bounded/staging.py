@@ -19,7 +19,8 @@ import msgspec
 from exactlyonce.pipeline.errors import ConfigError
 
 LENGTH_BYTES = 4
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 17
+"""Of each open file; a unit has one for each receiver, and most frames are larger."""
 
 
 class StagedFile(msgspec.Struct, frozen=True):

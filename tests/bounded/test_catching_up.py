@@ -111,6 +111,18 @@ def test_goals(fed: Fed, tmp_path: Path) -> None:
     fed.assert_output()
 
 
+def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) -> None:
+    """A parallelism at which the manifest would be too large is refused with the largest that will do, which does."""
+    fed.feed(30)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most") as refused:
+        catch_up(fed, loaded, 5_000, tmp_path)
+    most = int(str(refused.value).split("--parallelism ")[1].split()[0])
+    assert most > 100
+    catch_up(fed, loaded, 40, tmp_path)
+    fed.assert_output()
+
+
 def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
     """State that no operator takes is refused before anything is read."""
     fed.feed(100)
