@@ -19,7 +19,7 @@ from typing import Any
 
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
-from exactlyonce.engines.local.channels import BarrierFrame, PeerGone, SocketChannel
+from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
 from exactlyonce.engines.local.inputs import SourceTrigger
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, InvariantViolation, UserError
