@@ -127,6 +127,14 @@ def documented(table: Callable[..., list[dict[str, str]]]) -> Callable[[str], li
     return rights
 
 
+def judges(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
+    """Whether an audit of the pipeline and a replay of its checkpoint end well."""
+    of_this = ("guarded:make", "--param", f"name={pipeline}", "--in-process")
+    return all(
+        kafka.command(folder, *each) for each in (("audit", *of_this), ("replay", *of_this, "--checkpoint", "1"))
+    )
+
+
 def works(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
     """Whether a first run, another one, its published offsets, a look at its checkpoints and a reset are all right."""
     run = ("run", "guarded:make", "--param", f"name={pipeline}", "--until", "latest", "--restart", "none")
@@ -150,3 +158,15 @@ def test_the_documented_rights_are_enough_and_none_is_idle(
         if works(guarded_kafka, tmp_path, pipeline):
             idle.append((resource, operation))
     assert idle == []
+
+
+def test_reading_is_enough_to_judge(
+    guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
+) -> None:
+    """Audit and replay need no other right of the page than each Read."""
+    (tmp_path / "guarded.py").write_text(MODULE)
+    rights = documented("judged")
+    guarded_kafka.grant(rights)
+    assert guarded_kafka.command(tmp_path, "run", "guarded:make", "--param", "name=judged", "--until", "latest")
+    guarded_kafka.grant([each for each in rights if each[2] == "Read"])
+    assert judges(guarded_kafka, tmp_path, "judged")

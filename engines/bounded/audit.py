@@ -137,6 +137,8 @@ class Audit:
         self._progress = progress
         self._ignore_foreign = ignore_foreign
         self._partition_of = partitioner(client.settings)
+        self._reading = ClientConfig({"group.id": loaded.pipeline.name, **client.settings})
+        """Readers ask for a group; the pipeline's is the one that its user may use."""
         self._log = Log(client, group=loaded.pipeline.name)
         self._topics = Topics(client)
         self._transactions = Transactions(client)
@@ -221,7 +223,7 @@ class Audit:
                     f"checkpoint {claim.checkpoint}, sink {claim.sink} subtask {claim.subtask}: {why}"
                 )
         look = Look(there, scanned, start, min(stable_end, scanned.end))
-        for record in visible(self._client, *place, look.start, look.end, scanned):
+        for record in visible(self._reading, *place, look.start, look.end, scanned):
             mine_of = there.get(record.writer)
             if mine_of is not None:
                 self._note_seen(mine_of, record)
@@ -305,7 +307,7 @@ class Audit:
         start, end = min(each.start for each in extents), min(look.end, max(each.stop for each in extents))
         return [
             Seen(Record(record.key, record.value, record.headers), record.offset)
-            for record in visible(self._client, *place, start, end, look.scanned)
+            for record in visible(self._reading, *place, start, end, look.scanned)
             if record.writer in mine and self._partition_of(record.key, 1) is not None
         ]
 
