@@ -146,7 +146,8 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     try:
         job.await_checkpoint()
         kafka.produce(f"{topic_name}-in", orders(2000, first=3000))
-        job.await_event(lambda event: "aborted, its output is carried" in event.get("text", ""))
+        for _ in range(2):  # the first may have been triggered before the records were taken
+            job.await_event(lambda event: "aborted, its output is carried" in event.get("text", ""))
         os.kill(int((tmp_path / "stopped").read_text()), signal.SIGCONT)
         job.await_checkpoint()
         job.process.send_signal(signal.SIGTERM)
@@ -155,13 +156,16 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
         job.process.kill()
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
     manifests = read_history(servers, topic_name).manifests.values()
-    (carrying,) = [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
+    carrying = [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
+    assert carrying, "an aborted checkpoint had flushed something"
     reference: dict[str, object] = {
         "module": "pipelines", "attribute": "stopping", "params": params, "path": str(FOLDS.parents[1] / "engines")
     }  # fmt: skip
     loaded = Loaded(load_reference(reference), reference)
-    report = audits.Audit(loaded, ClientConfig(servers), in_process, tmp_path, Quiet()).run(carrying, carrying)
-    assert (report.checkpoints, report.findings, report.unjudged) == ([carrying], [], [])
+    audit = audits.Audit(loaded, ClientConfig(servers), in_process, tmp_path, Quiet())
+    report = audit.run(min(carrying), max(carrying))
+    assert set(report.checkpoints) >= set(carrying)
+    assert (report.findings, report.unjudged) == ([], [])
     assert report.records_out > 0
 
 
