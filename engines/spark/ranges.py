@@ -64,7 +64,8 @@ def resolve(bound: Bound, topics: Topics, topic: Held) -> dict[int, int]:
         )
     if bound.timestamps:
         at = {time_ms: topics.offsets_at(topic.name, time_ms) for time_ms in set(wanted.values())}
-        return {partition: at[time_ms][partition] for partition, time_ms in wanted.items()}
+        # what has come since the end was asked for does not count
+        return {partition: min(at[time_ms][partition], topic.end[partition]) for partition, time_ms in wanted.items()}
     named = {EARLIEST: topic.first, LATEST: topic.end}
     return {partition: named[n][partition] if n in named else n for partition, n in wanted.items()}
 

@@ -38,7 +38,7 @@ class RangesReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for each range; asked for once for each query, on the driver."""
+        """One task for each range; Spark asks on the driver, once for each frame that was loaded."""
         config = self._options.client()
         config.check()
         topics = Topics(config)

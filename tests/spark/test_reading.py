@@ -11,8 +11,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import IntegerType
 
 from exactlyonce.connectors.broker import free_port
+from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.range_reader import RangeGone
-from exactlyonce.engines.spark.read_options import parse_read_options, read_schema
+from exactlyonce.connectors.topics import Topics
+from exactlyonce.engines.spark.ranges import held, resolve
+from exactlyonce.engines.spark.read_options import Bound, parse_read_options, read_schema
 from exactlyonce.engines.spark.reading import RangesReader
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -121,6 +124,19 @@ def test_by_time(spark: Any, kafka: Any, topic_name: str) -> None:
     assert offsets(load(spark, kafka, topic, startingOffsetsByTimestamp=each)) == [(0, 8), (0, 9)]
     both = json.dumps({topic: {"0": 1_001, "1": 99_000}})
     assert len(offsets(load(spark, kafka, topic, endingOffsetsByTimestamp=both))) == 11
+
+
+def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
+    """Records that come while a range is planned are neither part of it nor an error."""
+    topic = kafka.create_topic(topic_name)
+    kafka.produce(topic, ["before"])
+    topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
+    then = held(topics, [topic])[topic]
+    kafka.produce(topic, ["meanwhile"])
+    for time_ms in (0, 4_000_000_000_000):
+        offset = resolve(Bound("startingTimestamp", time_ms, timestamps=True), topics, then)[0]
+        assert offset == (1 if time_ms else 0)
+    topics.close()
 
 
 def test_an_open_transaction(spark: Any, kafka: Any, topic_name: str) -> None:
