@@ -179,6 +179,17 @@ def test_a_task_that_is_tried_again_leaves_its_first_attempt_to_be_aborted(world
     world.assert_settled()
 
 
+def test_a_loser_holds_readers_no_longer_than_to_the_decision(world: World, failing: Callable[[str], None]) -> None:
+    """Once a batch is decided, only the transactions that it names are open."""
+    planner = world.driver("a")
+    assignment, job = planner.assign(), Job(QUERY, 0)
+    attempts = [write_task(world.options, assignment, job, 0, [rows(0, 0)]) for _ in range(3)]
+    failing("coordinator-decided")
+    with pytest.raises(FailpointRaised):
+        world.driver("a").commit(job, attempts[1:2])
+    assert [state for _, state in sorted(world.states().items())] == ["CompleteAbort", "Ongoing", "CompleteAbort"]
+
+
 def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
     """A driver that was replaced can neither commit what it had written, nor abort its successor's, nor plan anew; the
     error names the successor."""
@@ -190,11 +201,14 @@ def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
     for zombie in (committer, world.driver("a")):
         with pytest.raises(Fenced, match="on b"):
             zombie.commit(Job(QUERY, 1), stale)
+    committer = world.driver("b")
+    committer.commit(Job(QUERY, 1), fresh)
+    fresh = world.tasks(successor, 2)
     world.driver("a").abort()
     with pytest.raises(Fenced, match="on b"):
         planner.assign()
-    world.driver("b").commit(Job(QUERY, 1), fresh)
-    assert world.visible() == expected(0, 1)
+    committer.commit(Job(QUERY, 2), fresh)
+    assert world.visible() == expected(0, 1, 2)
     world.assert_settled()
 
 
