@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from threading import Event
 
 from confluent_kafka import KafkaException, Producer
 
@@ -17,9 +18,12 @@ from exactlyonce.connectors.partitioning import partitioner
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.engines.bounded.recompute import Recomputed
 from exactlyonce.engines.bounded.sharing import flat, topic_of
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
 
 TIMEOUT_S = 60.0
+VISIBLE_TIMEOUT_MS = 5_000
+VISIBLE_POLL_S = 0.01
 ANY_PARTITION = -1
 
 
@@ -72,9 +76,7 @@ def agree(found: list[Count]) -> bool:
     return True
 
 
-def produce_into(
-    client: ClientConfig, manifest: Manifest, again: Recomputed, sink: str, topic: str
-) -> int:
+def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, sink: str, topic: str) -> int:
     """Produce all that *sink* put out into *topic*, in one transaction; how many records that were.
 
     A topic that is missing is made with as many partitions as the sink's had; where it has as many, each record goes
@@ -115,7 +117,26 @@ def produce_into(
         raise BrokerUnavailable(f"{topic} could not be written: {reason}. Nothing of it is visible.") from None
     if errors:
         raise BrokerUnavailable(f"{topic} could not be written: {errors[0]}. Nothing of it is visible.")
+    _await_readers(client, topic)
     return records
+
+
+def _await_readers(client: ClientConfig, topic: str) -> None:
+    """Return once readers get to the present end of *topic*: a commit is answered before its markers are written.
+
+    Who else has a transaction open there holds readers back; that is not waited for much longer.
+    """
+    topics, clock = Topics(client), SystemClock()
+    until_ms = clock.monotonic_ms() + VISIBLE_TIMEOUT_MS
+    try:
+        ends = topics.end_offsets(topic, committed=False)
+        while clock.monotonic_ms() < until_ms:
+            stable = topics.end_offsets(topic, committed=True)
+            if all(stable[partition] >= end for partition, end in ends.items()):
+                return
+            Event().wait(VISIBLE_POLL_S)
+    finally:
+        topics.close()
 
 
 def _any(key: bytes | None, count: int) -> None:
