@@ -70,12 +70,9 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     """The options of a command that writes checkpoints, and those of the cluster."""
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
-    group.add_argument(
-        "--num-retained", dest="checkpoint_num_retained", metavar="N", type=int, help="how many are kept (default: 3)"
-    )
+    group.add_argument("--num-retained", metavar="N", type=int, help="how many are kept (default: 3)")
     group.add_argument(
         "--transaction-timeout",
-        dest="checkpoint_transaction_timeout",
         metavar="T",
         help="the broker aborts a transaction that is open longer (default: the most it allows)",
     )
@@ -98,7 +95,7 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
     """The options of a run that `add_leading` and `add_spark` have parsed; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
-    names = ("checkpoint_num_retained", "checkpoint_transaction_timeout", "checkpoint_partitions", "accept_loss")
+    names = ("num_retained", "transaction_timeout", "checkpoint_partitions", "accept_loss")
     more = ("bootstrap_servers", "config", "parallelism", "repair")
     given: dict[str, Any] = {name: getattr(args, name) for name in (*names, *more)}
     options = options_from({**given, "kafka": dict(args.kafka)})

@@ -9,6 +9,7 @@ import pytest
 from exactlyonce.cli import run
 from exactlyonce.cli.arguments import client
 from exactlyonce.cli.main import parser
+from exactlyonce.cli.spark_arguments import leading_options
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -32,6 +33,20 @@ def test_every_option_reaches_the_engine() -> None:
     assert (checkpoint.interval_ms, checkpoint.timeout_ms, checkpoint.min_pause_ms) == (500, 120_000, 10)
     assert (checkpoint.max_concurrent, checkpoint.tolerable_failed, checkpoint.num_retained) == (2, 3, 5)
     assert (checkpoint.restart_budget_ms, checkpoint.transaction_timeout_ms) == (30_000, 600_000)
+
+
+@pytest.mark.parametrize("command", ["backfill", "catch-up"])
+def test_every_option_of_a_command_on_spark_reaches_the_engine(command: str) -> None:
+    """Each option that is about checkpoints and the cluster sets what it says."""
+    line = (
+        f"{command} orders:pipeline --bootstrap-servers h:9092 --parallelism 2 --num-retained 5 "
+        "--transaction-timeout 10m --checkpoint-partitions 9 --accept-loss 12 --repair halt --kafka linger.ms=5"
+    )
+    options = leading_options(parser().parse_args(line.split()))
+    assert dict(options.client.settings) == {"bootstrap.servers": "h:9092", "linger.ms": "5"}
+    assert (options.parallelism, options.accept_loss, options.repair) == (2, 12, "halt")
+    assert (options.checkpoint_partitions, options.checkpoint.num_retained) == (9, 5)
+    assert options.checkpoint.transaction_timeout_ms == 600_000
 
 
 def test_defaults_are_the_engines() -> None:
