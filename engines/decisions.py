@@ -162,6 +162,7 @@ class Decisions:
         repairs = self._log.history.repairs_of(manifest.checkpoint)
         accept = self._options.accept_loss == manifest.checkpoint
         fates = yield from finish(manifest, repairs, self._life(), self._clock.now_ms(), accept_loss=accept)
+        self._replays.close()
         for name, fate in fates.items():
             if fate != "committed":
                 self._note(f"checkpoint {manifest.checkpoint}: transaction {name} {fate}")
