@@ -19,7 +19,8 @@ Compute again what a pipeline put out between its retained checkpoints, along th
 order logs, and compare it with what read_committed readers see: records that are
 missing, doubled, changed, reordered, or of no checkpoint, each with its place and with
 the input record that it stems from. What cannot be judged any more is said. It fences
-nobody, opens no transaction and writes nothing. Exit code 1 if anything was found.
+nobody, opens no transaction and writes nothing. Exit code 1 if anything was found, 2 if
+no checkpoint could be judged.
 
 examples:
   exactlyonce audit orders:pipeline
@@ -27,8 +28,8 @@ examples:
   exactlyonce audit orders:pipeline --json
 
 {SPARK_TEXT}"""
-FOUND = 1
-"""The exit code of an audit that found something."""
+FOUND, NOTHING_JUDGED = 1, 2
+"""Exit codes."""
 SHOWN_BYTES_MAX = 200
 
 
@@ -45,7 +46,7 @@ def add(commands: Commands) -> None:
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Run it; 1 if anything was found."""
+    """Run it; the exit code says how it came out."""
     from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.audit import Audit
     from exactlyonce.pipeline.loading import load
@@ -63,7 +64,14 @@ def audit(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(report)), flush=True)
     else:
         print(*as_text(report), sep="\n")
-    return FOUND if report.findings else 0
+    return exit_code(report)
+
+
+def exit_code(report: Report) -> int:
+    """The verdict, for a shell."""
+    if report.findings:
+        return FOUND
+    return 0 if report.checkpoints else NOTHING_JUDGED
 
 
 def as_json(report: Report) -> dict[str, Any]:

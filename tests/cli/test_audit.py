@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.cli.audit import as_json, as_text
+from exactlyonce.cli.audit import as_json, as_text, exit_code
 from exactlyonce.engines.bounded.audit import Found, Report
 from exactlyonce.engines.bounded.compare import CHANGED, FOREIGN, MISSING, Finding, Record
 
@@ -42,6 +42,7 @@ def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
         "totals: checkpoints 4, 2 records in, 2 out: exactly once: nothing is wrong."
     ]
     assert list(as_text(Report("totals"))) == ["totals: no checkpoint could be judged."]
+    assert [exit_code(each) for each in (Report("totals", [4], 2, 2), REPORT, Report("totals"))] == [0, 1, 2]
 
 
 def test_machines_get_all_of_it() -> None:
