@@ -284,9 +284,14 @@ class Transactions:
         now = Ending(name, state.producer_id, state.epoch)
         nodes = self._coordinators([name])
         answer = self._wire.ask(_add_request(now, partitions), nodes[name])
-        for topic in answer.results_by_topic_v3_and_below:
-            for each in topic.results_by_partition:
-                _added(f"{topic.name}-{each.partition_index}", each.partition_error_code, name)
+        added = [
+            (each.partition_error_code, f"{topic.name}-{each.partition_index}")
+            for topic in answer.results_by_topic_v3_and_below
+            for each in topic.results_by_partition
+        ]
+        # One partition that is refused keeps the others from being attempted: it is the one to speak of.
+        for error_code, partition in sorted(added, key=lambda each: each[0] == NOT_ATTEMPTED):
+            _added(partition, error_code, name)
         if self._end([now], nodes, commit=commit)[0] is not EndAnswer.COMPLETED:
             raise Again(f"{name} is busy or has moved on")
 

@@ -6,7 +6,7 @@ Shares no code with the engine, so that what it says of the engine's output is a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from confluent_kafka import (
@@ -18,7 +18,14 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is not in its stubs
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are not in its stubs
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from exactlyonce.connectors.broker import EmbeddedBroker
@@ -69,9 +76,7 @@ class KafkaCluster:
         _await(lambda: _answers(admin, name, partitions), name)
         return name
 
-    def produce(
-        self, topic: str, records: Iterable[Value | tuple[Value, Value]], partition: int = BY_KEY
-    ) -> None:
+    def produce(self, topic: str, records: Iterable[Value | tuple[Value, Value]], partition: int = BY_KEY) -> None:
         """Write values, or (key, value) pairs, in order; returns when all of them are durable."""
         failures: list[KafkaError] = []
         producer = Producer(
@@ -87,6 +92,23 @@ class KafkaCluster:
                 producer.poll(1)
         if producer.flush(LIMIT_S) or failures:
             raise AssertionError(f"{topic}: not everything could be written: {failures[:3] or 'no answer'}")
+
+    def configure_topic(self, topic: str, **config: object) -> None:
+        """Change settings of a topic, written as for `create_topic`; brokers take to them a little later."""
+        entries = [
+            ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
+            for name, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self.admin().incremental_alter_configs([resource])[resource].result(LIMIT_S)
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Delete what lies below an offset of each partition (-1: everything), as retention would.
+
+        The topic's cleanup.policy must have "delete" in it, which may be as new as the last call of `configure_topic`.
+        """
+        admin = self.admin()
+        _await(lambda: _deleted(admin, topic, before), f"The right to delete records of {topic}")
 
     def read_committed(self, topic: str, timeout_s: float = LIMIT_S) -> list[Committed]:
         """All records visible to a read_committed reader up to the end as of this call, by partition and offset."""
@@ -123,6 +145,20 @@ def _answers(admin: AdminClient, topic: str, partitions: int) -> bool:
             future.result(LIMIT_S)
     except KafkaException:
         admin.poll(PAUSE_S)  # a refusal comes at once
+        return False
+    return True
+
+
+def _deleted(admin: AdminClient, topic: str, before: Mapping[int, int]) -> bool:
+    """Whether the records are deleted now, rather than kept by a policy that has been changed and still holds."""
+    places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+    try:
+        for future in admin.delete_records(places).values():
+            future.result(LIMIT_S)
+    except KafkaException as problem:
+        if problem.args[0].code() != KafkaError.POLICY_VIOLATION:
+            raise
+        admin.poll(PAUSE_S)
         return False
     return True
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.manifest import (
@@ -32,6 +24,7 @@ from exactlyonce.checkpoint.manifest import (
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
 from exactlyonce.testing.clock import SimulatedClock
+from exactlyonce.testing.cluster import KafkaCluster
 
 sys.path.insert(0, str(Path(__file__).parent / "scripted"))
 
@@ -75,7 +68,7 @@ class Store:
         self.pipeline = pipeline
         self.topic: TopicInfo = prepare_topic(self.config, pipeline)
         self.clock = SimulatedClock()
-        self.admin = AdminClient(self.config)
+        self.kafka = KafkaCluster(bootstrap_servers)
 
     def opened(self, **settings: Any) -> DecisionLog:
         """A decision log that has fenced all older ones."""
@@ -100,15 +93,6 @@ class Store:
         """The finalized mark of such a manifest."""
         return Finalized(checkpoint, incarnation, 1_200, ())
 
-    def configure(self, **settings: str) -> None:
-        """Change settings of the topic; `max_message_bytes` stands for max.message.bytes."""
-        entries = [
-            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-            for name, value in settings.items()
-        ]
-        resource = ConfigResource(ResourceType.TOPIC, self.topic.name, incremental_configs=entries)
-        self.admin.incremental_alter_configs([resource])[resource].result()
-
     def write(self, key: str, value: bytes | None, partition: int = 0) -> None:
         """Write a record as somebody who is neither the coordinator nor a worker."""
         failed: list[KafkaError] = []
@@ -122,16 +106,8 @@ class Store:
 
     def remove_before(self, partition: int, offset: int) -> None:
         """Delete the first records of a partition, as only somebody else would."""
-        self.configure(cleanup_policy="delete")
-        deadline = time.monotonic() + 30.0
-        while True:
-            try:
-                for each in self.admin.delete_records([TopicPartition(self.topic.name, partition, offset)]).values():
-                    each.result()
-                return
-            except KafkaException as error:  # until the new policy has come into force
-                if error.args[0].code() != KafkaError.POLICY_VIOLATION or time.monotonic() > deadline:
-                    raise
+        self.kafka.configure_topic(self.topic.name, cleanup_policy="delete")
+        self.kafka.delete_records(self.topic.name, {partition: offset})
 
     def life(self, number: int) -> Incarnation:
         """What an incarnation of `living` looks like in the log."""

@@ -119,7 +119,7 @@ class TestLives:
     def test_the_partition_count_is_frozen(self, store: Any) -> None:
         """Partitions that somebody adds later are not used: blocks stay where they are looked for."""
         store.living().append(store.manifest(0))
-        store.admin.create_partitions([NewPartitions(store.topic.name, 9)])[store.topic.name].result()
+        store.kafka.admin().create_partitions([NewPartitions(store.topic.name, 9)])[store.topic.name].result()
         grown = prepare_topic(store.config, store.pipeline)
         log = DecisionLog(store.config, store.pipeline, grown, SimulatedClock())
         log.open()
@@ -215,7 +215,7 @@ class TestOutcomes:
     def test_what_the_broker_refuses_is_not_written(self, store: Any) -> None:
         """A record that the broker refuses takes its whole append with it, for certain; the log goes on."""
         log = store.living()
-        store.configure(max_message_bytes="2000")
+        store.kafka.configure_topic(store.topic.name, max_message_bytes="2000")
         with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
             _write_on(store, bytes(3_000))
         wide = store.manifest(0, committables=(COMMITTABLE,) * 100)

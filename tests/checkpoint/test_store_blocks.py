@@ -219,7 +219,9 @@ class TestCompaction:
         """A checkpoint topic whose segments are small, on a broker that compacts as often as it can."""
         cluster = own_broker({"log.cleaner.backoff.ms": "50"})
         store = new_store(cluster.bootstrap_servers, topic_name)
-        store.configure(segment_bytes=str(1 << 20), min_cleanable_dirty_ratio="0.001", segment_ms="1000")
+        store.kafka.configure_topic(
+            store.topic.name, segment_bytes=1 << 20, min_cleanable_dirty_ratio=0.001, segment_ms=1000
+        )
         return store
 
     def test_references_stay_right_while_compaction_runs(self, compacting: Any) -> None:

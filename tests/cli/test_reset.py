@@ -9,13 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it re-exports them without saying so
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 
 from exactlyonce.checkpoint.committable import coordinator_id
 from exactlyonce.checkpoint.history import History
@@ -216,12 +210,8 @@ def test_open_transactions_are_aborted(orders: Orders) -> None:
 def test_damaged_topic(orders: Orders) -> None:
     """Checkpoints that cannot be read stop everything but a reset with --force."""
     run_once(orders)
-    admin, topic = orders.kafka.admin(), f"{orders.name}.checkpoints"
-    policy = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[policy])
-    admin.incremental_alter_configs([resource])[resource].result(LIMIT_S)
-    decisions = TopicPartition(topic, 0, OFFSET_END)
-    admin.delete_records([decisions])[decisions].result(LIMIT_S)
+    orders.kafka.configure_topic(f"{orders.name}.checkpoints", cleanup_policy="delete")
+    orders.kafka.delete_records(f"{orders.name}.checkpoints", {0: -1})
     listed = orders.command("checkpoints", orders.name)
     assert (listed.code, listed.out) == (6, "")
     assert f"exactlyonce reset {orders.name}" in listed.err

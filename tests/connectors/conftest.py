@@ -13,6 +13,7 @@ from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.testing.cluster import KafkaCluster
 
 LIMIT_S = 60.0
 
@@ -24,6 +25,7 @@ class Cluster:
     """The doings of a test at one cluster."""
 
     def __init__(self, bootstrap_servers: str) -> None:
+        self.kafka = KafkaCluster(bootstrap_servers)
         self.config = ClientConfig({"bootstrap.servers": bootstrap_servers})
         self.transactions = Transactions(self.config)
         self.topics = Topics(self.config)

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
@@ -37,12 +36,6 @@ def end(cluster: Any, committable: Committable, *, commit: bool) -> None:
         committable.transactional_id, committable.producer_id, committable.epoch, commit=commit
     )
     assert answer is EndAnswer.COMPLETED
-
-
-def delete_records(cluster: Any, topic: str, partition: int, before_offset: int) -> None:
-    admin = AdminClient(cluster.config.confluent())
-    for future in admin.delete_records([TopicPartition(topic, partition, before_offset)]).values():
-        future.result(LIMIT_S)
 
 
 def write_plainly(cluster: Any, topic: str, values: list[bytes]) -> None:
@@ -99,7 +92,7 @@ class TestFate:
         end(cluster, committable, commit=False)
         cluster.visible(f"{topic}-one")
         write_plainly(cluster, f"{topic}-one", VALUES)
-        delete_records(cluster, f"{topic}-one", 0, len(VALUES) + 1)
+        cluster.kafka.delete_records(f"{topic}-one", {0: len(VALUES) + 1})
         assert log.fate(committable) is Fate.GONE
         other = msgspec.structs.replace(committable, written=(Written(f"{topic}-one", 0, len(VALUES) + 1, 1),))
         assert log.fate(other) is Fate.GONE
@@ -110,7 +103,7 @@ class TestFate:
         committable = cluster.committable(topic)
         end(cluster, committable, commit=True)
         cluster.visible(topic)
-        delete_records(cluster, topic, 0, -1)
+        cluster.kafka.delete_records(topic, {0: -1})
         assert log.fate(committable) is Fate.COMMITTED
 
     def test_the_marker_alone(self, cluster: Any, topic: str, log: Log) -> None:
@@ -244,7 +237,7 @@ class TestRecords:
         ):
             with pytest.raises(RecordsGone, match=f"{topic}-0 should hold"):
                 next(wrong)
-        delete_records(cluster, topic, 0, 1)
+        cluster.kafka.delete_records(topic, {0: 1})
         with pytest.raises(RecordsGone, match="shows 0"):
             next(log.records(producer_id, epoch, written))
 

@@ -7,8 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from exactlyonce.connectors.broker import free_port
 from exactlyonce.connectors.client_config import ClientConfig
@@ -100,8 +98,7 @@ class TestWhatIsMissing:
     def test_removed(self, cluster: Any, topic: str) -> None:
         """What retention took is an error, and what it left is read."""
         cluster.open(topic, topic, [b"%d" % number for number in range(20)]).commit_transaction(LIMIT_S)
-        admin = AdminClient(cluster.config.confluent())
-        admin.delete_records([TopicPartition(topic, 0, 4)])[TopicPartition(topic, 0)].result(LIMIT_S)
+        cluster.kafka.delete_records(topic, {0: 4})
         with pytest.raises(RangeGone, match=r"from offset 3 up to 8, but the topic holds offsets 4 to 10 now"):
             RangeReader(topic, 0, 3, 9, cluster.config).read(100)
         assert [offset for offset, _ in read(RangeReader(topic, 0, 4, 9, cluster.config))] == [4, 5, 6, 7, 8]

@@ -9,14 +9,9 @@ import sys
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewPartitions,
-    ResourceType,
 )
 from running import QUICK, Run, assert_totals, orders
 
@@ -122,8 +117,7 @@ def test_input_that_retention_has_taken(kafka: KafkaCluster, topic_name: str, ru
     kafka.produce(f"{topic_name}-in", orders(100))
     assert ended(run, topic_name)[0] == 0
     kafka.produce(f"{topic_name}-in", orders(100, first=100))
-    admin, place = kafka.admin(), TopicPartition(f"{topic_name}-in", 0, 150)
-    admin.delete_records([place])[place].result()
+    kafka.delete_records(f"{topic_name}-in", {0: 150})
     code, said = ended(run, topic_name)
     assert code == HALT
     assert "offset 100" in said.replace("offsets 100", "offset 100")
@@ -174,12 +168,10 @@ def test_a_damaged_block(kafka: KafkaCluster, topic_name: str, run: Any) -> None
     fed = orders(100)
     kafka.produce(f"{topic_name}-in", fed)
     assert ended(run, topic_name)[0] == 0
-    admin = kafka.admin()
-    _set_policy(admin, f"{topic_name}.checkpoints", "compact,delete")
-    blocks = [TopicPartition(f"{topic_name}.checkpoints", partition, -1) for partition in range(1, 5)]
-    for future in admin.delete_records(blocks).values():
-        future.result()
-    _set_policy(admin, f"{topic_name}.checkpoints", "compact")
+    topic = f"{topic_name}.checkpoints"
+    kafka.configure_topic(topic, cleanup_policy="compact,delete")
+    kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
+    kafka.configure_topic(topic, cleanup_policy="compact")
     code, said = ended(run, topic_name)
     assert code == HALT
     assert "cannot be restored" in said
@@ -286,13 +278,6 @@ def test_a_partition_added_to_the_input(kafka: KafkaCluster, topic_name: str, ru
     kafka.produce(f"{topic_name}-in", more, partition=1)
     assert ended(run, topic_name)[0] == 0
     assert_totals(kafka, f"{topic_name}-out", fed + more)
-
-
-def _set_policy(admin: AdminClient, topic: str, policy: str) -> None:
-    """Records of a topic that is only compacted cannot be deleted."""
-    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result()
 
 
 def _manifests(kafka: KafkaCluster, name: str) -> list[int]:

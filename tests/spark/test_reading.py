@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql.types import IntegerType
 
@@ -42,12 +42,6 @@ def direct(kafka: Any, topic: str, **options: str) -> RangesReader:
     settings = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic, **options}
     parsed = parse_read_options(settings, streaming=False)
     return RangesReader(parsed, read_schema(parsed))
-
-
-def remove(kafka: Any, topic: str, before_offset: int) -> None:
-    """What retention does to partition 0."""
-    place, admin = TopicPartition(topic, 0, before_offset), kafka.admin()
-    admin.delete_records([place])[place].result(LIMIT_S)
 
 
 def make_anew(kafka: Any, topic: str) -> None:
@@ -161,7 +155,7 @@ def test_lost_data(spark: Any, kafka: Any, topic_name: str) -> None:
     kafka.produce(topic, [str(n) for n in range(10)])
     strict, lax = direct(kafka, topic), direct(kafka, topic, failOnDataLoss="false")
     (planned,), (laxly_planned,) = strict.partitions(), lax.partitions()
-    remove(kafka, topic, 4)
+    kafka.delete_records(topic, {0: 4})
     with pytest.raises(RangeGone, match="from offset 0 up to 9, but the topic holds offsets 4 to 9 now"):
         list(strict.read(planned))
     assert [n for batch in lax.read(laxly_planned) for n in batch["offset"].to_pylist()] == [4, 5, 6, 7, 8, 9]

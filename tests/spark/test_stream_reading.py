@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -38,12 +37,6 @@ def stream(kafka: Any, *topics: str, **options: str) -> StreamReader:
     settings = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": ",".join(topics)}
     parsed = parse_read_options({**settings, "startingOffsets": "earliest", **options}, streaming=True)
     return StreamReader(parsed, read_schema(parsed))
-
-
-def remove(kafka: Any, topic: str, before_offset: int) -> None:
-    """What retention does to partition 0."""
-    place, admin = TopicPartition(topic, 0, before_offset), kafka.admin()
-    admin.delete_records([place])[place].result(LIMIT_S)
 
 
 def make_anew(kafka: Any, topic: str) -> None:
@@ -106,7 +99,7 @@ class TestOffsets:
         add_partition(kafka, topic)
         other = kafka.create_topic(f"{topic}-other")
         kafka.produce(other, ["1", "2", "3"])
-        remove(kafka, other, 1)
+        kafka.delete_records(other, {0: 1})
         both = stream(kafka, topic, other)
         planned = stream(kafka, topic).latestOffset(start, ALL)
         assert sizes(both, start, planned) == [(2, 0, 1)]
@@ -118,7 +111,7 @@ class TestOffsets:
         strict, lax = stream(kafka, topic), stream(kafka, topic, failOnDataLoss="false")
         start = strict.initialOffset()
         end = strict.latestOffset(start, ALL)
-        remove(kafka, topic, 5)
+        kafka.delete_records(topic, {0: 5})
         for ask in (lambda: strict.latestOffset(start, ALL), lambda: strict.partitions(start, end)):
             with pytest.raises(RangeGone, match="from offset 0 to 19, but readers can see offsets 5 to 19"):
                 ask()
@@ -166,7 +159,7 @@ def test_a_query(spark: Any, kafka: Any, topic: str, tmp_path: Path, run: Callab
         (each.partition, each.offset, (each.value or b"").decode()) for each in kafka.read_committed(topic)
     ]
     kafka.produce(topic, ["lost"] * 5, partition=0)
-    remove(kafka, topic, 23)
+    kafka.delete_records(topic, {0: 23})
     with pytest.raises(StreamingQueryException, match="from offset 20 to 24, but readers can see offsets 23 to 24"):
         run()
     assert run(failOnDataLoss="false") == [2]

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import TopicPartition
 from running import LIMIT_S, Run, assert_copies, assert_totals, orders
 
 from exactlyonce.checkpoint.committable import Committable
@@ -51,11 +50,7 @@ def lose_one(kafka: KafkaCluster, name: str, writer: tuple[str, int]) -> Committ
 def expire(kafka: KafkaCluster, topic: str) -> Visible:
     """Delete all records of *topic*, as retention would; what readers had seen of it until then."""
     seen = visible(kafka, topic)
-    admin = kafka.admin()
-    partitions = admin.list_topics(topic).topics[topic].partitions
-    everything = [TopicPartition(topic, each, -1) for each in partitions]
-    for future in admin.delete_records(everything).values():
-        future.result(LIMIT_S)
+    kafka.delete_records(topic, dict.fromkeys(kafka.admin().list_topics(topic).topics[topic].partitions, -1))
     return seen
 
 
