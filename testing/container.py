@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from docker.errors import DockerException
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
+from testcontainers.core.network import Network
 
 from exactlyonce.connectors.broker import HOST, answers, free_port
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -33,7 +34,9 @@ def kafka_container(image: str) -> Iterator[KafkaCluster]:
     testcontainers_config.ryuk_disabled = True
     with contextlib.ExitStack() as stack:
         try:
-            container = stack.enter_context(_container(image, address))
+            # A network of its own: what another Docker engine left in the usual one would be in the way.
+            network = stack.enter_context(Network())
+            container = stack.enter_context(_container(image, address).with_network(network))
         except DockerException as problem:
             raise BrokerUnavailable(
                 f"No container of {image} could be started: {problem}. Docker must run, and the image must be there: "
@@ -44,7 +47,10 @@ def kafka_container(image: str) -> Iterator[KafkaCluster]:
             container.reload()
             if container.status != "running" or time.monotonic() > deadline:
                 log = b"".join(container.get_logs()).decode(errors="replace")
-                raise BrokerUnavailable(f"The broker in the container of {image} did not come up:\n{log[-2000:]}")
+                raise BrokerUnavailable(
+                    f"The broker in the container of {image} did not come up at {address}; the container is "
+                    f"{container.status}:\n{log[-2000:]}"
+                )
         yield KafkaCluster(address)
 
 
