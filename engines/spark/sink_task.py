@@ -1,12 +1,14 @@
 """A task of a write: one transaction per attempt, flushed and left open for the driver's decision.
 
-Invariants: a transactional id is taken only while nobody has a transaction open under it; the producer's id and epoch
-are read after its initialisation and before its first record; a delivery error fails the task; the producer is dropped,
-never closed, for that would abort what the driver may decide. A row of a decided job is not written again.
+Invariants: no two attempts that a task is in at a time share a transactional id, and one is taken only while nobody has
+a transaction open under it; the producer's id and epoch are read after its initialisation and before its first record;
+a delivery error fails the task; the producer is dropped, never closed, for that would abort what the driver may decide.
+A row of a decided job is not written again.
 
-There are as many ids as partitions, lives of the driver, and attempts of a partition that have failed one after the
-other in one job: `eo:<sinkId>:spark:<partition>:<life>.0:<slot>`. A slot is used again once the job that used it is
-finalized, so that a stream does not leave ids behind with every batch, which the broker remembers for a week.
+An id is `eo:<sinkId>:spark:<partition>:<life>.0-<attempt>:<slot>`, where Spark counts the attempts of a task. It is
+used again by a later job, once the one that used it is finalized, so that a stream does not leave ids behind with every
+batch, which the broker remembers for a week. A task that runs again because what it wrote from was lost begins with
+attempt 0 again, and takes another slot.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 SINK = "spark"
 """The sink's name in transactional ids."""
 ATTEMPT = "0"
-"""Of all transactions that tasks write; repairs have the next."""
+"""Of all transactions that tasks write, before Spark's count; repairs have the next."""
 SLOTS_ASKED = 4
 SLOTS_MAX = 64
 FREE = ("CompleteCommit", "CompleteAbort", "Dead")
@@ -78,9 +80,14 @@ class Flushed(msgspec.Struct, frozen=True):
 
 
 def write_task(
-    options: SinkOptions, assignment: Assignment, job: Job, partition: int, batches: Iterable[RecordBatch]
+    options: SinkOptions,
+    assignment: Assignment,
+    job: Job,
+    partition: int,
+    attempt: int,
+    batches: Iterable[RecordBatch],
 ) -> Flushed:
-    """Write all of *batches* in one transaction, unless *job* is decided."""
+    """Write all of *batches*, a partition's, in one transaction, unless *job* is decided."""
     assignment.position.refuse_strangers(options.sink_id, job, options.adopt_query)
     batches = (each for each in batches if each.num_rows)
     ahead = list(islice(batches, 1))
@@ -90,7 +97,7 @@ def write_task(
         return Flushed(assignment.incarnation, job, None)
     opened_ms, began_ms = SystemClock().now_ms(), SystemClock().monotonic_ms()
     with ThreadPoolExecutor(1, "producer") as executor:
-        beginning = executor.submit(_begin, options, assignment, partition)
+        beginning = executor.submit(_begin, options, assignment, partition, attempt)
         while not beginning.done() and len(ahead) < BATCHES_AHEAD and (batch := next(batches, None)) is not None:
             ahead.append(batch)
         transaction = beginning.result()
@@ -112,11 +119,11 @@ def write_task(
     return Flushed(assignment.incarnation, job, precommit, opened_ms)
 
 
-def _begin(options: SinkOptions, assignment: Assignment, partition: int) -> TaskTransaction:
+def _begin(options: SinkOptions, assignment: Assignment, partition: int, attempt: int) -> TaskTransaction:
     """A transaction under the first id that nobody is writing with."""
     config = options.client()
     transactions = _transactions(options, config)
-    name = _free_id(transactions, options.sink_id, partition, assignment.incarnation)
+    name = _free_id(transactions, options.sink_id, partition, assignment.incarnation, f"{ATTEMPT}-{attempt}")
     try:
         transaction = TaskTransaction(name, config, assignment.transaction_timeout_ms)
         transaction.initialise(options.topic)
@@ -129,15 +136,15 @@ def _begin(options: SinkOptions, assignment: Assignment, partition: int) -> Task
     return transaction
 
 
-def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnation: int) -> str:
-    """An id in use, or left open by an attempt that has failed, is the driver's to end: taking it would abort it."""
+def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnation: int, attempt: str) -> str:
+    """An id in use, or left open by a task that has failed, is the driver's to end: taking it would abort it."""
     for first in range(0, SLOTS_MAX, SLOTS_ASKED):
         slots = range(first, first + SLOTS_ASKED)
-        names = [str(TransactionalId(sink_id, SINK, partition, incarnation, ATTEMPT, str(slot))) for slot in slots]
+        names = [str(TransactionalId(sink_id, SINK, partition, incarnation, attempt, str(slot))) for slot in slots]
         for name, state in transactions.describe(names).items():
             if state is None or state.state in FREE:
                 return name
-    raise SinkFailed(f"sink {sink_id!r}: {SLOTS_MAX} attempts of task {partition} have left transactions open")
+    raise SinkFailed(f"sink {sink_id!r}: {SLOTS_MAX} runs of task {partition} have left transactions open")
 
 
 _connected: dict[tuple[tuple[str, str], ...], Transactions] = {}

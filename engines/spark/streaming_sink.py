@@ -71,7 +71,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         require(self.assignment is not None, "A writer reaches a task only with an assignment")
         assert self.assignment is not None
         job = Job(_property(context, QUERY_PROPERTY), int(_property(context, BATCH_PROPERTY)))
-        return TaskMessage(write_task(self.options, self.assignment, job, context.partitionId(), iterator))
+        partition, attempt = context.partitionId(), context.attemptNumber()
+        return TaskMessage(write_task(self.options, self.assignment, job, partition, attempt, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Once all tasks are done."""

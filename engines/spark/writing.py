@@ -55,7 +55,8 @@ class BatchWriter(DataSourceArrowWriter):
         context = task_context()
         require(self.assignment is not None, "A writer reaches a task only with an assignment")
         assert self.assignment is not None
-        return TaskMessage(write_task(self.options, self.assignment, self._job(), context.partitionId(), iterator))
+        partition, attempt = context.partitionId(), context.attemptNumber()
+        return TaskMessage(write_task(self.options, self.assignment, self._job(), partition, attempt, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Once all tasks are done."""

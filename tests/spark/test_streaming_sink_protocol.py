@@ -51,7 +51,7 @@ class World:
         """Plan a batch of two rows for each partition, and run its tasks."""
         assignment = planner.assign()
         return [
-            write_task(planner.options, assignment, Job(query, batch), each, [rows(batch, each)])
+            write_task(planner.options, assignment, Job(query, batch), each, 0, [rows(batch, each)])
             for each in range(partitions)
         ]
 
@@ -162,18 +162,23 @@ def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None
     world.assert_settled()
 
 
-def test_a_task_that_is_tried_again_leaves_its_first_attempt_to_be_aborted(world: World) -> None:
-    """Of two attempts of a task, of which Spark reports one, one is visible, whichever it is; the other is aborted."""
+@pytest.mark.parametrize(("counted", "slots"), [((0, 1), "00"), ((0, 0), "01")])
+def test_a_task_that_is_tried_again_leaves_its_first_attempt_to_be_aborted(
+    counted: tuple[int, int], slots: str, world: World
+) -> None:
+    """Of two attempts of a task, of which Spark reports one, one is visible, whichever it is; the other is aborted.
+    Their ids differ by Spark's count of attempts; also where a stage that is run again begins to count anew."""
     planner, committer = world.driver("a"), world.driver("a")
     for batch, reported in enumerate((0, 1)):
         assignment, job = planner.assign(), Job(QUERY, batch)
-        attempts = [write_task(world.options, assignment, job, 0, [rows(batch, 0)]) for _ in range(2)]
-        names = {each.precommit.transactional_id for each in attempts if each.precommit}
-        assert len(names) == 2, "no attempt takes another one's id"
+        attempts = [write_task(world.options, assignment, job, 0, each, [rows(batch, 0)]) for each in counted]
+        names = [each.precommit.transactional_id for each in attempts if each.precommit]
+        prefix = f"eo:{world.options.sink_id}:spark:0:1.0"
+        assert names == [f"{prefix}-{attempt}:{slot}" for attempt, slot in zip(counted, slots, strict=True)]
         committer.commit(job, [attempts[reported]])
     assert world.visible() == expected(0, 1, partitions=1)
     world.assert_settled()
-    write_task(world.options, planner.assign(), Job(QUERY, 2), 0, [rows(2, 0)])
+    write_task(world.options, planner.assign(), Job(QUERY, 2), 0, 0, [rows(2, 0)])
     committer.abort()
     assert world.visible() == expected(0, 1, partitions=1)
     world.assert_settled()
@@ -183,7 +188,7 @@ def test_a_loser_holds_readers_no_longer_than_to_the_decision(world: World, fail
     """Once a batch is decided, only the transactions that it names are open."""
     planner = world.driver("a")
     assignment, job = planner.assign(), Job(QUERY, 0)
-    attempts = [write_task(world.options, assignment, job, 0, [rows(0, 0)]) for _ in range(3)]
+    attempts = [write_task(world.options, assignment, job, 0, each, [rows(0, 0)]) for each in range(3)]
     failing("coordinator-decided")
     with pytest.raises(FailpointRaised):
         world.driver("a").commit(job, attempts[1:2])
@@ -272,7 +277,7 @@ def test_batch_writes_with_an_id_happen_once(world: World) -> None:
     for number in range(2):
         for write_id in ("monday", ""):
             job, planner = Job(write_id=write_id), world.driver("a", write_id=write_id)
-            written = [write_task(planner.options, planner.assign(), job, 0, [rows(number, 0)])]
+            written = [write_task(planner.options, planner.assign(), job, 0, 0, [rows(number, 0)])]
             planner.commit(job, written)
         world.driver("a").commit(Job(QUERY, number), world.tasks(world.driver("a"), number, partitions=1))
     assert world.visible() == sorted([*expected(0, partitions=1) * 3, *expected(1, partitions=1) * 2])
@@ -286,7 +291,7 @@ def test_what_a_sink_refuses_before_it_writes(world: World) -> None:
     planner = world.driver("a", topic="", columns={"value": 0, "topic": 1})
     unnamed = pa.record_batch([pa.array(["a", "b"]), pa.array([world.topic, None])], names=["value", "topic"])
     with pytest.raises(RecordError, match="Row 2"):
-        write_task(planner.options, planner.assign(), Job(QUERY, 0), 0, [unnamed])
+        write_task(planner.options, planner.assign(), Job(QUERY, 0), 0, 0, [unnamed])
     delete_topic(world.config.confluent(), world.options.sink_id)
     with pytest.raises(Halt, match="topic was deleted"):
         world.driver("b").assign()
