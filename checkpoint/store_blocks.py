@@ -76,7 +76,7 @@ class Ticket:
 
 
 class BlockWriter:
-    """Writes the blocks of one attempt of one process. Nothing in it waits, except `wait`."""
+    """Writes the blocks of one attempt of one process. Once made, it waits in `wait` alone."""
 
     def __init__(self, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> None:
         self.topic = topic
@@ -85,6 +85,7 @@ class BlockWriter:
         self._config = config
         self._nonce = secrets.token_hex(6)
         self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
+        store_client.connect(self._producer, config, topic.name)
         self._unresolved: deque[Ticket] = deque()
 
     @property

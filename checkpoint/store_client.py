@@ -103,7 +103,7 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
     """A producer that acknowledges a record only when it is as durable as the topic's settings make it."""
     return Producer(
         settings(
-            config,
+            {"reconnect.backoff.ms": 20, **config},  # half of it passes before the first connection
             acks="all",
             enable_idempotence=True,
             linger_ms=0,
@@ -111,6 +111,12 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
             **own,
         )
     )
+
+
+def connect(producer: Producer, config: Mapping[str, Any], topic: str) -> None:
+    """Wait until *producer* is connected: the library, if it is not when it wants the producer's id, waits 0.5 s."""
+    with explained(config, f"connecting to write to {topic}"):
+        producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
 
 
 def consumer(

@@ -86,6 +86,7 @@ class KafkaCluster:
                 "topic.metadata.propagation.max.ms": 2000,  # how long a missing topic may turn up yet
             }
         )
+        producer.list_topics(topic, timeout=LIMIT_S)  # else the first record waits half a second
         for record in records:
             key, value = record if isinstance(record, tuple) else (None, record)
             while not _accepted(producer, topic, key, value, partition, failures):
@@ -100,7 +101,8 @@ class KafkaCluster:
             for name, value in config.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        self.admin().incremental_alter_configs([resource])[resource].result(LIMIT_S)
+        admin = self.admin()
+        admin.incremental_alter_configs([resource])[resource].result(LIMIT_S)
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Delete what lies below an offset of each partition (-1: everything), as retention would.

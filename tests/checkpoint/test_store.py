@@ -119,7 +119,8 @@ class TestLives:
     def test_the_partition_count_is_frozen(self, store: Any) -> None:
         """Partitions that somebody adds later are not used: blocks stay where they are looked for."""
         store.living().append(store.manifest(0))
-        store.kafka.admin().create_partitions([NewPartitions(store.topic.name, 9)])[store.topic.name].result()
+        admin = store.kafka.admin()
+        admin.create_partitions([NewPartitions(store.topic.name, 9)])[store.topic.name].result()
         grown = prepare_topic(store.config, store.pipeline)
         log = DecisionLog(store.config, store.pipeline, grown, SimulatedClock())
         log.open()
