@@ -118,7 +118,7 @@ class BlockWriter:
     def wait(self, timeout_s: float) -> None:
         """Poll until nothing is pending, at most *timeout_s*; then `BrokerUnavailable`."""
         deadline = time.monotonic() + timeout_s
-        while self.poll(0.05):
+        while self.poll(0.05 if self._unresolved else 0):
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
 

@@ -116,7 +116,8 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
 def connect(producer: Producer, config: Mapping[str, Any], topic: str) -> None:
     """Wait until *producer* is connected: the library, if it is not when it wants the producer's id, waits 0.5 s."""
     with explained(config, f"connecting to write to {topic}"):
-        producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+        for _ in range(2):  # to a bootstrap server, then to the broker that it says is the topic's
+            producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
 
 
 def consumer(

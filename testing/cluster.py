@@ -86,7 +86,8 @@ class KafkaCluster:
                 "topic.metadata.propagation.max.ms": 2000,  # how long a missing topic may turn up yet
             }
         )
-        producer.list_topics(topic, timeout=LIMIT_S)  # else the first record waits half a second
+        for _ in range(2):  # of a bootstrap server, then of the broker: else the first record waits half a second
+            producer.list_topics(topic, timeout=LIMIT_S)
         for record in records:
             key, value = record if isinstance(record, tuple) else (None, record)
             while not _accepted(producer, topic, key, value, partition, failures):
