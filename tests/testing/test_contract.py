@@ -6,6 +6,8 @@ half, a defect of the model the other.
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +35,8 @@ from exactlyonce.testing.histories import (
 )
 from exactlyonce.testing.real_broker import RealBroker
 from exactlyonce.testing.transaction_coordinator import EPOCH_LAST
+
+LIMIT_S = 120.0
 
 OPEN: Sequence[Step] = (CreateTopic("t", 2), Init("a"), Produce("a", "t", 0, ["x", "y"]))
 """Producer a (p0, epoch 0) has two records in an open transaction."""
@@ -197,7 +201,9 @@ def rush(stage: Stage, late: str) -> tuple[Error, Error, Error, Produced]:
 def test_what_comes_before_the_markers(stage: Stage) -> None:
     """Until its markers are written, every EndTxn is CONCURRENT_TRANSACTIONS, and a late batch joins it."""
     play(OPEN[:1], stage)
-    for attempt in range(100):  # a real broker's markers may be quicker than we are
+    deadline = time.monotonic() + LIMIT_S
+    for attempt in itertools.count():  # a real broker's markers may be quicker than we are
+        assert time.monotonic() < deadline, "the markers were always quicker"
         play([Init("a"), Produce("a", "t", 0, ["x"])], stage)
         first, again, abort, late = rush(stage, f"late {attempt}")
         assert first is Error.NONE
