@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel
 
@@ -28,10 +28,12 @@ from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.checkpoint.wire import Decision, DecisionKey, encode
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
 
+T = TypeVar("T")
+
 DECISIONS = 0
 """The partition of the decision log."""
 APPEND_TIMEOUT_S = 120.0
-"""How long an append outlasts a broker that is away."""
+"""How long an append, and what is asked beside it, outlasts a broker that is away."""
 STABLE_TIMEOUT_S = 10.0
 STABLE_PAUSE_S = 0.002
 SUCCESSOR_TIMEOUT_S = 3.0
@@ -118,13 +120,21 @@ class DecisionLog:
         Only then may anything rely on it, and another transaction begin: a broker may lose the markers of the last one
         (see `settling`), and the end of the next would decide it.
         """
+        try:
+            return self._patiently(lambda: self._is_stable(self._end(IsolationLevel.READ_UNCOMMITTED)))
+        except BrokerUnavailable:
+            return False
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """The answer of *ask*, asked again while the broker is away: for as long as an append is tried."""
         deadline = time.monotonic() + self.append_timeout_s
         while True:
             try:
-                return self._is_stable(self._end(IsolationLevel.READ_UNCOMMITTED))
+                return ask()
             except BrokerUnavailable:
                 if time.monotonic() > deadline:
-                    return False
+                    raise
+                self._admin.poll(STABLE_PAUSE_S)
 
     def _end(self, isolation: IsolationLevel) -> int:
         with store_client.explained(self._config, f"asking for the end of {self.topic.name}"):
@@ -258,20 +268,27 @@ class DecisionLog:
         that this life has read no longer names); somebody deletes the first records of a partition; somebody deletes
         the topic. A key is never written twice, so no other record can replace it.
         """
+        firsts = self._patiently(self._first_offsets)
+        if firsts is None:
+            return list(refs)
+        return [ref for ref in refs if ref.key in self._tombstoned or ref.offset < firsts[ref.partition]]
+
+    def _first_offsets(self) -> dict[int, int] | None:
+        """Of every partition; None if the topic is gone."""
         with store_client.explained(self._config, f"looking for the blocks in {self.topic.name}"):
             found = describe(self._admin, self.topic.name)
             if found is None or found.topic_id != self.topic.topic_id:
-                return list(refs)
-            partitions = range(self.topic.partitions)
-            firsts = store_client.first_offsets(self._admin, self.topic.name, partitions)
-        return [ref for ref in refs if ref.key in self._tombstoned or ref.offset < firsts[ref.partition]]
+                return None
+            return store_client.first_offsets(self._admin, self.topic.name, range(self.topic.partitions))
 
     def end_offsets(self) -> tuple[int, ...]:
         """The end of every partition of the topic: `Manifest.block_end_offsets`."""
+        ends = self._patiently(self._end_offsets)
+        return tuple(ends[partition] for partition in range(self.topic.partitions))
+
+    def _end_offsets(self) -> dict[int, int]:
         with store_client.explained(self._config, f"asking for the ends of {self.topic.name}"):
-            partitions = range(self.topic.partitions)
-            ends = store_client.end_offsets(self._admin, self.topic.name, partitions)
-        return tuple(ends[partition] for partition in partitions)
+            return store_client.end_offsets(self._admin, self.topic.name, range(self.topic.partitions))
 
     def close(self) -> None:
         """Let go of the clients, and end no transaction.

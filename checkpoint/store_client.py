@@ -62,6 +62,7 @@ _UNREACHABLE = {
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
 _MOVED = {
+    KafkaError._NOENT,  # a partition has no leader now
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -40,6 +40,8 @@ PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 5, 1_000
 CONNECT_TIMEOUT_MS = 5_000
 ATTEMPT_LEAST_MS = 200
 """What an attempt gets even when hardly any time is left: an attempt of no time says nothing."""
+ATTEMPT_MOST_MS = 15_000
+"""What it gets when there is more: an answer that was lost with its broker is asked for again."""
 UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = 3, 100
 
 
@@ -190,9 +192,8 @@ class Wire:
 
     def _left_ms(self) -> float:
         """How long the current attempt may take."""
-        if self._deadline is None:
-            return self.timeout_ms
-        return max(ATTEMPT_LEAST_MS, (self._deadline - self._clock()) * 1000)
+        left_ms = self.timeout_ms if self._deadline is None else (self._deadline - self._clock()) * 1000
+        return min(max(ATTEMPT_LEAST_MS, left_ms), ATTEMPT_MOST_MS)
 
     def _send(self, manager: Any, message: Any, node_id: int | None) -> Any:
         connection = manager.get_connection(self._any(manager) if node_id is None else node_id, **_PLAIN)

@@ -45,6 +45,8 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 SWEEP_AGAIN_MS = 60_000
+PATIENCE_MS = 120_000
+"""How long the coordinator outlasts a broker that is away, as the decision log does."""
 
 
 class Decisions:
@@ -63,7 +65,7 @@ class Decisions:
         stages its files; None: on a Spark of its own."""
         self._plan, self._options, self._note = plan, options, note
         self._clock = SystemClock()
-        self._transactions = Transactions(options.client)
+        self._transactions = Transactions(options.client, timeout_ms=PATIENCE_MS)
         self._output_log = Log(options.client, group=plan.graph.pipeline_id)
         self._topics = Topics(options.client)
         self._groups = GroupOffsets(options.client, plan.graph.pipeline_id)

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
 from exactlyonce.checkpoint.manifest import BlockRef
 from exactlyonce.checkpoint.store_blocks import DamagedBlock
-from exactlyonce.checkpoint.store_client import explained, settings
+from exactlyonce.checkpoint.store_client import end_offsets, explained, settings
 from exactlyonce.checkpoint.store_topic import prepare_topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, TopicError
+
+
+@pytest.mark.parametrize("code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH])
+def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> None:
+    """The library does not look for the leader of a partition that has moved, or has none at the moment, by itself."""
+    asked: list[str] = []
+
+    class Client:
+        def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **_: object) -> dict[TopicPartition, Any]:
+            asked.append("offsets")
+            if len(asked) == 1:
+                raise KafkaException(KafkaError(code))
+            return {each: Future() for each in wanted}
+
+        def list_topics(self, *_: object) -> None:
+            asked.append("leaders")
+
+    class Future:
+        def result(self) -> ListOffsetsResultInfo:
+            return ListOffsetsResultInfo(7, -1, -1)
+
+    client: Any = Client()
+    assert end_offsets(client, "t", [0, 1]) == {0: 7, 1: 7}
+    assert asked == ["offsets", "leaders", "offsets"]
 
 
 def test_only_the_way_to_the_broker_is_taken_over() -> None:
@@ -48,6 +74,7 @@ def test_only_the_way_to_the_broker_is_taken_over() -> None:
         (KafkaError._TRANSPORT, BrokerUnavailable, "No answer from the broker at a:1 while testing"),
         (KafkaError._AUTHENTICATION, BrokerUnavailable, "security settings"),
         (KafkaError.NOT_ENOUGH_REPLICAS, BrokerUnavailable, "NOT_ENOUGH_REPLICAS"),
+        (KafkaError._NOENT, BrokerUnavailable, "while testing"),  # a broker that has just restarted leads nothing yet
         (KafkaError._FENCED, Fenced, "newer instance"),
         (KafkaError.INVALID_PRODUCER_EPOCH, Fenced, "newer instance"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "did not allow testing"),
