@@ -53,7 +53,8 @@ class PlainProducer(TaskTransaction):
 
         own = {"enable.idempotence": True, "delivery.report.only.error": True, "on_delivery": self._undelivered}
         self._producer = Producer({**TUNING, **self.config.confluent(own)})
-        self._producer.list_topics(topic, timeout=INIT_TIMEOUT_S)  # else rows wait until the topic is known
+        for _ in range(2):  # as ours does: else the first rows wait half a second for the producer's id
+            self._producer.list_topics(topic, timeout=INIT_TIMEOUT_S)
 
 
 class PlainSource(DataSource):
