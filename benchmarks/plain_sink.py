@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
+from exactlyonce.checkpoint.store_client import connect
 from exactlyonce.engines.spark.sink_options import parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job
 from exactlyonce.engines.spark.sink_rows import rows
@@ -53,8 +54,7 @@ class PlainProducer(TaskTransaction):
 
         own = {"enable.idempotence": True, "delivery.report.only.error": True, "on_delivery": self._undelivered}
         self._producer = Producer({**TUNING, **self.config.confluent(own)})
-        for _ in range(2):  # as ours does: else the first rows wait half a second for the producer's id
-            self._producer.list_topics(topic, timeout=INIT_TIMEOUT_S)
+        connect(self._producer, topic, INIT_TIMEOUT_S)
 
 
 class PlainSource(DataSource):

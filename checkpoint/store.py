@@ -33,7 +33,7 @@ T = TypeVar("T")
 DECISIONS = 0
 """The partition of the decision log."""
 APPEND_TIMEOUT_S = 120.0
-"""How long an append, and what is asked beside it, outlasts a broker that is away."""
+"""How long an append, what is asked beside it, and a coordinator's other requests outlast a broker that is away."""
 STABLE_TIMEOUT_S = 10.0
 STABLE_PAUSE_S = 0.002
 SUCCESSOR_TIMEOUT_S = 3.0

@@ -85,7 +85,8 @@ class BlockWriter:
         self._config = config
         self._nonce = secrets.token_hex(6)
         self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
-        store_client.connect(self._producer, config, topic.name)
+        with store_client.explained(config, f"connecting to write to {topic.name}"):
+            store_client.connect(self._producer, topic.name)
         self._unresolved: deque[Ticket] = deque()
 
     @property
@@ -118,7 +119,7 @@ class BlockWriter:
     def wait(self, timeout_s: float) -> None:
         """Poll until nothing is pending, at most *timeout_s*; then `BrokerUnavailable`."""
         deadline = time.monotonic() + timeout_s
-        while self.poll(0.05 if self._unresolved else 0):
+        while self.pending and self.poll(0.05):
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
 

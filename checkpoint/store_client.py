@@ -1,8 +1,8 @@
 """How the checkpoint store uses confluent-kafka.
 
 Of the settings it is given, only those that say how to reach the broker and who asks are used: what a user tunes for
-sources and sinks never changes how checkpoints are kept. Whatever the client library raises leaves as an error of
-exactlyonce that says what to do. Every wait is bounded.
+sources and sinks never changes how checkpoints are kept. Whatever the client library raises leaves the store as an
+error of exactlyonce that says what to do. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -114,11 +114,14 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
     )
 
 
-def connect(producer: Producer, config: Mapping[str, Any], topic: str) -> None:
-    """Wait until *producer* is connected: the library, if it is not when it wants the producer's id, waits 0.5 s."""
-    with explained(config, f"connecting to write to {topic}"):
-        for _ in range(2):  # to a bootstrap server, then to the broker that it says is the topic's
-            producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+def connect(producer: Producer, topic: str | None, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    """Return once *producer*, a sink's too, is connected to the broker itself; raises `KafkaException`.
+
+    The library asks for its producer's id 0.5 s later if it is not connected when it wants it, else it has it in 3 ms.
+    The first look at *topic* (None: at all topics) may still be answered over the connection to a bootstrap address.
+    """
+    for _ in range(2):
+        producer.list_topics(topic, timeout=timeout_s)
 
 
 def consumer(

@@ -51,8 +51,8 @@ class TransactionalWriter:
 
     def open(self) -> None:
         """Fence every older writer, and abort what it had open."""
-        store_client.connect(self._producer, self._config, self.topic)
         with store_client.explained(self._config, f"fencing older writers of {self.topic}"):
+            store_client.connect(self._producer, self.topic)
             _resumed(self._producer.init_transactions, time.monotonic() + INIT_TIMEOUT_S)
 
     def write(self, writes: Sequence[Write], timeout_s: float) -> Outcome:

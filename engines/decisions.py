@@ -24,7 +24,7 @@ from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, Ope
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.settling import settle
-from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.store import APPEND_TIMEOUT_S, DecisionLog
 from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
 from exactlyonce.checkpoint.transaction import Fate, Outcome, TransactionState
@@ -45,8 +45,6 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 SWEEP_AGAIN_MS = 60_000
-PATIENCE_MS = 120_000
-"""How long the coordinator outlasts a broker that is away, as the decision log does."""
 
 
 class Decisions:
@@ -65,7 +63,7 @@ class Decisions:
         stages its files; None: on a Spark of its own."""
         self._plan, self._options, self._note = plan, options, note
         self._clock = SystemClock()
-        self._transactions = Transactions(options.client, timeout_ms=PATIENCE_MS)
+        self._transactions = Transactions(options.client, timeout_ms=round(APPEND_TIMEOUT_S * 1000))
         self._output_log = Log(options.client, group=plan.graph.pipeline_id)
         self._topics = Topics(options.client)
         self._groups = GroupOffsets(options.client, plan.graph.pipeline_id)

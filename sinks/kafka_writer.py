@@ -19,6 +19,7 @@ from operator import length_hint
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.decision import Precommit
+from exactlyonce.checkpoint.store_client import connect
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.sinks.transaction_pool import SlotState, TransactionPool
 
@@ -91,11 +92,7 @@ class KafkaWriter:
     # --- producers ----------------------------------------------------------------------------------------------
 
     def _make(self, transactional_id: str) -> Transaction:
-        """Runs on the executor's thread.
-
-        The initialisation takes 3 ms if the client is connected to the broker itself, else it waits for a timer of half
-        a second. The first look at the topic may still be answered over the connection to the bootstrap address.
-        """
+        """Runs on the executor's thread."""
         producer = Producer(
             {
                 **self.config,
@@ -106,8 +103,7 @@ class KafkaWriter:
                 "error_cb": self._failed,
             }
         )
-        for _ in range(2):
-            producer.list_topics(self.topic, timeout=PREPARE_TIMEOUT_S)
+        connect(producer, self.topic, PREPARE_TIMEOUT_S)
         producer.init_transactions(PREPARE_TIMEOUT_S)
         producer.begin_transaction()
         return Transaction(transactional_id, producer)
