@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
@@ -44,15 +44,20 @@ class Cluster:
         self._created.update(topics)
         for future in self._admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
             future.result(LIMIT_S)
+        self._await(lambda shown: shown.issuperset(topics), f"{', '.join(topics)} did not appear")
+
+    def _await(self, condition: Callable[[set[str]], bool], otherwise: str) -> None:
+        """Look at the topics that are shown until *condition* holds of them: brokers lag behind their answers."""
         deadline = time.monotonic() + LIMIT_S
-        while not set(topics) <= set(self._admin.list_topics(timeout=LIMIT_S).topics):
+        while not condition(set(self._admin.list_topics(timeout=LIMIT_S).topics)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{', '.join(topics)} did not appear")
+                raise TimeoutError(otherwise)
 
     def delete(self, *topics: str) -> None:
-        """Delete topics, so that their pages leave the cache."""
+        """Delete topics, so that their pages leave the cache; returns when they are not shown any more."""
         for future in self._admin.delete_topics(list(topics)).values():
             future.result(LIMIT_S)
+        self._await(lambda shown: shown.isdisjoint(topics), f"{', '.join(topics)} did not go")
 
     def clear(self) -> None:
         """Delete all that is left of the topics created here, and of the checkpoints of pipelines called after them."""
