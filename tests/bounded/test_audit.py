@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from auditing import FOLDS, TARGET, Quiet, order_at, run_flawed
 from bounded import Fed
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
-from running import Run, orders
+from running import LIMIT_S, Run, abort_while_a_worker_sleeps, orders
 
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.cli.main import main
@@ -138,19 +138,17 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     )  # fmt: skip
     try:
         job.await_checkpoint()
-        kafka.produce(f"{topic_name}-in", orders(2000, first=3000))
-        for _ in range(2):  # the first may have been triggered before the records were taken
-            job.await_event(lambda event: "aborted, its output is carried" in event.get("text", ""))
-        os.kill(int((tmp_path / "stopped").read_text()), signal.SIGCONT)
-        job.await_checkpoint()
+        fed, carrying, deadline = 3000, [], time.monotonic() + LIMIT_S
+        while not carrying:  # the one that was aborted may have been triggered before the records were taken
+            assert time.monotonic() < deadline, job.said
+            fed += len(abort_while_a_worker_sleeps(job, kafka, f"{topic_name}-in", tmp_path, fed))
+            job.await_checkpoint()
+            carrying = _carrying(kafka, topic_name)
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 0, job.said
     finally:
         job.process.kill()
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
-    manifests = read_history(servers, topic_name).manifests.values()
-    carrying = [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
-    assert carrying, "an aborted checkpoint had flushed something"
     reference: dict[str, object] = {
         "module": "pipelines", "attribute": "stopping", "params": params, "path": str(FOLDS.parents[1] / "engines")
     }  # fmt: skip
@@ -160,6 +158,12 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     assert set(report.checkpoints) >= set(carrying)
     assert (report.findings, report.unjudged) == ([], [])
     assert report.records_out > 0
+
+
+def _carrying(kafka: KafkaCluster, pipeline: str) -> list[int]:
+    """The checkpoints that hold committables of earlier ones."""
+    manifests = read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).manifests.values()
+    return [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
 
 
 def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeypatch: Any) -> None:

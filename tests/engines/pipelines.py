@@ -94,13 +94,15 @@ def slow(name: str, pause_ms: int) -> Pipeline:
 
 
 def stopping(name: str, folder: str) -> Pipeline:
-    """`linear`, in which the worker that meets order 3500 first stops itself, once, and leaves its pid in *folder*."""
+    """`linear`, in which a worker that meets order 3500, 4500, ... stops itself, once for each of them, and leaves its
+    pid in *folder*, in a file named as the order."""
     pipeline = Pipeline(name)
-    marker = Path(folder) / "stopped"
 
     def stop(order: Order) -> Order:
-        if order.id == 3500 and not marker.exists():
-            marker.write_text(str(os.getpid()))
+        marker = Path(folder) / str(order.id)
+        if order.id >= 3500 and order.id % 1000 == 500 and not marker.exists():
+            marker.with_suffix(".new").write_text(str(os.getpid()))
+            marker.with_suffix(".new").rename(marker)
             os.kill(os.getpid(), signal.SIGSTOP)
         return order
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -97,6 +98,39 @@ def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, s
         (str(i % 5), json.dumps({"id": i, "customer": f"c{i * 7 % customers}", "total": i % 90 + 1}))
         for i in range(first, first + count)
     ]
+
+
+def abort_while_a_worker_sleeps(
+    job: Run, kafka: KafkaCluster, topic: str, folder: Path, first: int
+) -> list[tuple[str, str]]:
+    """Feeds *topic*, which `pipelines.stopping` reads, a thousand orders from number *first* on, again and again until
+    a checkpoint was aborted while a worker slept, and wakes it. What was fed.
+
+    A worker that falls asleep before its sink's next producers are ready is replaced, and no checkpoint is aborted:
+    rare in a job that was idle."""
+    fed: list[tuple[str, str]] = []
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        job.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] == 0)  # it is idle
+        marker = folder / str(first + len(fed) + 500)
+        more = orders(1000, first=first + len(fed))
+        kafka.produce(topic, more)
+        fed += more
+        while not marker.exists():
+            assert time.monotonic() < deadline, job.said
+            time.sleep(0.01)
+        if _aborts(job, since_ms=marker.stat().st_mtime_ns // 1_000_000):
+            os.kill(int(marker.read_text()), signal.SIGCONT)
+            return fed
+
+
+def _aborts(job: Run, since_ms: int) -> bool:
+    """Whether what comes of a worker's sleep since *since_ms* is that a checkpoint is aborted, not a restart."""
+    outcomes = {"aborted, its output is carried": True, "no producer was ready": False}
+    event = job.await_event(
+        lambda event: event["at_ms"] >= since_ms and any(each in event.get("text", "") for each in outcomes)
+    )
+    return next(aborted for text, aborted in outcomes.items() if text in event["text"])
 
 
 def assert_totals(kafka: KafkaCluster, topic: str, fed: list[tuple[str, str]]) -> None:
