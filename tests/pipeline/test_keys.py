@@ -83,7 +83,7 @@ def test_an_instant_is_one_key_in_every_time_zone() -> None:
     assert canonical_key(utc) == canonical_key(utc.astimezone(timezone(timedelta(hours=5))))
 
 
-@pytest.mark.parametrize("key", [2**64, -(2**63) - 1, {1: 2}, {1, "a"}, object()], ids=repr)
+@pytest.mark.parametrize("key", [2**64, -(2**63) - 1, {1: 2}, {1, "a"}, object()])
 def test_what_has_no_canonical_encoding_is_refused(key: Any) -> None:
     """Integers beyond 64 bits, dicts without string keys, sets without an order and foreign objects raise."""
     with pytest.raises((TypeError, OverflowError)):
