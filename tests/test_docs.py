@@ -154,7 +154,8 @@ def documented_input() -> list[str]:
 def test_pipelines_write_what_the_page_says(
     own_broker: Callable[..., KafkaCluster], documented_input: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each pipeline of the page, run on the page's input, writes the values that stand below it, in their order."""
+    """Each pipeline of the page, run on the page's input, writes the values that stand below it: in their order, if
+    they come from one source."""
     kafka = own_broker()
     kafka.create_topic("orders")
     kafka.produce("orders", [(json.loads(order)["customer"], order) for order in documented_input])
@@ -166,7 +167,11 @@ def test_pipelines_write_what_the_page_says(
             continue
         expected, names = result_of(PIPELINES, fence), executed(PIPELINES, fence)[0]
         if expected is not None:
-            assert written(kafka, names["pipeline"], capfd) == expected, f"{PIPELINES}:{fence.first}"
+            pipeline = names["pipeline"]
+            several = sum(node.kind is Kind.SOURCE for node in pipeline.build().nodes) > 1
+            ordered = sorted if several else list
+            lines = written(kafka, pipeline, capfd).splitlines()
+            assert ordered(lines) == ordered(expected.splitlines()), f"{PIPELINES}:{fence.first}"
             compared += 1
     assert compared > 10
 

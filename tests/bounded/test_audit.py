@@ -138,7 +138,8 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     )  # fmt: skip
     try:
         job.await_checkpoint()
-        fed, carrying, deadline = 3000, [], time.monotonic() + LIMIT_S
+        fed, deadline = 3000, time.monotonic() + LIMIT_S
+        carrying: list[int] = []
         while not carrying:  # the one that was aborted may have been triggered before the records were taken
             assert time.monotonic() < deadline, job.said
             fed += len(abort_while_a_worker_sleeps(job, kafka, f"{topic_name}-in", tmp_path, fed))
