@@ -53,12 +53,17 @@ class Batch(NamedTuple):
     records: int
     is_control: bool
     commits: bool | None
-    """Of the marker that ends a transaction: whether by commit. None: no marker, or compaction has emptied it."""
+    """Of the marker that ends a transaction: whether by commit. None: no marker, or an emptied or a cut one."""
 
     @property
     def is_whole(self) -> bool:
         """Whether compaction has taken none of its records."""
         return self.records == self.last_offset - self.base_offset + 1
+
+    @property
+    def is_cut_marker(self) -> bool:
+        """Whether only the beginning of a marker was there to be parsed."""
+        return self.is_control and self.records > 0 and self.commits is None
 
 
 class Log:
@@ -96,6 +101,9 @@ class Log:
                 fates[each.topic, each.partition] = _fate(committable, each, _only_partition(answer))
 
         self._wire.patiently(attempt, f"Looking for the records of {committable.transactional_id}")
+        for each in committable.written:
+            if fates[each.topic, each.partition] is Fate.GONE:
+                fates[each.topic, each.partition] = self._fate_by_marker(committable, each)
         return _agreed(committable, fates)
 
     def records(self, producer_id: int, epoch: int, written: Written) -> Iterator[LogRecord]:
@@ -112,6 +120,17 @@ class Log:
     def close(self) -> None:
         """Let go of the connections; the next question makes new ones."""
         self._wire.close()
+
+    def _fate_by_marker(self, committable: Committable, written: Written) -> Fate:
+        """What its marker says: compaction may have taken the records and left it, anywhere behind them.
+
+        It carries the epoch of the records, or the one that the end raised it to.
+        """
+        epochs = (committable.epoch, committable.epoch + 1)
+        for batch in self._batches(written):
+            if batch.commits is not None and batch.producer_id == committable.producer_id and batch.epoch in epochs:
+                return Fate.COMMITTED if batch.commits else Fate.ABORTED
+        return Fate.GONE
 
     def _extents(self, producer_id: int, epoch: int, written: Written) -> list[range]:
         """The offsets of the transaction's records, once they are proved complete."""
@@ -141,6 +160,8 @@ class Log:
                 return
             end = answer.high_watermark
             batches = [batch for batch in parse_batches(answer.records or b"") if batch.last_offset >= offset]
+            if len(batches) > 1 and batches[-1].is_cut_marker:
+                batches.pop()  # the next fetch begins with it, and brings a whole one
             if not batches:
                 return
             yield from batches
@@ -247,7 +268,10 @@ def _only_partition(answer: Any) -> Any:
 
 
 def _fate(committable: Committable, written: Written, answer: Any) -> Fate:
-    """What a read_committed fetch at the first offset shows. Raises `Again` if the transaction may still be open."""
+    """What a read_committed fetch at the first offset shows; `GONE` if none of its records.
+
+    Raises `Again` if the transaction may still be open.
+    """
     if answer.error_code == OFFSET_OUT_OF_RANGE:
         return Fate.GONE
     refuse(answer.error_code, f"Reading {written.topic}-{written.partition}")
@@ -264,10 +288,6 @@ def _fate(committable: Committable, written: Written, answer: Any) -> Fate:
             for each in answer.aborted_transactions or ()
         )
         return Fate.ABORTED if aborted else Fate.COMMITTED
-    # Compaction may have taken the records and left the marker, which carries the epoch that the end raised.
-    for each in batches:
-        if each.commits is not None and each.epoch in (committable.epoch, committable.epoch + 1):
-            return Fate.COMMITTED if each.commits else Fate.ABORTED
     return Fate.GONE
 
 

@@ -251,7 +251,8 @@ class TestRecords:
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
-    """Compaction takes the records of a transaction; its marker then still tells its fate, and a copy is refused."""
+    """Compaction takes the records of a transaction; its marker then still tells its fate, in another segment too, and
+    a copy is refused."""
     quickly = {"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"}
     broker = EmbeddedBroker(tmp_path, free_port(), quickly, lifetime="process")
     broker.start()
@@ -260,16 +261,21 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
         log = Log(cluster.config)
         settings = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.0"}
         cluster.topics.create("compacted", partitions=1, settings=settings)
-        for transactional_id, commit in (("committed", True), ("aborted", False)):
+        for transactional_id, commit, apart in (
+            ("committed", True, False), ("aborted", False, False), ("c-apart", True, True), ("a-apart", False, True),
+        ):  # fmt: skip
             producer = cluster.producer(transactional_id)
             producer.begin_transaction()
             for value in VALUES:
                 producer.produce("compacted", value, b"key")
             assert producer.flush(LIMIT_S) == 0
             committable = cluster.committable(transactional_id)
+            if apart:
+                overwrite(cluster, "compacted")
             end(cluster, committable, commit=commit)
-            written = committable.written[0]
-            cluster.wait_until(lambda c=committable, w=written: compacted(cluster, log, c, w))
+            if not apart:
+                overwrite(cluster, "compacted")
+            cluster.wait_until(lambda c=committable: are_gone(log, c))
             assert log.fate(committable) is (Fate.COMMITTED if commit else Fate.ABORTED)
         cluster.close()
         log.close()
@@ -277,14 +283,18 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
         broker.kill()
 
 
-def compacted(cluster: Any, log: Log, committable: Committable, written: Written) -> bool:
-    """Write a newer record of the same key; whether the old ones are gone."""
+def overwrite(cluster: Any, topic: str) -> None:
+    """Write newer records of the same key, the last one old enough for the next to get a segment of its own."""
     producer = Producer(cluster.config.confluent())
-    producer.produce(written.topic, b"newer", b"key")
-    assert producer.flush(LIMIT_S) == 0
-    time.sleep(0.15)  # so that the segment is old enough to be closed by the next record
+    for _ in range(2):
+        producer.produce(topic, b"newer", b"key")
+        assert producer.flush(LIMIT_S) == 0
+        time.sleep(0.15)
+
+
+def are_gone(log: Log, committable: Committable) -> bool:
     try:
-        list(log.records(committable.producer_id, committable.epoch, written))
+        list(log.records(committable.producer_id, committable.epoch, committable.written[0]))
     except RecordsGone:
         return True
     return False
