@@ -7,9 +7,6 @@ did counts before the driver has its receipt.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -22,6 +19,7 @@ from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.bounded.assembly import Assembly, assemble
 from exactlyonce.engines.bounded.messages import Receipt, Unit
 from exactlyonce.engines.bounded.ordering import take_along, take_by_time
+from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.order import OrderRuns, order_runs
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.system_clock import SystemClock
@@ -33,8 +31,6 @@ from exactlyonce.state.table import KeyedTable
 
 BLOCKS_TIMEOUT_S = 120.0
 BLOCKS_PENDING_MAX = 200
-GC_THRESHOLDS = (50_000, 20, 20)
-"""As in a local worker: a batch's objects are freed by reference counts before a collection walks over them all."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Unit)
@@ -51,7 +47,7 @@ def _run(unit: Unit, label: str) -> Receipt:
     task = next(each for each in physical.tasks if each.name == unit.task)
     assembly = assemble(unit, physical, task, label)
     try:
-        with _collecting_rarely():
+        with collecting_rarely():
             order = order_runs(task, physical.shuffles, len(assembly.lanes))
             _take(unit, assembly, order)
             channels = tuple(file for sending in assembly.sendings for file in sending.close())
@@ -88,20 +84,6 @@ def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
         take_along(assembly.lanes, unit.order, order)
     else:
         take_by_time(assembly.lanes, order, assembly.clock)
-
-
-@contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """The garbage collector passes over what was there before, and comes as rarely as in a local worker."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _acknowledgement(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> Ack:

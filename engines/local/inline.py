@@ -5,6 +5,7 @@ Invariant: there is one worker at most, and it has ended before another begins.
 
 from __future__ import annotations
 
+import gc
 import queue
 import socket
 import threading
@@ -65,6 +66,7 @@ class InlineWorker:
                 serve(connection)
             finally:
                 connection.socket.close()
+                gc.collect()  # the worker's producers are not closed but dropped, and this process lives on
                 self._ended.set()
         thread.join()
         if errors:

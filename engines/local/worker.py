@@ -8,7 +8,6 @@ before more is read.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
 from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
@@ -30,8 +30,6 @@ BUSY_WAIT_S = 0.002
 SNAPSHOT_BUDGET_S = 0.004
 PROGRESS_INTERVAL_S = 0.25
 PEER_GONE_WAIT_S = 2.0
-GC_THRESHOLDS = (50_000, 20, 20)
-"""The objects of a batch are fewer: they are freed by reference counts before a collection would walk over them all."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -164,13 +162,11 @@ def serve(connection: msg.Connection) -> None:
     began = time.monotonic()
     try:
         worker = Worker(connection, start)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
-        hit("worker-restored")
-        elapsed_ms = int((time.monotonic() - began) * 1000)
-        connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
-        worker.run()
+        with collecting_rarely():
+            hit("worker-restored")
+            elapsed_ms = int((time.monotonic() - began) * 1000)
+            connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
+            worker.run()
     except (PeerGone, BrokerUnavailable) as error:
         connection.send(msg.WorkerFailed(start.subtask, "", str(error)))
     except ExactlyOnceError as error:

@@ -127,9 +127,11 @@ def test_in_a_terminal(orders: Orders) -> None:
 def _read_until(terminal: int, text: str) -> str:
     """What a terminal shows up to *text*."""
     shown, deadline = "", time.monotonic() + LIMIT_S
+    poll = select.poll()  # select() knows no descriptor above 1023
+    poll.register(terminal, select.POLLIN)
     while text not in shown:
         assert time.monotonic() < deadline, shown
-        if select.select([terminal], [], [], 1)[0]:
+        if poll.poll(1000):
             shown += os.read(terminal, 4096).decode()
     return shown
 

@@ -17,9 +17,6 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 LIMIT_S = 60.0
 
-# Producers of open transactions, kept until the session ends: librdkafka would take time to let go of them.
-_writers: list[Producer] = []
-
 
 class Cluster:
     """The doings of a test at one cluster."""
@@ -29,8 +26,10 @@ class Cluster:
         self.config = ClientConfig({"bootstrap.servers": bootstrap_servers})
         self.transactions = Transactions(self.config)
         self.topics = Topics(self.config)
+        self._writers: list[Producer] = []  # what a test does not hold is open all the same, until the test ends
 
     def close(self) -> None:
+        self._writers.clear()
         self.transactions.close()
         self.topics.close()
 
@@ -40,7 +39,7 @@ class Cluster:
         producer = Producer(self.config.confluent({"transactional.id": transactional_id, "log_level": 0, **dotted}))
         producer.list_topics(timeout=LIMIT_S)  # before init_transactions, which else waits half a second
         producer.init_transactions(LIMIT_S)
-        _writers.append(producer)
+        self._writers.append(producer)
         return producer
 
     def open(self, transactional_id: str, topic: str, values: list[bytes], **settings: Any) -> Producer:

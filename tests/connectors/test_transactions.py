@@ -31,6 +31,12 @@ def state_of(cluster: Any, transactional_id: str) -> TransactionState:
     return state
 
 
+def settled(cluster: Any, transactional_id: str) -> TransactionState:
+    """The state once all markers are written: the end is answered before they are."""
+    cluster.wait_until(lambda: not state_of(cluster, transactional_id).state.startswith("Prepare"))
+    return state_of(cluster, transactional_id)
+
+
 def end(cluster: Any, state: TransactionState, *, commit: bool) -> EndAnswer:
     """Ask until the broker is no longer busy."""
     answer: EndAnswer = cluster.transactions.end_until_answered(
@@ -49,11 +55,9 @@ class TestTheTableOfAnswers:
         assert opened.state == "Ongoing"
         assert cluster.transactions.end(topic, opened.producer_id, opened.epoch, commit=True) is EndAnswer.COMPLETED
         assert cluster.visible(topic) == VALUES
-        cluster.wait_until(lambda: state_of(cluster, topic).state == "CompleteCommit")
-        assert (state_of(cluster, topic).producer_id, state_of(cluster, topic).epoch) == (
-            opened.producer_id,
-            opened.epoch + 1,
-        )
+        ended = settled(cluster, topic)
+        assert ended.state == "CompleteCommit"
+        assert (ended.producer_id, ended.epoch) == (opened.producer_id, opened.epoch + 1)
         with pytest.raises(KafkaException, match=FENCED):
             producer.commit_transaction(30)
 
@@ -77,8 +81,7 @@ class TestTheTableOfAnswers:
         cluster.open(topic, topic, VALUES)
         opened = state_of(cluster, topic)
         end(cluster, opened, commit=True)
-        cluster.visible(topic)
-        before = state_of(cluster, topic)
+        before = settled(cluster, topic)
         assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
         assert state_of(cluster, topic) == before
         assert cluster.visible(topic) == VALUES
@@ -135,8 +138,8 @@ class TestTheTableOfAnswers:
         """An abort at the epoch after a commit completes, raises the epoch, and leaves the records visible."""
         cluster.open(topic, topic, VALUES)
         end(cluster, state_of(cluster, topic), commit=True)
-        cluster.visible(topic)
-        before = state_of(cluster, topic)
+        before = settled(cluster, topic)
+        assert before.state == "CompleteCommit"
         assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
         assert state_of(cluster, topic).epoch == before.epoch + 1
         assert cluster.visible(topic) == VALUES
@@ -146,9 +149,8 @@ class TestTheTableOfAnswers:
         cluster.open(topic, topic, VALUES)
         opened = state_of(cluster, topic)
         end(cluster, opened, commit=True)
-        cluster.visible(topic)
-        end(cluster, state_of(cluster, topic), commit=False)
-        cluster.wait_until(lambda: state_of(cluster, topic).state == "CompleteAbort")
+        end(cluster, settled(cluster, topic), commit=False)
+        assert settled(cluster, topic).state == "CompleteAbort"
         assert cluster.visible(topic) == VALUES
         assert end(cluster, opened, commit=True) is EndAnswer.UNKNOWN
 
@@ -340,7 +342,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     before = state_of(cluster, idle)
     assert (before.state, before.epoch) == ("Empty", EPOCH_LAST)
     assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
-    after = state_of(cluster, idle)
+    after = settled(cluster, idle)
     assert after.producer_id != before.producer_id
     assert after.epoch == 0
 
@@ -351,7 +353,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
         assert end(cluster, before, commit=True) is EndAnswer.COMPLETED
         assert end(cluster, before, commit=False) is EndAnswer.REFUSED
     assert cluster.visible(topic) == VALUES
-    after = state_of(cluster, written)
+    after = settled(cluster, written)
     assert after.producer_id != before.producer_id
     assert after.epoch == 0
     with pytest.raises(KafkaException, match=FENCED):

@@ -1,0 +1,68 @@
+"""A run in the process of its caller, who goes on after it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+
+import msgspec
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.errors import UserError
+from exactlyonce.sinks import KafkaSink
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+LIMIT_S = 60.0
+RUNS = 4
+
+
+class Order(msgspec.Struct):
+    total: int
+
+
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_nothing_is_left_behind(kafka: KafkaCluster, topic_name: str, cleanly: bool) -> None:
+    """After every run there are no more threads and descriptors than after the first; the collector is as it was."""
+    for topic in ("in", "out"):
+        kafka.create_topic(f"{topic_name}-{topic}")
+    kafka.produce(f"{topic_name}-in", [("k", f'{{"total": {number}}}') for number in range(100)])
+    thresholds = gc.get_threshold()
+
+    def divided(order: Order) -> Order:
+        return Order(100 // order.total) if not cleanly else order
+
+    def run(number: int) -> None:
+        pipeline = Pipeline(f"{topic_name}-{number}")
+        (pipeline
+            .source("orders", KafkaSource(f"{topic_name}-in", value=Order))
+            .map(divided)
+            .sink("out", KafkaSink(f"{topic_name}-out")))  # fmt: skip
+        pipeline.run(inline=True, until="latest", bootstrap_servers=kafka.bootstrap_servers)
+
+    for number in range(RUNS):
+        if cleanly:
+            run(number)
+        else:
+            with pytest.raises(UserError, match="ZeroDivisionError"):
+                run(number)
+        if number == 0:
+            first = footprint()
+    deadline = time.monotonic() + LIMIT_S
+    while any(now > then for now, then in zip(footprint(), first, strict=True)):
+        assert time.monotonic() < deadline, (footprint(), first)
+        time.sleep(0.1)
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (thresholds, 0)
+    if cleanly:
+        assert len(kafka.read_committed(f"{topic_name}-out")) == 100 * RUNS
+
+
+def footprint() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
