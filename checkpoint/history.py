@@ -15,6 +15,9 @@ from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Incarnation, Ma
 from exactlyonce.checkpoint.wire import DamagedRecord, Decision, DecisionKey, decode
 from exactlyonce.pipeline.errors import Halt, require
 
+SILENCE_MS = 30_000
+"""A life that goes on is heard of every ten seconds."""
+
 
 class History:
     """The incarnations, manifests, finalized marks and repairs of one pipeline that are not tombstoned."""
@@ -63,6 +66,15 @@ class History:
     def newest_life(self) -> Incarnation | None:
         """The newest incarnation that can be read, with its last heartbeat."""
         return self.incarnations[max(self.incarnations)] if self.incarnations else None
+
+    def living(self, now_ms: int) -> Incarnation | None:
+        """The life that may still go on: the newest, unless it has ended cleanly or fallen silent.
+
+        Safety never rests on this, for a new life fences an older one whatever state that is in. It is for people, who
+        are not to stop a running pipeline by accident.
+        """
+        life = self.newest_life
+        return None if life is None or life.ended or now_ms - life.heartbeat_ms >= SILENCE_MS else life
 
     def repairs_of(self, checkpoint: int) -> list[Repair]:
         """The repairs of *checkpoint*, oldest first; the last one of a committable counts."""

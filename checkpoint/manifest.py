@@ -108,6 +108,8 @@ class Incarnation(msgspec.Struct, frozen=True):
     heartbeat_ms: int
     fenced_below: int = 0
     """The transactional ids of incarnations below this were all fenced, in whatever state they were."""
+    ended: bool = False
+    """It has ended cleanly: by its last heartbeat, nobody runs the pipeline."""
 
 
 class Repair(msgspec.Struct, frozen=True):

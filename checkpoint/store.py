@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import msgspec
 from confluent_kafka import IsolationLevel
 
 from exactlyonce.checkpoint import store_client
@@ -203,6 +204,12 @@ class DecisionLog:
         assert self._life is not None
         beat = _beat(self._life, self._clock.now_ms(), fenced_below)
         return self._commit([beat], [], [])
+
+    def end_life(self) -> Outcome:
+        """The last heartbeat, after a clean end: whoever asks need not wait until this life has fallen silent."""
+        assert self._life is not None
+        last = msgspec.structs.replace(_beat(self._life, self._clock.now_ms(), None), ended=True)
+        return self._commit([last], [], [])
 
     def _due_heartbeat(self) -> list[Incarnation]:
         assert self._life is not None

@@ -54,8 +54,14 @@ Decision = Incarnation | Manifest | Finalized | Repair
 T = TypeVar("T", bound=Decision | Block)
 
 
-def _record(_name: str, **fields: object) -> dict[str, object]:
+def _record(_name: str, **fields: object) -> dict[str, Any]:
     return {"type": "record", "name": _name, "fields": [{"name": name, "type": of} for name, of in fields.items()]}
+
+
+def _with(record: dict[str, Any], **flags: bool) -> dict[str, Any]:
+    """The next version of *record*: with flags that older ones, which lack them, are read with."""
+    added = [{"name": name, "type": "boolean", "default": value} for name, value in flags.items()]
+    return {**record, "fields": [*record["fields"], *added]}
 
 
 def _array(items: object) -> dict[str, object]:
@@ -88,6 +94,15 @@ _COMMITTABLE = _record(
     subtask="int",
     checkpoint="long",
     written=_array(_record("Written", topic="string", partition="int", first_offset="long", count="long")),
+)
+_INCARNATION_1 = _record(
+    "Incarnation",
+    incarnation="long",
+    host="string",
+    process="long",
+    started_at_ms="long",
+    heartbeat_ms="long",
+    fenced_below="long",
 )
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
@@ -125,17 +140,7 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
             fates=_array(_record("Fate", transactional_id="string", fate="string")),
         ),
     ),
-    Incarnation: (
-        _record(
-            "Incarnation",
-            incarnation="long",
-            host="string",
-            process="long",
-            started_at_ms="long",
-            heartbeat_ms="long",
-            fenced_below="long",
-        ),
-    ),
+    Incarnation: (_INCARNATION_1, _with(_INCARNATION_1, ended=False)),
     Repair: (
         _record(
             "Repair",

@@ -144,8 +144,8 @@ def as_text(history: History, bootstrap_servers: str, width: int) -> Iterator[st
     listed, life = _listed(history), history.newest_life
     yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
     if life is not None:
-        seen = text.moment(life.heartbeat_ms)
-        yield f"incarnation {life.incarnation}: process {life.process} on {life.host}, last seen {seen}"
+        seen = f"{'ended' if life.ended else 'last seen'} {text.moment(life.heartbeat_ms)}"
+        yield f"incarnation {life.incarnation}: process {life.process} on {life.host}, {seen}"
     for key, why in history.damaged.items():
         yield f"damaged: {key}: {why}"
     if not listed:

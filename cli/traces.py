@@ -24,8 +24,6 @@ from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
 
-HEARTBEAT_FRESH_MS = 30_000
-"""A life shows itself every ten seconds."""
 _CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 _TIMEOUT_MS = 10_000
 
@@ -49,11 +47,9 @@ class Traces:
             return "its checkpoint topic does not tell whether it runs" if self.topic else ""
         if self.history.checkpoint_latest < 0:
             return ""  # a reset, or a life that has read nothing yet and would be fenced before it does
-        life, latest = self.history.newest_life, self.history.latest
-        if life is None or now_ms - life.heartbeat_ms >= HEARTBEAT_FRESH_MS:
+        life = self.history.living(now_ms)
+        if life is None:
             return ""
-        if latest and (latest.kind, latest.incarnation) == ("final", life.incarnation) and not self.history.unfinalized:
-            return ""  # it has ended cleanly
         return f"process {life.process} on {life.host} ran it {duration(max(0, now_ms - life.heartbeat_ms))} ago"
 
     def inputs(self) -> dict[str, list[int]]:

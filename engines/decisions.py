@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -355,8 +356,8 @@ class Decisions:
         if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
             self._sweep(everything=False)
 
-    def verify_visible(self) -> None:
-        """After a clean stop: everything that the last checkpoints committed is visible to readers.
+    def conclude(self) -> None:
+        """After a clean stop: all that the last checkpoints committed is visible to readers, and this life is over.
 
         A zombie's open transaction would hold readers before it, so that older attempts are swept first.
         """
@@ -368,6 +369,8 @@ class Decisions:
                     f"{committable.transactional_id} are not visible to readers. Run the pipeline again: it repairs "
                     f"them."
                 )
+        with suppress(Fenced):  # then a newer life's heartbeats say as much
+            self._log.end_life()
 
     def start_message(self, subtask: int, attempt: int, manifest: Manifest) -> dict[str, Any]:
         """The fields of `Start` for one worker."""

@@ -95,7 +95,7 @@ class CatchingUp:
                 if idle_s >= UPKEEP_INTERVAL_S:
                     decisions.upkeep()
                     idle_s = 0.0
-            decisions.verify_visible()
+            decisions.conclude()
         finally:
             decisions.close()
         return summary

@@ -1,8 +1,4 @@
-"""Who leads a pipeline: whether somebody does already, and how the driver of a long job shows that it goes on.
-
-Invariant: safety never rests on what is found here, for a new life fences an older one whatever state that is in. This
-is for people, who are not to stop a running pipeline by accident.
-"""
+"""Who leads a pipeline: whether somebody does already, and how the driver of a long job shows that it goes on."""
 
 from __future__ import annotations
 
@@ -23,8 +19,6 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
 
-SILENCE_MS = 30_000
-"""Heartbeats come every ten seconds."""
 UPKEEP_INTERVAL_S = 10.0
 
 
@@ -42,25 +36,17 @@ def history_if_any(client: ClientConfig, pipeline: str) -> History | None:
 
 def refuse_if_running(history: History | None) -> None:
     """Raise `ConfigError` while somebody runs the pipeline, as far as can be seen; `--take-over` leaves this out."""
-    life = history.newest_life if history is not None else None
-    if life is None or history is None or _has_ended(history, life):
+    now_ms = SystemClock().now_ms()
+    life = history.living(now_ms) if history is not None else None
+    if life is None or history is None or _is_known_dead(life):
         return
-    since_ms = SystemClock().now_ms() - life.heartbeat_ms
-    if since_ms < SILENCE_MS and not _is_known_dead(life):
-        last = datetime.fromtimestamp(life.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
-        raise ConfigError(
-            f"Pipeline {history.pipeline!r} is running: process {life.process} on {life.host}, incarnation "
-            f"{life.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its "
-            f"place with --take-over: it then ends without losing anything."
-        )
-
-
-def _has_ended(history: History, life: Incarnation) -> bool:
-    """Whether the newest life took a last checkpoint and finalized it."""
-    latest = history.latest
-    if latest is None or history.unfinalized is not None:
-        return False
-    return latest.incarnation == life.incarnation and latest.kind == "final"
+    since_ms = now_ms - life.heartbeat_ms
+    last = datetime.fromtimestamp(life.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+    raise ConfigError(
+        f"Pipeline {history.pipeline!r} is running: process {life.process} on {life.host}, incarnation "
+        f"{life.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its place "
+        f"with --take-over: it then ends without losing anything."
+    )
 
 
 def _is_known_dead(life: Incarnation) -> bool:

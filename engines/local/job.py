@@ -299,7 +299,7 @@ class Job:
         self.workers.finish(FINISH_TIMEOUT_S)
         self.workers.kill()
         if self.decisions is not None and end.manifest is not None:
-            self._broker.submit(self.decisions.verify_visible).result()
+            self._broker.submit(self.decisions.conclude).result()
         self.report.ended(end.manifest)
         return end.manifest
 

@@ -198,6 +198,10 @@ def test_following(fed: Fed, tmp_path: Path) -> None:
     assert len(progress.checkpoints) >= 2
     fed.assert_output()
     fed.assert_nothing_left()
+    history = fed.history()
+    assert history.latest is not None
+    assert history.latest.kind == "checkpoint"
+    assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait until this life is silent"
 
 
 class Following(Silent):

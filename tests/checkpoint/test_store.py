@@ -8,12 +8,14 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # its stubs hide it
 
 from exactlyonce.checkpoint import store as store_module
 from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.history import SILENCE_MS
 from exactlyonce.checkpoint.manifest import BlockRef, Finalized, OrderLog, Repair
 from exactlyonce.checkpoint.store import DecisionLog, read_history
 from exactlyonce.checkpoint.store_topic import prepare_topic
@@ -75,6 +77,18 @@ class TestLives:
         store.clock.advance(5_000)
         log.append(store.manifest(1))
         assert log.history.newest_life.heartbeat_ms == beat.heartbeat_ms + 5_000
+
+    def test_a_life_that_has_ended(self, store: Any) -> None:
+        """A clean end is read at once, silence after thirty seconds; the next life begins as ever."""
+        log = store.living()
+        now_ms = store.clock.now_ms()
+        assert read_history(store.config, store.pipeline).living(now_ms + SILENCE_MS - 1) == log.history.newest_life
+        assert read_history(store.config, store.pipeline).living(now_ms + SILENCE_MS) is None
+        assert log.end_life() is Outcome.DONE
+        read = read_history(store.config, store.pipeline)
+        assert read.newest_life == msgspec.structs.replace(store.life(1), ended=True)
+        assert read.living(now_ms) is None
+        assert not store.living().history.newest_life.ended
 
     def test_old_lives_are_forgotten(self, store: Any) -> None:
         """Of many lives the last ten are kept, and numbers go on growing."""

@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 
 from exactlyonce.checkpoint.committable import coordinator_id
-from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.history import SILENCE_MS, History
 from exactlyonce.checkpoint.manifest import Finalized, Incarnation, Manifest
 from exactlyonce.checkpoint.transaction import ListedTransaction
-from exactlyonce.cli.traces import HEARTBEAT_FRESH_MS, Traces
+from exactlyonce.cli.traces import Traces
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
 
@@ -31,10 +31,10 @@ def traces(history: History | None, topic: str | None = "p.checkpoints") -> Trac
     return Traces("p", topic, history, "" if history else "damaged", ())
 
 
-def history(kind: str, *, heartbeat_ms: int, finalized: bool = True) -> History:
+def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool = False) -> History:
     """One life that has taken one checkpoint."""
     found = History("p")
-    found.admit(Incarnation(1, "box", 4212, 0, heartbeat_ms))
+    found.admit(Incarnation(1, "box", 4212, 0, heartbeat_ms, ended=ended))
     found.admit(Manifest("p", 1, 1, 0, kind, 0, 0, 0, 0, "", 128, 1, 5, (), 0, (), (), (), (), ()))
     if finalized:
         found.admit(Finalized(1, 1, 0, ()))
@@ -43,11 +43,11 @@ def history(kind: str, *, heartbeat_ms: int, finalized: bool = True) -> History:
 
 def test_signs_of_life() -> None:
     """A fresh heartbeat is one, unless that life ended cleanly or has no checkpoint; so is an unreadable topic."""
-    fresh, stale = NOW_MS - HEARTBEAT_FRESH_MS + 1, NOW_MS - HEARTBEAT_FRESH_MS
+    fresh, stale = NOW_MS - SILENCE_MS + 1, NOW_MS - SILENCE_MS
     sign = traces(history("checkpoint", heartbeat_ms=fresh)).sign_of_life(NOW_MS)
     assert sign == "process 4212 on box ran it 30.0 s ago"
-    assert traces(history("final", heartbeat_ms=fresh, finalized=False)).sign_of_life(NOW_MS) == sign
-    assert traces(history("final", heartbeat_ms=fresh)).sign_of_life(NOW_MS) == ""
+    assert traces(history("final", heartbeat_ms=fresh)).sign_of_life(NOW_MS) == sign
+    assert traces(history("checkpoint", heartbeat_ms=fresh, ended=True)).sign_of_life(NOW_MS) == ""
     assert traces(history("checkpoint", heartbeat_ms=stale)).sign_of_life(NOW_MS) == ""
     assert traces(history("checkpoint", heartbeat_ms=NOW_MS + 60_000)).sign_of_life(NOW_MS) != ""
     begun = History("p")
