@@ -15,7 +15,8 @@ from exactlyonce.engines.spark.sink_options import parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job
 from exactlyonce.engines.spark.sink_rows import rows
 from exactlyonce.engines.spark.sink_task import INIT_TIMEOUT_S, TUNING, Flushed, TaskTransaction
-from exactlyonce.engines.spark.streaming_sink import StreamWriter, TaskMessage
+from exactlyonce.engines.spark.sink_writer import TaskMessage
+from exactlyonce.engines.spark.streaming_sink import StreamWriter
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -26,53 +26,30 @@ driver is asked; the writer that commits is another one, in another process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from exactlyonce.engines.spark.sink_driver import with_driver
-from exactlyonce.engines.spark.sink_options import SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink_options import parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job
-from exactlyonce.engines.spark.sink_task import Assignment, Flushed, write_task
-from exactlyonce.pipeline.errors import ConfigError, require
+from exactlyonce.engines.spark.sink_writer import SinkWriter, flushed_of
+from exactlyonce.pipeline.errors import require
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
     from pyspark import TaskContext
     from pyspark.sql.types import StructType
 
 BATCH_PROPERTY, QUERY_PROPERTY = "streaming.sql.batchId", "sql.streaming.queryId"
 
 
-class TaskMessage(WriterCommitMessage):
-    """What Spark carries from a task to the driver."""
-
-    def __init__(self, flushed: Flushed) -> None:
-        self.flushed = flushed
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
     """See the module."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self.options = options
-        self.assignment: Assignment | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Before the tasks of a batch: what they are told is part of the writer that they get."""
-        if self.assignment is None:
-            self.assignment = with_driver(self.options, lambda driver: driver.assign())
-        return dict(self.__dict__)
-
-    def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
-        """One task, on an executor."""
-        context = task_context()
-        require(self.assignment is not None, "A writer reaches a task only with an assignment")
-        assert self.assignment is not None
-        job = Job(_property(context, QUERY_PROPERTY), int(_property(context, BATCH_PROPERTY)))
-        partition, attempt = context.partitionId(), context.attemptNumber()
-        return TaskMessage(write_task(self.options, self.assignment, job, partition, attempt, iterator))
+    def job_of(self, context: TaskContext) -> Job:
+        """One batch of one query."""
+        return Job(_property(context, QUERY_PROPERTY), int(_property(context, BATCH_PROPERTY)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Once all tasks are done."""
@@ -90,28 +67,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
     """The writer of a stream; output mode complete writes all rows of every batch, as Spark's own Kafka sink does."""
     return StreamWriter(parse_sink_options(options, schema, streaming=True))
-
-
-def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:
-    """What all tasks have told."""
-    flushed = [each.flushed for each in messages if isinstance(each, TaskMessage)]
-    require(len(flushed) == len(messages), "Spark commits only what all tasks have written")
-    return flushed
-
-
-def task_context() -> TaskContext:
-    """Of the task that runs; ConfigError where Spark would run several attempts of it at a time."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    require(context is not None, "A task has a context")
-    assert context is not None
-    if (context.getLocalProperty("spark.speculation") or "false").lower() == "true":
-        raise ConfigError(
-            "spark.speculation is on: two attempts of a task would write at a time, and the loser's open transaction "
-            "would hold readers back. Set spark.speculation to false."
-        )
-    return context
 
 
 def _property(context: TaskContext, name: str) -> str:

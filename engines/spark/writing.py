@@ -20,56 +20,38 @@ Invariant: the rows become visible as a whole, once the driver has decided; unti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from exactlyonce.engines.spark.sink_driver import with_driver
-from exactlyonce.engines.spark.sink_options import SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink_options import parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job
-from exactlyonce.engines.spark.sink_task import Assignment, write_task
-from exactlyonce.engines.spark.streaming_sink import TaskMessage, flushed_of, task_context
-from exactlyonce.pipeline.errors import ConfigError, require
+from exactlyonce.engines.spark.sink_writer import SinkWriter, flushed_of
+from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyspark import TaskContext
     from pyspark.sql.types import StructType
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """See the module."""
+class BatchWriter(SinkWriter, DataSourceArrowWriter):
+    """See the module. What the tasks are told is part of the one that commits, too."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self.options = options
-        self.assignment: Assignment | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Before the tasks: what they are told is part of the writer that they get, as does the one that commits."""
-        if self.assignment is None:
-            self.assignment = with_driver(self.options, lambda driver: driver.assign())
-        return dict(self.__dict__)
-
-    def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
-        """One task, on an executor."""
-        context = task_context()
-        require(self.assignment is not None, "A writer reaches a task only with an assignment")
-        assert self.assignment is not None
-        partition, attempt = context.partitionId(), context.attemptNumber()
-        return TaskMessage(write_task(self.options, self.assignment, self._job(), partition, attempt, iterator))
+    def job_of(self, context: TaskContext) -> Job:
+        """The whole write is one."""
+        return Job(write_id=self.options.write_id)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Once all tasks are done."""
         flushed = flushed_of(messages)
         if flushed:
-            with_driver(self.options, lambda driver: driver.commit(self._job(), flushed))
+            with_driver(self.options, lambda driver: driver.commit(flushed[0].job, flushed))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Once a task has failed too often, or after a `commit` that raised."""
         with_driver(self.options, lambda driver: driver.abort())
-
-    def _job(self) -> Job:
-        return Job(write_id=self.options.write_id)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
