@@ -23,7 +23,7 @@ bench: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python benchmarks/run.py $(ARGS)
 
 test: .venv/dev.stamp .venv/java.stamp
-	.venv/bin/pytest -n 3 --dist loadfile $(ARGS)
+	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .
