@@ -198,25 +198,24 @@ class DecisionLog:
         dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
         return self._commit([*records, *self._due_heartbeat()], dropped, list(blocks_dropped))
 
-    def heartbeat(self, fenced_below: int | None = None) -> Outcome:
-        """Show that this life goes on; *fenced_below* records that all ids of older incarnations were fenced."""
+    def heartbeat(self, fenced_below: int | None = None, *, ended: bool = False) -> Outcome:
+        """Show that this life goes on; *fenced_below* records that all ids of older incarnations were fenced.
+
+        *ended*: it is the last one, after a clean end. Whoever asks need not wait until this life has fallen silent.
+        """
         require(self._life is not None, "A life must have begun")
         assert self._life is not None
-        beat = _beat(self._life, self._clock.now_ms(), fenced_below)
+        below = self._life.fenced_below if fenced_below is None else fenced_below
+        now_ms = self._clock.now_ms()
+        beat = msgspec.structs.replace(self._life, heartbeat_ms=now_ms, fenced_below=below, ended=ended)
         return self._commit([beat], [], [])
-
-    def end_life(self) -> Outcome:
-        """The last heartbeat, after a clean end: whoever asks need not wait until this life has fallen silent."""
-        assert self._life is not None
-        last = msgspec.structs.replace(_beat(self._life, self._clock.now_ms(), None), ended=True)
-        return self._commit([last], [], [])
 
     def _due_heartbeat(self) -> list[Incarnation]:
         assert self._life is not None
         now_ms = self._clock.now_ms()
         if abs(now_ms - self._life.heartbeat_ms) < HEARTBEAT_PAUSE_MS:
             return []
-        return [_beat(self._life, now_ms, None)]
+        return [msgspec.structs.replace(self._life, heartbeat_ms=now_ms)]
 
     def _commit(self, records: list[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Outcome:
         staged = self._history.copy()
@@ -366,8 +365,3 @@ def _writes(records: list[Decision], dropped: list[DecisionKey], blocks: list[Bl
         *(Write(DECISIONS, str(key), None) for key in dropped),
         *(Write(ref.partition, ref.key, None) for ref in blocks),
     ]
-
-
-def _beat(life: Incarnation, now_ms: int, fenced_below: int | None) -> Incarnation:
-    below = life.fenced_below if fenced_below is None else fenced_below
-    return Incarnation(life.incarnation, life.host, life.process, life.started_at_ms, now_ms, below)

@@ -45,6 +45,8 @@ from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
+UPKEEP_INTERVAL_S = 10.0
+"""How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
 SWEEP_AGAIN_MS = 60_000
 
 
@@ -351,7 +353,7 @@ class Decisions:
         self._groups.publish(self.manifest.offsets)
 
     def upkeep(self) -> None:
-        """Every few seconds: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
+        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
         self._log.heartbeat()
         if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
             self._sweep(everything=False)
@@ -370,7 +372,7 @@ class Decisions:
                     f"them."
                 )
         with suppress(Fenced):  # then a newer life's heartbeats say as much
-            self._log.end_life()
+            self._log.heartbeat(ended=True)
 
     def start_message(self, subtask: int, attempt: int, manifest: Manifest) -> dict[str, Any]:
         """The fields of `Start` for one worker."""

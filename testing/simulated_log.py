@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from exactlyonce.checkpoint.committable import coordinator_id
 from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation
@@ -75,10 +77,7 @@ class SimulatedLog:
     def heartbeat(self, fenced_below: int | None = None) -> Generator[int | None, None, Outcome]:
         """Show that this life goes on; and what was fenced."""
         below = self.life.fenced_below if fenced_below is None else fenced_below
-        life = self.life
-        beat = Incarnation(
-            life.incarnation, life.host, life.process, life.started_at_ms, self.world.clock.now_ms(), below
-        )
+        beat = msgspec.structs.replace(self.life, heartbeat_ms=self.world.clock.now_ms(), fenced_below=below)
         outcome = yield from self._commit([beat], [], [])
         if outcome is Outcome.DONE:
             self.life = beat

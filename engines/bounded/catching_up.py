@@ -15,10 +15,10 @@ from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.capacity import require_room
 from exactlyonce.engines.bounded.goal import Goal
-from exactlyonce.engines.bounded.leadership import UPKEEP_INTERVAL_S, kept_alive
+from exactlyonce.engines.bounded.leadership import kept_alive
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.decisions import UPKEEP_INTERVAL_S, Decisions
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.loading import Loaded

@@ -14,12 +14,10 @@ from exactlyonce.checkpoint.store import read_history
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.decisions import UPKEEP_INTERVAL_S, Decisions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
-
-UPKEEP_INTERVAL_S = 10.0
 
 
 def history_if_any(client: ClientConfig, pipeline: str) -> History | None:

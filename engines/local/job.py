@@ -19,7 +19,7 @@ import exactlyonce.checkpoint.coordinator as core
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.decisions import UPKEEP_INTERVAL_S, Decisions
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
 from exactlyonce.engines.local.workers import Worker, Workers
@@ -29,7 +29,6 @@ from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, InvariantViolation
 from exactlyonce.pipeline.failpoints import hit
 
-UPKEEP_INTERVAL_S = 10.0
 FINISH_TIMEOUT_S = 30.0
 """How long the user's operators may take to close at a clean end."""
 

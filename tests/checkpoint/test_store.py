@@ -84,7 +84,7 @@ class TestLives:
         now_ms = store.clock.now_ms()
         assert read_history(store.config, store.pipeline).living(now_ms + SILENCE_MS - 1) == log.history.newest_life
         assert read_history(store.config, store.pipeline).living(now_ms + SILENCE_MS) is None
-        assert log.end_life() is Outcome.DONE
+        assert log.heartbeat(ended=True) is Outcome.DONE
         read = read_history(store.config, store.pipeline)
         assert read.newest_life == msgspec.structs.replace(store.life(1), ended=True)
         assert read.living(now_ms) is None
