@@ -19,12 +19,11 @@ from confluent_kafka import IsolationLevel
 
 from exactlyonce.checkpoint import store_client
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.committable import coordinator_id
 from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation
 from exactlyonce.checkpoint.store_scan import read_range
 from exactlyonce.checkpoint.store_topic import TopicInfo, describe, find_topic
-from exactlyonce.checkpoint.store_transaction import TransactionalWriter, Write
+from exactlyonce.checkpoint.store_transaction import Write, Writer
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.checkpoint.wire import Decision, DecisionKey, encode
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
@@ -62,6 +61,7 @@ class DecisionLog:
         pipeline: str,
         topic: TopicInfo,
         clock: Clock,
+        writer: Writer,
         append_timeout_s: float = APPEND_TIMEOUT_S,
     ) -> None:
         self.pipeline = pipeline
@@ -69,7 +69,7 @@ class DecisionLog:
         self._config = config
         self._clock = clock
         self.append_timeout_s = append_timeout_s
-        self._writer = TransactionalWriter(config, topic.name, coordinator_id(pipeline))
+        self._writer = writer
         self._opened = False
         self._admin = store_client.admin(config)
         self._history = History(pipeline)

@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is not in its stubs
 
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, TopicError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
 
 _LOGGER = logging.getLogger("exactlyonce.kafka")
 _LOGGER.addHandler(logging.NullHandler())  # what the library says is for whoever asks; errors are raised
@@ -74,7 +74,6 @@ _NOT_ALLOWED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 
 
 def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
@@ -202,8 +201,6 @@ def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> Exa
     """The error of exactlyonce that says what *error* means while *doing* something."""
     servers = config.get("bootstrap.servers", "?")
     code, said = error.code(), f"{error.str()} ({error.name()})"
-    if code in _FENCED:
-        return Fenced(f"A newer instance took over while {doing}. This one ends; nothing is lost.")
     if is_passing(error) or code == KafkaError._AUTHENTICATION:
         return BrokerUnavailable(
             f"No answer from the broker at {servers} while {doing}: {said}. Check that it runs, that the address and "
@@ -213,9 +210,4 @@ def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> Exa
         return ConfigError(f"The broker at {servers} did not allow {doing}: {said}. Grant the missing permission.")
     if code in _MISSING:
         return TopicError(f"The checkpoint topic was missing while {doing}: {said}. Was it deleted?")
-    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-        return ConfigError(
-            f"The broker at {servers} refused a transaction timeout while {doing}: {said}. "
-            f"Raise the broker's transaction.max.timeout.ms to three minutes (180000) or more."
-        )
     return TopicError(f"The broker at {servers} refused {doing}: {said}.")

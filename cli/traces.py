@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from exactlyonce.checkpoint.commit import incarnation_latest
 from exactlyonce.checkpoint.committable import TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.store import DecisionLog, read_history
+from exactlyonce.checkpoint.store import read_history
 from exactlyonce.checkpoint.store_topic import delete_topic, find_topic, prepare_topic
 from exactlyonce.checkpoint.transaction import ListedTransaction
 from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
@@ -125,8 +126,8 @@ def erase(config: ClientConfig, traces: Traces) -> list[str]:
     if traces.topic:
         delete_topic(config.confluent(), traces.pipeline)
     if traces.topic or traces.transactions:
-        settings = config.confluent()
-        log = DecisionLog(settings, traces.pipeline, prepare_topic(settings, traces.pipeline), SystemClock())
+        topic = prepare_topic(config.confluent(), traces.pipeline)
+        log = decision_log(config, traces.pipeline, topic, SystemClock())
         log.open()
         log.begin_life(socket.gethostname(), os.getpid(), incarnation_latest(traces.transactions))
         log.close()

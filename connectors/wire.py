@@ -109,12 +109,14 @@ class Wire:
         self._turn = 0
         self._deadline: float | None = None
 
-    def patiently(self, attempt: Callable[[], T], doing: str) -> T:
+    def patiently(self, attempt: Callable[[], T], doing: str, *, timeout_ms: int | None = None) -> T:
         """The result of *attempt*, made again while it raises `Again`, with growing pauses, until the time is over.
 
+        *timeout_ms*: how long, if not as long as this client waits otherwise; there is one attempt at least.
         Raises `BrokerUnavailable`, saying what was being done and what stood in the way last.
         """
-        deadline = self._deadline = self._clock() + self.timeout_ms / 1000
+        timeout_s = (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        deadline = self._deadline = self._clock() + timeout_s
         pause_ms = PAUSE_FIRST_MS
         try:
             while True:
@@ -123,7 +125,7 @@ class Wire:
                 except Again as obstacle:
                     left_ms = (deadline - self._clock()) * 1000
                     if left_ms <= 0:
-                        raise self.unavailable(f"{doing}, for {self.timeout_ms / 1000:g} s,", obstacle) from None
+                        raise self.unavailable(f"{doing}, for {timeout_s:g} s,", obstacle) from None
                 self._sleep(min(pause_ms, left_ms) / 1000)
                 pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
         finally:

@@ -25,13 +25,14 @@ from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, Ope
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.settling import settle
-from exactlyonce.checkpoint.store import APPEND_TIMEOUT_S, DecisionLog
+from exactlyonce.checkpoint.store import APPEND_TIMEOUT_S
 from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
 from exactlyonce.checkpoint.transaction import Fate, Outcome, TransactionState
 from exactlyonce.connectors.group_offsets import GroupOffsets
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.blocks import references
 from exactlyonce.engines.bounded.replay_repair import ReplayRepair, where_replayed
@@ -76,7 +77,7 @@ class Decisions:
         self._version = self._transactions.transaction_version()
         self._sinks = prepare_outputs(self._topics, plan.graph, note)
         self._topic = prepare_topic(self._settings, plan.graph.pipeline_id, options.checkpoint_partitions)
-        self._log = DecisionLog(self._settings, plan.graph.pipeline_id, self._topic, self._clock)
+        self._log = decision_log(options.client, plan.graph.pipeline_id, self._topic, self._clock)
         self._replays = ReplayRepair(
             Loaded(load_reference(reference), reference), options.client, self._transactions, self._timeout_ms,
             lambda: self._log.history, note, *where_replayed(options.repair, units),

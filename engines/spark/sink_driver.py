@@ -33,6 +33,7 @@ from exactlyonce.checkpoint.store_topic import prepare_topic
 from exactlyonce.checkpoint.wire import encode
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink_options import SinkOptions
@@ -82,7 +83,7 @@ class SinkDriver:
 
     def _new_log(self) -> DecisionLog:
         topic = prepare_topic(self._settings, self.options.sink_id, TOPIC_PARTITIONS)
-        log = DecisionLog(self._settings, self.options.sink_id, topic, self._clock)
+        log = decision_log(self.options.client(), self.options.sink_id, topic, self._clock)
         self._performer = Performer(
             self.options.client(), self._transactions, self._output_log, log, self._timeout_ms, _ignore, no_replay
         )

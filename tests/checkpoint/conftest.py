@@ -23,6 +23,8 @@ from exactlyonce.checkpoint.manifest import (
 )
 from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -70,9 +72,13 @@ class Store:
         self.clock = SimulatedClock()
         self.kafka = KafkaCluster(bootstrap_servers)
 
+    def log(self, **settings: Any) -> DecisionLog:
+        """A decision log that has fenced nobody yet."""
+        return decision_log(ClientConfig(self.config), self.pipeline, self.topic, self.clock, **settings)
+
     def opened(self, **settings: Any) -> DecisionLog:
         """A decision log that has fenced all older ones."""
-        log = DecisionLog(self.config, self.pipeline, self.topic, self.clock, **settings)
+        log = self.log(**settings)
         log.open()
         return log
 

@@ -17,10 +17,12 @@ from exactlyonce.checkpoint import store as store_module
 from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.history import SILENCE_MS
 from exactlyonce.checkpoint.manifest import BlockRef, Finalized, OrderLog, Repair
-from exactlyonce.checkpoint.store import DecisionLog, read_history
+from exactlyonce.checkpoint.store import read_history
 from exactlyonce.checkpoint.store_topic import prepare_topic
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.checkpoint.wire import encode
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, InvariantViolation, TopicError
 from exactlyonce.testing.clock import SimulatedClock
 
@@ -104,7 +106,7 @@ class TestLives:
         with pytest.raises(Fenced):
             first.append(store.manifest(0))
         assert second.append(store.manifest(0)) is Outcome.DONE
-        seen = DecisionLog(store.config, store.pipeline, store.topic, store.clock).look()
+        seen = store.log().look()
         assert seen is not None
         assert seen.manifests == {0: store.manifest(0)}
         assert second.append(store.mark(0)) is Outcome.DONE
@@ -136,7 +138,7 @@ class TestLives:
         admin = store.kafka.admin()
         admin.create_partitions([NewPartitions(store.topic.name, 9)])[store.topic.name].result()
         grown = prepare_topic(store.config, store.pipeline)
-        log = DecisionLog(store.config, store.pipeline, grown, SimulatedClock())
+        log = decision_log(ClientConfig(store.config), store.pipeline, grown, SimulatedClock())
         log.open()
         assert (grown.partitions, log.topic.partitions) == (9, 5)
 
@@ -172,7 +174,7 @@ class TestFencing:
         assert victim.stdout.readline().strip() == "produced"
         victim.kill()
         victim.wait(LIMIT_S)
-        assert DecisionLog(store.config, store.pipeline, store.topic, store.clock).look() is None, "not known yet"
+        assert store.log().look() is None, "not known yet"
         log = store.opened()
         assert (log.history.incarnation_latest, log.history.manifests) == (1, {})
         assert log.begin_life("here", 1).incarnation == 2
@@ -201,14 +203,14 @@ class TestFencing:
 KILLED_WITHIN_APPEND = """
 import os, signal, sys
 from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.checkpoint.store import DecisionLog
 from exactlyonce.checkpoint.store_topic import find_topic
-from exactlyonce.checkpoint.store_transaction import TransactionalWriter
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.transactional_writer import TransactionalWriter, decision_log
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced
 
 config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
-log = DecisionLog(config, pipeline, find_topic(config, pipeline), SystemClock())
+log = decision_log(ClientConfig(config), pipeline, find_topic(config, pipeline), SystemClock())
 log.open()
 log.begin_life("victim", os.getpid())
 commit = TransactionalWriter._commit

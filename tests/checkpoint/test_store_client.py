@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.manifest import BlockRef
 from exactlyonce.checkpoint.store_blocks import DamagedBlock
 from exactlyonce.checkpoint.store_client import end_offsets, explained, settings
 from exactlyonce.checkpoint.store_topic import prepare_topic
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, TopicError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
 
 
 @pytest.mark.parametrize("code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH])
@@ -75,11 +75,8 @@ def test_only_the_way_to_the_broker_is_taken_over() -> None:
         (KafkaError._AUTHENTICATION, BrokerUnavailable, "security settings"),
         (KafkaError.NOT_ENOUGH_REPLICAS, BrokerUnavailable, "NOT_ENOUGH_REPLICAS"),
         (KafkaError._NOENT, BrokerUnavailable, "while testing"),  # a broker that has just restarted leads nothing yet
-        (KafkaError._FENCED, Fenced, "newer instance"),
-        (KafkaError.INVALID_PRODUCER_EPOCH, Fenced, "newer instance"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "did not allow testing"),
         (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ConfigError, "Grant the missing permission"),
-        (KafkaError.INVALID_TRANSACTION_TIMEOUT, ConfigError, "transaction.max.timeout.ms"),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicError, "was missing while testing"),
         (KafkaError.INVALID_REPLICATION_FACTOR, TopicError, "refused testing"),
     ],

@@ -18,11 +18,12 @@ from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.store import DIGEST_HEADER, DecisionLog
 from exactlyonce.checkpoint.store_topic import prepare_topic
-from exactlyonce.checkpoint.store_transaction import TransactionalWriter, Write
+from exactlyonce.checkpoint.store_transaction import Write
 from exactlyonce.checkpoint.transaction import EndAnswer, Outcome, TransactionState
 from exactlyonce.checkpoint.wire import DecisionKey, encode
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.log import Log
+from exactlyonce.connectors.transactional_writer import TransactionalWriter, decision_log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
@@ -144,13 +145,13 @@ def test_a_decision_whose_markers_were_lost(cluster: OwnCluster, topic_name: str
     transactions, output_log = Transactions(config), Log(config)
     lost, lives = False, 0
     while not lost and lives < KILLS_MAX:
-        log = DecisionLog(settings, topic_name, topic, SystemClock())
+        log = decision_log(config, topic_name, topic, SystemClock())
         performer = Performer(config, transactions, output_log, log, 60_000, lambda *_: None)
         drive(settle(name, partitions), performer)
         assert log.open().incarnation_latest == lives
         lives += 1
         life = Incarnation(lives, "here", 1, 0, 0)
-        writer = TransactionalWriter(settings, topic.name, name)  # the log itself would wait for the marker
+        writer = TransactionalWriter(config, topic, name, SystemClock().now_ms)  # the log would wait for the marker
         writer.open()
         value = encode(life)
         written = [Write(0, str(DecisionKey.of(life)), value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),))]
@@ -163,6 +164,6 @@ def test_a_decision_whose_markers_were_lost(cluster: OwnCluster, topic_name: str
             each.producer_id == state.producer_id and each.transaction_start_offset is not None
             for each in transactions.producers(partitions)
         )
-    log = DecisionLog(settings, topic_name, topic, SystemClock())
+    log = decision_log(config, topic_name, topic, SystemClock())
     drive(settle(name, partitions), Performer(config, transactions, output_log, log, 60_000, lambda *_: None))
     assert log.open().incarnation_latest == lives
