@@ -141,3 +141,18 @@ def test_records_without_an_answer(store: Any, proxy: LossyProxy) -> None:
     log.append_timeout_s = 60.0
     assert log.append(store.manifest(0, parallelism=3)) is Outcome.DONE
     assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+@pytest.mark.parametrize("api", [PRODUCE, END_TXN])
+def test_one_request_without_an_answer(store: Any, proxy: LossyProxy, api: int, lost: str) -> None:
+    """Where the broker can be reached again in time, the same is asked again: written once, and the log goes on."""
+    log = store.living()
+    proxy.armed = api, lost
+    healer = threading.Thread(target=lambda: proxy.lost.wait() and proxy.heal())
+    healer.start()
+    assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
+    healer.join()
+    assert log.append(store.manifest(1)) is Outcome.DONE
+    log.close()
+    assert list(store.opened().history.manifests) == [0, 1]
