@@ -16,6 +16,7 @@ from exactlyonce.checkpoint.committable import Committable, TransactionalId, Wri
 from exactlyonce.checkpoint.decision import (
     REPAIRS_MAX,
     Decided,
+    Dropped,
     Life,
     Precommit,
     Refuse,
@@ -24,7 +25,7 @@ from exactlyonce.checkpoint.decision import (
     finalize,
     finish,
 )
-from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.transaction import Fate, ListedTransaction, Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
 
@@ -38,9 +39,10 @@ def decided(world: World, *precommits: Precommit) -> Decided | Refuse | Unresolv
         assert ends == (1, 2)
         return manifest(*committables)
 
-    def expire(made: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+    def expire(made: Manifest) -> ask.Procedure[Dropped]:
         assert made in world.appended, "blocks expire only after the manifest is durable"
         return (4,), (BLOCK,)
+        yield
 
     ages_ms = {each.transactional_id: 0 for each in precommits}
     return ask.drive(decide(precommits, ages_ms, LIFE, make, expire), world)
