@@ -98,6 +98,14 @@ def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
     return refs
 
 
+def references_or_why(manifest: Manifest, reader: BlockReader) -> frozenset[BlockRef] | str:
+    """Every block that *manifest* stands on; or why that cannot be known: nothing can be restored from it."""
+    try:
+        return frozenset(references(manifest, reader))
+    except (DamagedBlock, DamagedState) as error:
+        return str(error)
+
+
 @contextmanager
 def whole_or_halt(manifest: Manifest) -> Iterator[None]:
     """While what *manifest* refers to is read: if it is not all there, a halt with the choices."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -133,7 +133,8 @@ class Decisions:
     def recover(self) -> Manifest:
         """Finish what older lives decided, abort what they did not, and find where to start."""
         hit("coordinator-opened")
-        self._note_damage(self._log.history.damaged)
+        for what, why in self._log.history.damaged.items():
+            self._note(f"damaged in {self._topic.name}, but nothing newer is: {what}: {why}")
         latest, unfinalized = self._log.history.latest, self._log.history.unfinalized
         if latest is None:
             self.manifest = self._first_manifest()
@@ -148,7 +149,7 @@ class Decisions:
             manifests, blocks = self._drive(self._claimed())
             if manifests or blocks:
                 self._written(self._log.append(manifests_dropped=manifests, blocks_dropped=blocks))
-        self._note_damage({f"checkpoint {n}": each for n, each in self._claims.unrestorable.items()})
+        self._note_damage()
         self._offsets = self._inputs.offsets_from(self.manifest)
         hit("coordinator-swept")
         return self.manifest
@@ -156,9 +157,12 @@ class Decisions:
     def _claimed(self) -> Procedure[Dropped]:
         return self._claims.recover(self._log.history, self.life.incarnation, late=self._late_blocks)
 
-    def _note_damage(self, found: Mapping[str, str]) -> None:
-        for what, why in found.items():
-            self._note(f"{what} of {self._topic.name} is damaged, so that it can be restored from no more: {why}")
+    def _note_damage(self) -> None:
+        """What is damaged among the blocks, and does not keep the pipeline from going on."""
+        for checkpoint, why in self._claims.unrestorable.items():
+            self._note(f"checkpoint {checkpoint} is damaged and can be restored from no more: {why}")
+        for place in self._claims.unreadable:
+            self._note(f"damaged: {place}; blocks that lie there cannot be removed")
 
     @property
     def _settings(self) -> dict[str, Any]:

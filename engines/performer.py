@@ -13,18 +13,17 @@ from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.committable import Committable
-from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.store import DecisionLog
-from exactlyonce.checkpoint.store_blocks import BlockReader, DamagedBlock, scan_blocks
+from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.copying import copy_transaction
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.blocks import references
+from exactlyonce.engines.blocks import references_or_why
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.state.errors import DamagedState
 
 _AFTER_APPEND = {
     Manifest: ("decided", "coordinator-decided"),
@@ -84,7 +83,7 @@ class Performer:
             case ask.ScanBlocks(start_offsets):
                 return scan_blocks(self.config.confluent(), self.log.topic, start_offsets)
             case ask.FindReferences(manifest):
-                return self._references(manifest)
+                return references_or_why(manifest, BlockReader(self.config.confluent(), self.log.topic))
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):
@@ -101,12 +100,6 @@ class Performer:
                 time.sleep(duration_ms / 1000)  # noqa: TID251 - the one place where the protocol waits
                 return None
         raise InvariantViolation(f"no answer to {request}")
-
-    def _references(self, manifest: Manifest) -> frozenset[BlockRef] | str:
-        try:
-            return frozenset(references(manifest, BlockReader(self.config.confluent(), self.log.topic)))
-        except (DamagedBlock, DamagedState) as error:
-            return str(error)
 
     def _end(self, endings: tuple[ask.Ending, ...], commit: bool) -> Sequence[EndAnswer]:
         try:

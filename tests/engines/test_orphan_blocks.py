@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,33 +48,35 @@ def test_a_coordinator_that_died(
 ) -> None:
     """Whatever lies between its death and its last finalized mark is found by the next life."""
     records = fed(kafka, topic_name, orders(6000))
-    arguments = (
-        "pipelines:slow", "--param", f"name={topic_name}", "--param", "pause_ms=1", "--parallelism", "2",
-        "--until", "latest", *QUICK,
-    )  # fmt: skip
-    assert run(*arguments, env=failpoint(place, nth=2)).wait() == -9
+    arguments = ("pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "2", *QUICK)
+    assert run(*arguments, env=failpoint(place, nth=3)).wait() == -9
     assert (tmp_path / "fired" / place).exists()
-    last = run(*arguments)
+    last = run(*arguments, "--until", "latest")
     assert last.wait() == 0, last.said
     assert unreferenced_blocks(kafka, topic_name) == set()
     assert_totals(kafka, f"{topic_name}-out", records)
 
 
-@pytest.mark.parametrize("killed", ["worker", "coordinator"])
+@pytest.mark.parametrize("place", ["worker-flushed", "coordinator-decided"])
 def test_checkpoints_in_flight_behind_a_completed_one(
-    killed: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], failpoint: Any, tmp_path: Path
+    place: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], failpoint: Any, tmp_path: Path
 ) -> None:
     """With three checkpoints in flight, what the ones behind the newest completed one have written goes as well."""
-    records = fed(kafka, topic_name, orders(6000))
+    records = fed(kafka, topic_name, orders(4000))
     arguments = (
         "pipelines:slow", "--param", f"name={topic_name}", "--param", "pause_ms=1", "--parallelism", "2",
-        "--max-concurrent", "3", "--until", "latest", "--checkpoint-interval", "50ms",
+        "--max-concurrent", "3", "--checkpoint-interval", "50ms",
     )  # fmt: skip
-    place = "worker-flushed" if killed == "worker" else "coordinator-decided"
-    first = run(*arguments, env=failpoint(place, nth=3))
-    assert first.wait() == (0 if killed == "worker" else -9), first.said
+    first = run(*arguments, env=failpoint(place, nth=4))
+    if place == "coordinator-decided":
+        assert first.wait() == -9, first.said
+    else:
+        first.await_event(lambda event: event["event"] == "note" and "restarting" in event["text"])
+        first.await_event(lambda event: event["event"] == "checkpoint")
+        first.process.send_signal(signal.SIGTERM)
+        assert first.wait() == 0, first.said
     assert (tmp_path / "fired" / place).exists()
-    last = run(*arguments)
+    last = run(*arguments, "--until", "latest")
     assert last.wait() == 0, last.said
     assert unreferenced_blocks(kafka, topic_name) == set()
     assert_totals(kafka, f"{topic_name}-out", records)

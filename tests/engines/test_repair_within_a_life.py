@@ -20,8 +20,8 @@ from exactlyonce.testing.cluster import OwnCluster
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 TIMEOUTS = (
-    "--checkpoint-interval", "300ms", "--checkpoint-timeout", "5s", "--restart-budget", "1s",
-    "--transaction-timeout", "10s",
+    "--checkpoint-interval", "300ms", "--checkpoint-timeout", "20s", "--restart-budget", "1s",
+    "--transaction-timeout", "25s",
 )  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def await_aborted(servers: dict[str, str], name: str) -> None:
     """Until the broker has aborted all that the unfinalized checkpoint has decided."""
     manifest = read_history(servers, name).unfinalized
     assert manifest is not None
+    assert manifest.committables
     ids = [each.transactional_id for each in manifest.committables]
     transactions, deadline = Transactions(ClientConfig(servers)), time.monotonic() + LIMIT_S
     while {each.state for each in transactions.describe(ids).values() if each} != {"CompleteAbort"}:
@@ -47,8 +48,8 @@ def test_a_clean_stop_after_a_repair(
     kafka.produce(f"{topic_name}-in", fed)
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
     job = run(
-        "pipelines:linear", "--param", f"name={topic_name}", *TIMEOUTS, servers=kafka.bootstrap_servers,
-        env=failpoint("coordinator-decided", "stop", nth=2),
+        "pipelines:slow", "--param", f"name={topic_name}", "--param", "pause_ms=1", *TIMEOUTS,
+        servers=kafka.bootstrap_servers, env=failpoint("coordinator-decided", "stop"),
     )  # fmt: skip
     deadline = time.monotonic() + LIMIT_S
     while Path(f"/proc/{job.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
