@@ -123,9 +123,7 @@ def incarnation_latest(listed: Iterable[ListedTransaction]) -> int:
 
 def is_older(transactional_id: TransactionalId, incarnation: int, attempt: int) -> bool:
     """Whether the id belongs to an attempt before (*incarnation*, *attempt*)."""
-    if transactional_id.incarnation != incarnation:
-        return transactional_id.incarnation < incarnation
-    return int(transactional_id.attempt.split("-")[0]) < attempt
+    return transactional_id.written_in < (incarnation, attempt)
 
 
 def sweep(
@@ -134,14 +132,17 @@ def sweep(
     attempt: int,
     *,
     protected: Container[str] = (),
-    fenced_below: int = 0,
+    fenced_below: tuple[int, int] = (0, 0),
     outputs: Collection[tuple[str, int]] = (),
 ) -> Procedure[int]:
     """Abort and fence every transactional id of older attempts, in whatever state; returns how many.
 
     An id in state `Empty` belongs to a producer that may still open a transaction: aborting it raises the epoch, which
-    fences that producer. Ids of incarnations below *fenced_below* went through this before: the epoch that their
-    producers hold is stale, so that they are passed over once complete (else a name would never expire).
+    fences that producer. Ids of attempts below *fenced_below* (incarnation, attempt) are left alone once complete, else
+    each sweep would end all of them again, and renew them, so that they never expired. That is safe: a sweep for
+    *fenced_below* has ended every id that was there, so that the epoch of every producer of that time is stale; and
+    whoever has initialised one since shows as `Empty`, then as `Ongoing`, until an end of its transaction, by whomever,
+    makes its epoch stale as well. A sweep that protects ids fences only the others: no *fenced_below* follows from it.
     Ids in *protected* are named by a durable record and are not touched. In the partitions *outputs* none of the others
     is open in the end, even if the broker has lost markers.
     """
@@ -159,7 +160,7 @@ def sweep(
                 continue
             names[each.producer_id] = each.transactional_id
             settled = each.state in ("CompleteCommit", "CompleteAbort", "Dead")
-            if settled and name.incarnation < fenced_below:
+            if settled and name.written_in < fenced_below:
                 continue
             if each.transactional_id not in fenced or not settled:
                 targets.append(each.transactional_id)

@@ -31,6 +31,11 @@ class TransactionalId(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"eo:{self.pipeline}:{self.sink}:{self.subtask}:{self.incarnation}.{self.attempt}:{self.slot}"
 
+    @property
+    def written_in(self) -> tuple[int, int]:
+        """Incarnation and number of the attempt: a later one is greater."""
+        return self.incarnation, int(self.attempt.split("-")[0])
+
     @classmethod
     def parse(cls, text: str) -> TransactionalId | None:
         """The id that *text* spells whole, or None: then it is none of ours and must not be touched.

@@ -31,6 +31,11 @@ from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transaction import Outcome, ProducerState, TransactionState
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, Undetermined, require
 
+Dropped = tuple[tuple[int, ...], tuple[BlockRef, ...]]
+"""Checkpoints whose manifests may go, and blocks that may."""
+Expire = Callable[[Manifest], Procedure[Dropped]]
+"""Told that a manifest is about to be finalized: what may go in the same transaction."""
+
 REPAIRS_MAX = 5
 LOSS_ACCEPTED = "loss accepted"
 
@@ -59,7 +64,8 @@ class Life:
     cluster_id: str
     transaction_version: int
     transaction_timeout_ms: int
-    fenced_below: int = 0
+    fenced_below: tuple[int, int] = (0, 0)
+    """(incarnation, attempt): the transactional ids of all attempts below it have been fenced; see `sweep`."""
 
 
 @dataclass(frozen=True)
@@ -146,17 +152,23 @@ def check(
     return committables
 
 
+def keep_all(manifest: Manifest) -> Procedure[Dropped]:
+    """The `Expire` of whoever drops nothing."""
+    return (), ()
+    yield
+
+
 def decide(
     precommits: Iterable[Precommit],
     ages_ms: Mapping[str, int],
     life: Life,
     make_manifest: Callable[[tuple[Committable, ...], tuple[int, ...]], Manifest],
-    expire: Callable[[Manifest], tuple[tuple[int, ...], tuple[BlockRef, ...]]],
+    expire: Expire,
 ) -> Procedure[Decided | Refuse | Unresolved]:
     """Check, then decide, then commit and finalize a checkpoint.
 
     *make_manifest* is given the committables and the block partitions' end offsets; *expire* is told that the manifest
-    is durable and returns the manifests and blocks that may go.
+    is durable and all of it committed.
     """
     try:
         checked = yield from check(precommits, ages_ms, life)
@@ -173,7 +185,8 @@ def decide(
     commits = yield from commit(manifest.committables)
     decided = Decided(manifest, commits)
     if decided.finalized:
-        yield from finalize(manifest, commits.fates, life.incarnation, manifest.completed_at_ms, *expire(manifest))
+        dropped = yield from expire(manifest)
+        yield from finalize(manifest, commits.fates, life.incarnation, manifest.completed_at_ms, *dropped)
     return decided
 
 
@@ -198,7 +211,13 @@ def finalize(
 
 
 def finish(
-    manifest: Manifest, repairs: Iterable[Repair], life: Life, at_ms: int, *, accept_loss: bool = False
+    manifest: Manifest,
+    repairs: Iterable[Repair],
+    life: Life,
+    at_ms: int,
+    expire: Expire = keep_all,
+    *,
+    accept_loss: bool = False,
 ) -> Procedure[dict[str, str]]:
     """Bring a decided checkpoint to its end: commit, prove or repair every committable, then finalize.
 
@@ -232,8 +251,27 @@ def finish(
             aborted = [originals[name].within(each) for name, each in superseded.items()]
             fates.update((yield from _repair(manifest, aborted, superseded, numbers, life, accept_loss)))
         waiting = [c for name, c in current.items() if name not in fates]
-    yield from finalize(manifest, fates, life.incarnation, at_ms)
+    dropped = yield from expire(manifest)
+    yield from finalize(manifest, fates, life.incarnation, at_ms, *dropped)
     return fates
+
+
+def standing(manifest: Manifest, repairs: Iterable[Repair], fates: Mapping[str, str]) -> tuple[Committable, ...]:
+    """What of the finalized *manifest* readers must see: its committables, where they were lost their repairs, the
+    newest for each partition, and nothing of those whose loss was accepted."""
+    found = []
+    newest_first = sorted(repairs, key=lambda repair: repair.number, reverse=True)
+    for original in manifest.committables:
+        if fates.get(original.transactional_id) == LOSS_ACCEPTED:
+            continue
+        repaired: set[tuple[str, int]] = set()
+        stand_ins = [each.committable for each in newest_first if each.replaced == original.transactional_id]
+        for each in (*stand_ins, original):
+            left = tuple(written for written in each.written if (written.topic, written.partition) not in repaired)
+            repaired.update((written.topic, written.partition) for written in left)
+            if left:
+                found.append(msgspec.structs.replace(each, written=left))
+    return tuple(found)
 
 
 def _repair(

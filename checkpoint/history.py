@@ -35,6 +35,8 @@ class History:
         self.checkpoint_latest = -1
         """The highest checkpoint that ever was decided, readable or not; -1 before manifest 0."""
         self._seen: dict[int, bytes] = {}
+        self._hiding: dict[str, None] = {}
+        """Of `damaged`, the places in the log behind which no newer manifest was read: they may hide one."""
 
     def copy(self) -> History:
         """The same history, to which `admit` and `forget` can be applied on trial."""
@@ -96,7 +98,7 @@ class History:
         emit that output again.
         """
         newest = self.latest.checkpoint if self.latest else -1
-        fatal = [text for text in sorted(self.damaged) if self._hides_decision(DecisionKey.parse(text), newest)]
+        fatal = [text for text in sorted(self.damaged) if self._hides_decision(text, newest)]
         if fatal:
             found = "; ".join(f"{text}: {self.damaged[text]}" for text in fatal)
             raise Halt(
@@ -105,9 +107,10 @@ class History:
                 f"backup, or `exactlyonce reset {self.pipeline}` and recompute from the input into new output topics."
             )
 
-    def _hides_decision(self, key: DecisionKey | None, newest: int) -> bool:
+    def _hides_decision(self, text: str, newest: int) -> bool:
+        key = DecisionKey.parse(text)
         if key is None:
-            return False  # not one of ours: somebody else wrote to the topic
+            return text in self._hiding  # or it is not one of ours: somebody else wrote to the topic
         if key.kind is Manifest:
             return key.number >= newest
         return key.kind is Repair and key.number == newest and self.unfinalized is not None
@@ -133,6 +136,16 @@ class History:
         except DamagedRecord as error:
             self.damaged[text] = str(error)
 
+    def pass_over(self, first: int, behind: int) -> None:
+        """The records from offset *first* up to, not including, *behind* cannot be read: their batch is damaged.
+
+        Which they are nobody knows. They came before whatever is read later, so that a newer manifest behind them shows
+        that the newest is not among them, and what they say of older ones costs at most those.
+        """
+        place = f"offsets {first} to {behind - 1} of the decision log"
+        self.damaged[place] = "their bytes are not those that were written"
+        self._hiding[place] = None
+
     def finish_reading(self) -> None:
         """Look for what is missing, once the last record has been taken in."""
         self._seen.clear()
@@ -141,6 +154,8 @@ class History:
 
     def _keep(self, record: Decision) -> None:
         if isinstance(record, Manifest):
+            if record.checkpoint > max(self.manifests, default=-1):
+                self._hiding.clear()
             self.manifests[record.checkpoint] = record
         elif isinstance(record, Finalized):
             self.finalized[record.checkpoint] = record
@@ -148,6 +163,7 @@ class History:
             self.repairs.setdefault(record.checkpoint, {})[record.number] = record
         else:
             self.incarnations[record.incarnation] = record
+        self.incarnation_latest = max(self.incarnation_latest, record.incarnation)  # its first record may be damaged
         self._count(DecisionKey.of(record))
 
     def _count(self, key: DecisionKey) -> None:

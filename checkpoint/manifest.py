@@ -77,7 +77,9 @@ class Manifest(msgspec.Struct, frozen=True):
     block_partitions: int
     """Partitions of the checkpoint topic, frozen here."""
     block_end_offsets: tuple[int, ...]
-    """End offset of every partition of the checkpoint topic when this was written: orphans are looked for from here."""
+    """By partition of the checkpoint topic: no block before it can become an orphan once this is finalized, so that
+    orphans are looked for from here. The ends when this was written; while other checkpoints may be in flight behind
+    it, which may never complete, the ends when its base was."""
     written_bytes: int
     """Bytes of the blocks that this checkpoint wrote."""
     offsets: tuple[SourceOffset, ...]

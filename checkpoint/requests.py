@@ -83,6 +83,31 @@ class BlockEndOffsets:
 
 
 @dataclass(frozen=True)
+class ScanBlocks:
+    """-> Scanned: the blocks that are not tombstoned from *start_offsets* on, one for each partition of the topic."""
+
+    start_offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What a scan of the block partitions has found."""
+
+    blocks: tuple[BlockRef, ...]
+    end_offsets: tuple[int, ...]
+    """How far it went."""
+    unreadable: tuple[str, ...] = ()
+    """Damaged places, which it has passed over."""
+
+
+@dataclass(frozen=True)
+class FindReferences:
+    """-> frozenset[BlockRef]: every block that *manifest* stands on; or str: what of it is missing or damaged."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class Look:
     """-> Fate of the committable's records, once the last stable offset has passed the first of them."""
 
@@ -125,6 +150,8 @@ Request = (
     | RewriteMarkers
     | Append
     | BlockEndOffsets
+    | ScanBlocks
+    | FindReferences
     | Look
     | CopyTransaction
     | ReplayTransaction

@@ -333,7 +333,10 @@ def _read(config: Mapping[str, Any], pipeline: str, topic: TopicInfo, end: int) 
     history = History(pipeline)
     with store_client.explained(config, f"reading {topic.name}"):
         starts = store_client.first_offsets(store_client.admin(config), topic.name, [DECISIONS])
-        for message in read_range(config, topic.name, DECISIONS, starts[DECISIONS], end, "read_committed"):
+        records = read_range(
+            config, topic.name, DECISIONS, starts[DECISIONS], end, "read_committed", history.pass_over
+        )
+        for message in records:
             headers = dict(message.headers() or [])
             digest = headers.get(DIGEST_HEADER)
             history.read(message.key(), message.value(), digest if isinstance(digest, bytes) else None)

@@ -15,11 +15,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
 
 from exactlyonce.checkpoint import store_client
 from exactlyonce.checkpoint.manifest import BlockRef
-from exactlyonce.checkpoint.store_scan import IDLE_TIMEOUT_S, REMOVED, next_offset, read_range
+from exactlyonce.checkpoint.requests import Scanned
+from exactlyonce.checkpoint.store_scan import (
+    IDLE_TIMEOUT_S,
+    REMOVED,
+    is_damaged,
+    next_offset,
+    read_anew,
+    read_range,
+)
 from exactlyonce.checkpoint.store_topic import TopicInfo
 from exactlyonce.checkpoint.wire import Block, BlockKey, DamagedRecord, decode, encode
 from exactlyonce.pipeline.errors import BrokerUnavailable, require
@@ -154,12 +162,17 @@ class BlockReader:
     def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
         deadline = time.monotonic() + self._idle_timeout_s
         at_end: set[int] = set()
-        sought: set[BlockRef] = set()
+        sought = {queue[0] for queue in wanted.values()}
         while wanted:
             message = consumer.poll(0.1)
             if message is not None and message.partition() in wanted:
                 partition = message.partition() or 0
                 queue = wanted[partition]
+                if is_damaged(message):
+                    _require_elsewhere(queue[0], sought, message)
+                    sought.add(queue[0])
+                    read_anew(consumer, TopicPartition(self.topic.name, partition, queue[0].offset))
+                    continue
                 _require_there(queue[0], message)
                 reached = next_offset(self._config, message)
                 if reached is not None:
@@ -195,6 +208,13 @@ def _require_there(ref: BlockRef, message: Message) -> None:
         raise DamagedBlock(f"{_named(ref)} is gone: the partition does not hold that offset.", ref)
 
 
+def _require_elsewhere(ref: BlockRef, sought: set[BlockRef], damage: Message) -> None:
+    """Raise unless the damaged batch lies before *ref*: a read from there does not meet it then."""
+    error = damage.error()
+    if ref in sought and error is not None:
+        raise DamagedBlock(f"{_named(ref)} is damaged: {error.str()}.", ref)
+
+
 def _is_far(ref: BlockRef, message: Message) -> bool:
     """Whether a seek to *ref* is faster than reading on from *message*, if what lies between is of about its size."""
     if message.error() is not None:
@@ -227,22 +247,44 @@ def _named(ref: BlockRef) -> str:
     return f"Block {ref.key} at partition {ref.partition} offset {ref.offset}"
 
 
-def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iterable[int]) -> list[BlockRef]:
+def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
     """The blocks from *start_offsets*, one for each partition, to the end of the topic that are not tombstoned yet.
 
-    Recovery compares them with what the newest manifest refers to and tombstones the rest. The keys say who wrote them
-    and for which checkpoint; records with other keys are left alone.
+    The keys say who wrote them and for which checkpoint; records with other keys are left alone. A tombstone counts
+    once it is committed: below the last stable offset that is known, and what lies behind it is not hidden.
     """
     found: dict[str, BlockRef] = {}
+    unreadable: list[str] = []
     client = store_client.admin(config)
     with store_client.explained(config, f"asking for the ends of {topic.name}"):
         ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
+        stable = store_client.end_offsets(
+            client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED
+        )
         firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))
     for partition, start in list(enumerate(start_offsets))[1:]:
-        begin = max(start, firsts[partition])
-        for message in read_range(config, topic.name, partition, begin, ends[partition], "read_uncommitted"):
-            key, value = (message.key() or b"").decode(errors="replace"), message.value()
-            found.pop(key, None)
-            if value is not None and BlockKey.parse(key) is not None:
-                found[key] = BlockRef(partition, message.offset() or 0, key, len(value), hashlib.sha256(value).digest())
-    return list(found.values())
+        begin, known = max(start, firsts[partition]), min(stable[partition], ends[partition])
+
+        def passed_over(first: int, behind: int, partition: int = partition) -> None:
+            unreadable.append(f"partition {partition} of {topic.name}, offsets {first} to {behind - 1}")
+
+        settled = read_range(config, topic.name, partition, begin, known, "read_committed", passed_over)
+        for message in settled:
+            _note(found, message)
+        rest = read_range(
+            config, topic.name, partition, max(begin, known), ends[partition], "read_uncommitted", passed_over
+        )
+        for message in rest:
+            if message.value() is not None:
+                _note(found, message)
+    ends_of_all = tuple(ends[partition] for partition in range(topic.partitions))
+    return Scanned(tuple(found.values()), ends_of_all, tuple(unreadable))
+
+
+def _note(found: dict[str, BlockRef], message: Message) -> None:
+    """Take the next record of a partition into *found*, by key."""
+    key, value = (message.key() or b"").decode(errors="replace"), message.value()
+    found.pop(key, None)
+    if value is not None and BlockKey.parse(key) is not None:
+        digest = hashlib.sha256(value).digest()
+        found[key] = BlockRef(message.partition() or 0, message.offset() or 0, key, len(value), digest)

@@ -2,22 +2,29 @@
 
 Transaction markers and what compaction removed take offsets but are never seen: a range is read to its end when the
 client reports the end of the partition at or past it, or hands out a record at or past it; never when a certain record
-was seen.
+was seen. A damaged batch is passed over, and whoever reads is told; behind one the client library takes other bytes for
+batches, so that nothing it says counts before it is made to read from an offset anew.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.checkpoint import store_client
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 IDLE_TIMEOUT_S = 30.0
 REMOVED = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+DAMAGED = {
+    KafkaError._BAD_MSG,  # its checksum is not that of its bytes
+    KafkaError._BAD_COMPRESSION,
+    KafkaError._NOT_IMPLEMENTED,  # its version is none that there is
+    KafkaError.INVALID_MSG,  # the broker itself cannot read it
+}
 
 
 def read_range(
@@ -27,9 +34,13 @@ def read_range(
     start: int,
     end: int,
     isolation: str,
+    passed_over: Callable[[int, int], None],
     idle_timeout_s: float = IDLE_TIMEOUT_S,
 ) -> Iterator[Message]:
-    """The records at offsets from *start* up to, not including, *end* that a reader of *isolation* may see."""
+    """The records at offsets from *start* up to, not including, *end* that a reader of *isolation* may see.
+
+    *passed_over* is told of each damaged batch: its first offset, as far as it was asked for, and the one behind it.
+    """
     if start >= end:
         return
     consumer = store_client.consumer(config, topic, isolation)
@@ -37,8 +48,14 @@ def read_range(
         consumer.assign([TopicPartition(topic, partition, start)])
         position, deadline = start, time.monotonic() + idle_timeout_s
         while position < end:
-            message = consumer.poll(0.1)
-            reached = next_offset(config, message) if message is not None else None
+            message, reached = consumer.poll(0.1), None
+            if message is not None and is_damaged(message):
+                first = max(position, message.offset() or 0)
+                reached = _behind(config, consumer, message, first, time.monotonic() + idle_timeout_s)
+                passed_over(first, reached)
+                message = None
+            elif message is not None:
+                reached = next_offset(config, message)
             if reached is not None and reached > position:
                 position, deadline = reached, time.monotonic() + idle_timeout_s
             if message is not None and message.error() is None and position <= end:
@@ -50,6 +67,53 @@ def read_range(
                 )
     finally:
         consumer.close()
+
+
+def is_damaged(message: Message) -> bool:
+    """Whether *message* says that a batch cannot be read, and never will be."""
+    error = message.error()
+    return error is not None and error.code() in DAMAGED
+
+
+def read_anew(consumer: Consumer, where: TopicPartition) -> None:
+    """Make *consumer* forget what it has of the partition, and read it from the offset of *where* on."""
+    place = [TopicPartition(where.topic, where.partition)]
+    consumer.incremental_unassign(place)
+    consumer.incremental_assign([where])
+
+
+def _behind(config: Mapping[str, Any], consumer: Consumer, damage: Message, within: int, deadline: float) -> int:
+    """The first offset behind the damaged batch, in which offset *within* lies; *consumer* goes on from there.
+
+    A read at any offset within a batch meets all of it, and nobody says where it ends: that is found by halving.
+    """
+    topic, partition = damage.topic() or "", damage.partition() or 0
+
+    def is_within(offset: int) -> bool:
+        read_anew(consumer, TopicPartition(topic, partition, offset))
+        while time.monotonic() < deadline:
+            message = consumer.poll(0.1)
+            error = message.error() if message is not None else None
+            if message is not None and is_damaged(message):
+                return message.offset() == damage.offset()
+            if error is not None and error.code() in REMOVED:
+                return False  # behind the end of the partition
+            if message is not None and next_offset(config, message) is not None:
+                return False
+        raise BrokerUnavailable(
+            f"{topic}[{partition}] is damaged at offset {damage.offset()}, and what lies behind it could not be read "
+            f"in time. Check the broker."
+        )
+
+    step = 1
+    while is_within(within + step):
+        within, step = within + step, step * 2
+    behind = within + step
+    while behind - within > 1:
+        middle = (within + behind) // 2
+        within, behind = (middle, behind) if is_within(middle) else (within, middle)
+    read_anew(consumer, TopicPartition(topic, partition, behind))
+    return behind
 
 
 def next_offset(config: Mapping[str, Any], message: Message) -> int | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,11 +15,14 @@ from exactlyonce.checkpoint.manifest import Finalized, Manifest
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, pipeline_name
 
+if TYPE_CHECKING:
+    from exactlyonce.connectors.client_config import ClientConfig
+
 _EXAMPLES = """\
 List the checkpoints of a pipeline: when each was taken, what it wrote, how large the
 state is, what it committed, and Sn: by partition, the offset of the first record that
 is not in it. Decided: it counts, and its transactions are being committed. Finalized:
-all of them are. The pipeline is not disturbed.
+all of them are. Damaged: it cannot be restored. The pipeline is not disturbed.
 
 examples:
   exactlyonce checkpoints order-totals
@@ -43,12 +46,27 @@ def checkpoints(args: argparse.Namespace) -> int:
 
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args.pipeline))
+    damaged = _damaged(config, history)
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(as_json(history)), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(as_json(history, damaged)), indent=2).decode())
     else:
         width = text.terminal_width()
-        print(*as_text(history, config.bootstrap_servers, width), sep="\n")
+        print(*as_text(history, config.bootstrap_servers, width, damaged), sep="\n")
     return 0
+
+
+def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
+    """By checkpoint, why it cannot be restored, as far as its indexes show: the state itself is not read."""
+    from exactlyonce.checkpoint.store import read_history
+    from exactlyonce.checkpoint.store_blocks import BlockReader
+    from exactlyonce.checkpoint.store_topic import find_topic
+    from exactlyonce.engines.blocks import references_or_why
+
+    reader = BlockReader(config.confluent(), find_topic(config.confluent(), history.pipeline))
+    found = {manifest.checkpoint: references_or_why(manifest, reader) for manifest in history.retained}
+    damaged = {checkpoint: why for checkpoint, why in found.items() if isinstance(why, str)}
+    left = read_history(config.confluent(), history.pipeline).manifests if damaged else {}
+    return {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left}  # else it has expired now
 
 
 @dataclass(frozen=True)
@@ -57,11 +75,13 @@ class Listed:
 
     manifest: Manifest
     finalized: Finalized | None
+    damage: str = ""
+    """Why nothing can be restored from it; empty: nothing is known to stand in the way."""
 
     @property
     def state(self) -> str:
-        """Whether all of it is known to be committed."""
-        return "finalized" if self.finalized else "decided"
+        """Whether all of it is known to be committed, or it is damaged."""
+        return "damaged" if self.damage else "finalized" if self.finalized else "decided"
 
     def fate(self, transactional_id: str) -> str:
         """What became of one of its transactions."""
@@ -81,6 +101,7 @@ class Listed:
         return {
             **{name: getattr(manifest, name) for name in names},
             "state": self.state,
+            "damage": self.damage or None,
             "finalized_at_ms": self.finalized.at_ms if self.finalized else None,
             "duration_ms": _duration_ms(manifest),
             "state_bytes": _state_bytes(manifest),
@@ -100,7 +121,8 @@ class Listed:
 
     def details(self, indent: str, width: int) -> Iterator[str]:
         """What it committed, and Sn of each source."""
-        labels = {"committables": self._committed()}
+        labels = {"damage": self.damage} if self.damage else {}
+        labels["committables"] = self._committed()
         for each in self.manifest.offsets:
             labels.setdefault(f"Sn of {each.source}", "")
             labels[f"Sn of {each.source}"] += f" {each.topic}[{each.partition}]={each.offset}"
@@ -125,23 +147,28 @@ def _state_bytes(manifest: Manifest) -> int:
     return sum(each.state_bytes for each in manifest.operators)
 
 
-def _listed(history: History) -> list[Listed]:
-    return [Listed(manifest, history.finalized.get(manifest.checkpoint)) for manifest in history.retained]
+def _listed(history: History, damaged: Mapping[int, str]) -> list[Listed]:
+    return [
+        Listed(manifest, history.finalized.get(manifest.checkpoint), damaged.get(manifest.checkpoint, ""))
+        for manifest in history.retained
+    ]
 
 
-def as_json(history: History) -> dict[str, Any]:
-    """All checkpoints, for machines."""
+def as_json(history: History, damaged: Mapping[int, str] = {}) -> dict[str, Any]:
+    """All checkpoints, for machines; *damaged* says by checkpoint why it cannot be restored."""
     return {
         "pipeline": history.pipeline,
         "newest_incarnation": history.newest_life,
         "damaged": history.damaged,
-        "checkpoints": [each.as_json() for each in _listed(history)],
+        "checkpoints": [each.as_json() for each in _listed(history, damaged)],
     }
 
 
-def as_text(history: History, bootstrap_servers: str, width: int) -> Iterator[str]:
+def as_text(
+    history: History, bootstrap_servers: str, width: int, damaged: Mapping[int, str] = {}
+) -> Iterator[str]:
     """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
-    listed, life = _listed(history), history.newest_life
+    listed, life = _listed(history, damaged), history.newest_life
     yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
     if life is not None:
         seen = f"{'ended' if life.ended else 'last seen'} {text.moment(life.heartbeat_ms)}"

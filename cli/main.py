@@ -44,6 +44,7 @@ exit codes:
   5  a newer instance of the pipeline took over
   6  a halt: going on would lose or double records; the message has the choices
   7  it could not be learnt what became of a decision: run it again
+  8  a broker answered with an error that no rule covers; the message names it
   70 a defect of exactlyonce
 
 With {DEBUG_VARIABLE}=1 errors come with a traceback.

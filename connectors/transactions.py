@@ -59,7 +59,7 @@ ANSWERS: Mapping[int, EndAnswer] = {
     49: EndAnswer.UNKNOWN,  # INVALID_PRODUCER_ID_MAPPING
     90: EndAnswer.UNKNOWN,  # PRODUCER_FENCED
 }
-"""What the broker's error codes mean for an EndTxn."""
+"""What the broker's error codes mean for an EndTxn. Any other is no answer to it; see `wire.refuse`."""
 
 NOT_FOUND = 105  # TRANSACTIONAL_ID_NOT_FOUND
 NOT_ATTEMPTED = 55  # OPERATION_NOT_ATTEMPTED: another partition of the request stood in the way
@@ -71,8 +71,8 @@ BROKER = 4  # DescribeConfigs' number for the kind of resource
 class Transactions:
     """Asks about and ends transactions. Used by one thread at a time, for as long as one likes.
 
-    Every method raises `BrokerUnavailable` if it has no answer after *timeout_ms*, and `ConfigError` if the cluster
-    does not let us ask.
+    Every method raises `BrokerUnavailable` if it has no answer after *timeout_ms*, `ConfigError` if the cluster does
+    not let us ask, and `BrokerRefused` for an error that is none of those that its request may meet.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ ATTEMPT_LEAST_MS = 200
 """What an attempt gets even when hardly any time is left: an attempt of no time says nothing."""
 ATTEMPT_MOST_MS = 15_000
 """What it gets when there is more: an answer that was lost with its broker is asked for again."""
-UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = 3, 100
+UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
 
 
 class Again(Exception):
@@ -67,10 +67,12 @@ def refuse(error_code: int, doing: str) -> None:
         raise ConfigError(
             f"{doing} failed: {error.__name__}. The principal we use lacks the right: grant it by an ACL."
         )
-    if issubclass(error, RetriableError):
+    if issubclass(error, RetriableError) or error_code == UNKNOWN_SERVER_ERROR:
         raise Again(f"{doing}: {error.__name__}")
-    raise BrokerUnavailable(
-        f"{doing} failed: the broker answers {error.__name__} ({error_code}). See the broker's log."
+    raise BrokerRefused(
+        f"{doing} failed: the broker answers {error.__name__} ({error_code}), which this request should never meet. "
+        f"What is decided stays decided, and nothing is lost. See the broker's log for the reason, mend it, and run "
+        f"the same again; if the broker is of a version that exactlyonce names as supported, please report it."
     )
 
 

@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from exactlyonce.checkpoint.claims import beyond_repair
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, DamagedBlock, Ticket
 from exactlyonce.checkpoint.wire import Block
-from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.graph import Node
-from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import decode_index
@@ -45,9 +44,9 @@ class BlockNames:
         block = Block(table.operator, checkpoint, INDEX, "none", "EOX2", part)
         return writer.write(block, self._subtask, self._next())
 
-    def write_order(self, writer: BlockWriter, checkpoint: int, task: str, subtask: int, log: bytes) -> Ticket:
-        """The order log of a subtask since the last barrier."""
-        return writer.write(Block(task, checkpoint, ORDER, "none", "msgpack", log), subtask, self._next())
+    def write_order(self, writer: BlockWriter, checkpoint: int, task: str, subtask: int, part: bytes) -> Ticket:
+        """A part of the order log of a subtask since the last barrier."""
+        return writer.write(Block(task, checkpoint, ORDER, "none", "msgpack", part), subtask, self._next())
 
 
 def restore_table(
@@ -87,14 +86,24 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
 
 
 def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
-    """Every block that *manifest* stands on: indexes, what they list, order logs."""
+    """Every block that *manifest* stands on: indexes, what they list, order logs.
+
+    Raises `DamagedBlock` or `DamagedState` where an index is not what was written.
+    """
     refs = {ref for log in manifest.order_logs for ref in log.blocks}
     indexes = [ref for operator in manifest.operators for parts in operator.index for ref in parts]
     refs.update(indexes)
-    with whole_or_halt(manifest):
-        for _, body in _bodies(reader, indexes):
-            refs.update(block.ref for block in decode_index(body).blocks)
+    for _, body in _bodies(reader, indexes):
+        refs.update(block.ref for block in decode_index(body).blocks)
     return refs
+
+
+def references_or_why(manifest: Manifest, reader: BlockReader) -> frozenset[BlockRef] | str:
+    """Every block that *manifest* stands on; or why that cannot be known: nothing can be restored from it."""
+    try:
+        return frozenset(references(manifest, reader))
+    except (DamagedBlock, DamagedState) as error:
+        return str(error)
 
 
 @contextmanager
@@ -103,12 +112,7 @@ def whole_or_halt(manifest: Manifest) -> Iterator[None]:
     try:
         yield
     except (DamagedBlock, DamagedState) as error:
-        raise Halt(
-            f"The state of checkpoint {manifest.checkpoint} cannot be restored. {error}\n"
-            f"  The output of that checkpoint is visible: an older one would write it again, so none is tried.\n"
-            f"  Choices: restore the topic {checkpoint_topic(manifest.pipeline)} from a replica or backup and run "
-            f"again; or `exactlyonce reset {manifest.pipeline}` and recompute from the input into new output topics."
-        ) from error
+        raise beyond_repair(manifest, str(error)) from error
 
 
 def _bodies(reader: BlockReader, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:

@@ -16,17 +16,27 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.checkpoint.claims import Claims
 from exactlyonce.checkpoint.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.coordinator import Ack
 from exactlyonce.checkpoint.coordinator import Plan as CheckpointPlan
-from exactlyonce.checkpoint.decision import Decided, Life, Refuse, Unresolved, decide, finalize, finish
+from exactlyonce.checkpoint.decision import (
+    Decided,
+    Dropped,
+    Expire,
+    Life,
+    Refuse,
+    Unresolved,
+    decide,
+    finalize,
+    finish,
+    standing,
+)
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.requests import Pause, Procedure, drive
 from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.store import APPEND_TIMEOUT_S
-from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
 from exactlyonce.checkpoint.transaction import Fate, Outcome, TransactionState
 from exactlyonce.connectors.group_offsets import GroupOffsets
@@ -34,7 +44,6 @@ from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.blocks import references
 from exactlyonce.engines.bounded.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
@@ -42,13 +51,15 @@ from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.preflight import Inputs, Offsets, check_inputs, check_operators, prepare_outputs
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import Fenced, Halt
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 UPKEEP_INTERVAL_S = 10.0
 """How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
 SWEEP_AGAIN_MS = 60_000
+HEARTBEAT_PAUSE_MS = 200
+"""Before one that the broker refused is tried again."""
 
 
 class Decisions:
@@ -90,6 +101,8 @@ class Decisions:
         self._drive(settle(coordinator_id(plan.graph.pipeline_id), partitions))
         history = self._log.open()
         history.halt_if_damaged()
+        self._late_blocks = history.newest_life is not None and not history.newest_life.ended
+        """Whether the life before was killed, so that blocks of its workers may yet arrive."""
         newest = self._newest_of_the_ids()
         if newest and not history.incarnation_latest:
             raise Halt(
@@ -105,7 +118,8 @@ class Decisions:
         self.manifest: Manifest
         self._offsets: Offsets
         self._written_bytes: dict[int, int] = {}
-        self._ledger = Ledger(options.checkpoint.num_retained)
+        self._claims = Claims(options.checkpoint)
+        self._fenced_below = (self.life.fenced_below, 0)
         self._last_committables: tuple[Committable, ...] = ()
         self._swept_ms = self._clock.monotonic_ms()
         self._acknowledged: SimpleQueue[Ack] = SimpleQueue()
@@ -120,20 +134,36 @@ class Decisions:
     def recover(self) -> Manifest:
         """Finish what older lives decided, abort what they did not, and find where to start."""
         hit("coordinator-opened")
-        history = self._log.history
-        if history.latest is None:
+        for what, why in self._log.history.damaged.items():
+            self._note(f"damaged in {self._topic.name}, but nothing newer is: {what}: {why}")
+        latest, unfinalized = self._log.history.latest, self._log.history.unfinalized
+        if latest is None:
             self.manifest = self._first_manifest()
         else:
-            self.manifest = history.latest
+            self.manifest = latest
             check_operators(self._plan.graph, self.manifest)
             self._inputs.check_continuity(self.manifest)
-            if history.unfinalized is not None:
-                self._drive(self._finish(self.manifest))
+        if unfinalized is not None:
+            self._drive(self._finish(unfinalized, lambda _: self._claimed()))
         self._sweep(everything=True)
-        self._claim(self._log.history.retained)
+        if unfinalized is None:
+            manifests, blocks = self._drive(self._claimed())
+            if manifests or blocks:
+                self._written(self._log.append(manifests_dropped=manifests, blocks_dropped=blocks))
+        self._note_damage()
         self._offsets = self._inputs.offsets_from(self.manifest)
         hit("coordinator-swept")
         return self.manifest
+
+    def _claimed(self) -> Procedure[Dropped]:
+        return self._claims.recover(self._log.history, self.life.incarnation, late=self._late_blocks)
+
+    def _note_damage(self) -> None:
+        """What is damaged among the blocks, and does not keep the pipeline from going on."""
+        for checkpoint, why in self._claims.unrestorable.items():
+            self._note(f"checkpoint {checkpoint} is damaged and can be restored from no more: {why}")
+        for place in self._claims.unreadable:
+            self._note(f"damaged: {place}; blocks that lie there cannot be removed")
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -147,7 +177,7 @@ class Decisions:
             self._cluster_id,
             self._version,
             self._timeout_ms,
-            self.life.fenced_below,
+            self._fenced_below,
         )
 
     def _drive(self, procedure: Procedure[Any]) -> Any:
@@ -155,42 +185,68 @@ class Decisions:
 
     def _first_manifest(self) -> Manifest:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
-        manifest = self._manifest(0, 0, 0, "initial", 0, self._inputs.start_offsets(), (), (), ())
-        if self._log.append(manifest) is not Outcome.DONE:
-            raise Halt("The first manifest could not be written. Nothing was read yet: run the pipeline again.")
+        manifest = self._manifest(0, 0, 0, "initial", 0, self._inputs.start_offsets(), (), (), self._log.end_offsets())
+        self._written(self._log.append(manifest))
         self._drive(finalize(manifest, {}, self.life.incarnation, self._clock.now_ms()))
         return manifest
 
-    def _finish(self, manifest: Manifest) -> Procedure[dict[str, str]]:
+    def _finish(self, manifest: Manifest, expire: Expire) -> Procedure[dict[str, str]]:
         self._note(f"finishing checkpoint {manifest.checkpoint}, which was decided but not finalized")
         repairs = self._log.history.repairs_of(manifest.checkpoint)
         accept = self._options.accept_loss == manifest.checkpoint
-        fates = yield from finish(manifest, repairs, self._life(), self._clock.now_ms(), accept_loss=accept)
+        fates = yield from finish(manifest, repairs, self._life(), self._clock.now_ms(), expire, accept_loss=accept)
         self._replays.close()
         for name, fate in fates.items():
             if fate != "committed":
                 self._note(f"checkpoint {manifest.checkpoint}: transaction {name} {fate}")
+        repairs = self._log.history.repairs_of(manifest.checkpoint)
+        self._last_committables = standing(manifest, repairs, fates) or self._last_committables
         return fates
 
     def _sweep(self, *, everything: bool) -> None:
-        """Fence all older transactions; once *everything* was, remember it, so that ids can expire."""
+        """Fence all older transactions; once *everything* was, remember it for later lives, so that ids can expire."""
         life = self._life()
         outputs = {(topic, partition) for _, topic, partitions in self._sinks for partition in range(partitions)}
         self._drive(
             sweep(life.pipeline, life.incarnation, life.attempt, fenced_below=life.fenced_below, outputs=outputs)
         )
         self._swept_ms = self._clock.monotonic_ms()
-        if everything and self._log.heartbeat(fenced_below=self.life.incarnation) is Outcome.DONE:
+        self._fenced_below = (life.incarnation, life.attempt)
+        if everything:
+            self._written(self._log.heartbeat(fenced_below=self.life.incarnation))
             self.life = msgspec.structs.replace(self.life, fenced_below=self.life.incarnation)
 
-    def prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Manifest:
-        """Before the next attempt, all workers being dead: finish what was decided, abort what was not."""
-        if self._log.heartbeat() is not Outcome.DONE:
-            raise Fenced("This instance could not confirm that it still leads. Run the pipeline again.")
+    def _written(self, outcome: Outcome) -> None:
+        """Raise unless an append was `DONE`: what became of it is unknown, or the broker is as good as away."""
+        if outcome is Outcome.UNKNOWN:
+            raise Undetermined(
+                f"Whether the broker wrote a record to {self._topic.name} is not known. This instance ends; nothing is "
+                f"lost: run the pipeline again, it reads what is true."
+            )
+        if outcome is Outcome.NOT_WRITTEN:
+            raise BrokerUnavailable(
+                f"The broker took no record into {self._topic.name}: {self._log.refusal or 'it gave no reason'}. "
+                f"Nothing is lost: run the pipeline again once the broker answers."
+            )
+
+    def _confirm_leading(self) -> None:
+        """Return once a heartbeat is written, which only the newest life can; a broker that refuses is asked again."""
+        deadline_ms = self._clock.monotonic_ms() + round(self._log.append_timeout_s * 1000)
+        while (outcome := self._log.heartbeat()) is Outcome.NOT_WRITTEN and self._clock.monotonic_ms() < deadline_ms:
+            self._performer(Pause(HEARTBEAT_PAUSE_MS))
+        self._written(outcome)
+
+    def prepare_attempt(self, attempt: int, unfinished: Manifest | None, *, killed: bool = True) -> Manifest:
+        """Before the next attempt, all workers being dead: finish what was decided, abort what was not.
+
+        *killed*: they were killed while they wrote.
+        """
+        self._confirm_leading()
         self.attempt = attempt
         if unfinished is not None:
-            self._drive(self._finish(unfinished))
+            self._drive(self._finish(unfinished, self._claims.expire))
         self._sweep(everything=False)
+        self._drive(self._claims.begin_attempt(self.manifest, self.life.incarnation, attempt, late=killed))
         self._offsets = self._inputs.offsets_from(self.manifest)
         return self.manifest
 
@@ -235,9 +291,9 @@ class Decisions:
             )
         )  # fmt: skip
 
-    def claim_strays(self, checkpoint: int) -> None:
-        """Note all blocks written since the newest manifest: those that *checkpoint* does not refer to are dropped."""
-        self._ledger.written(checkpoint, scan_blocks(self._settings, self._topic, self.manifest.block_end_offsets))
+    def claim_strays(self) -> None:
+        """Work of this attempt was tried more than once: with its checkpoint go the blocks that it does not name."""
+        self._claims.look_for_strays()
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -255,7 +311,7 @@ class Decisions:
         """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon."""
         while not self._acknowledged.empty():
             ack = self._acknowledged.get()
-            self._ledger.written(ack.checkpoint, ack.written)
+            self._claims.ledger.written(ack.checkpoint, ack.written)
         dead = self._log.dead({ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks})
         if dead:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self._topic.name}")
@@ -274,7 +330,7 @@ class Decisions:
             self.manifest = verdict.manifest
             self._last_committables = verdict.manifest.committables or self._last_committables
             if not verdict.finalized:
-                self._ledger.completed(verdict.manifest.checkpoint, _references(plan, verdict.manifest))
+                self._claims.ledger.completed(verdict.manifest.checkpoint, _references(plan, verdict.manifest))
         return verdict
 
     def _planned(self, plan: CheckpointPlan, committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
@@ -284,7 +340,8 @@ class Decisions:
         written = sum(self._written_bytes.pop(n) for n in list(self._written_bytes) if n <= plan.checkpoint)
         kind = "final" if plan.final else "checkpoint"
         return self._manifest(
-            plan.checkpoint, plan.base, plan.previous, kind, written, offsets, _operators(plan), committables, ends,
+            plan.checkpoint, plan.base, plan.previous, kind, written, offsets, _operators(plan), committables,
+            self._claims.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final),
             order_logs=tuple(plan.order_logs), age_ms=self._clock.monotonic_ms() - plan.triggered_ms,
         )  # fmt: skip
 
@@ -318,7 +375,7 @@ class Decisions:
             graph.max_parallelism,
             self._plan.parallelism,
             self._topic.partitions,
-            block_end_offsets or self._log.end_offsets(),
+            block_end_offsets,
             written_bytes,
             offsets,
             operators,
@@ -327,25 +384,10 @@ class Decisions:
             self._sinks,
         )
 
-    # --- retention ----------------------------------------------------------------------------------------------
-
-    def _expire(
-        self, plan: CheckpointPlan, manifest: Manifest, pinned: Iterable[int]
-    ) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+    def _expire(self, plan: CheckpointPlan, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
-        self._ledger.completed(manifest.checkpoint, _references(plan, manifest))
-        return self._ledger.expire(pinned)
-
-    def _claim(self, manifests: list[Manifest]) -> None:
-        """After recovery: what the retained manifests stand on stays; blocks that nothing refers to are orphans."""
-        reader = BlockReader(self._settings, self._topic)
-        for manifest in manifests:
-            self._ledger.completed(manifest.checkpoint, references(manifest, reader))
-        orphans = scan_blocks(self._settings, self._topic, self.manifest.block_end_offsets)
-        self._ledger.written(self.manifest.checkpoint, orphans)
-        dropped, blocks = self._ledger.expire()
-        if dropped or blocks:
-            self._log.append(manifests_dropped=dropped, blocks_dropped=blocks)
+        self._claims.ledger.completed(manifest.checkpoint, _references(plan, manifest))
+        return (yield from self._claims.expire(manifest, pinned))
 
     # --- beside it ----------------------------------------------------------------------------------------------
 
@@ -354,8 +396,14 @@ class Decisions:
         self._groups.publish(self.manifest.offsets)
 
     def upkeep(self) -> None:
-        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
-        self._log.heartbeat()
+        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile.
+
+        A heartbeat that the broker did not take is due again next time; after one whose outcome is unknown this life
+        must end.
+        """
+        outcome = self._log.heartbeat()
+        if outcome is not Outcome.NOT_WRITTEN:
+            self._written(outcome)
         if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
             self._sweep(everything=False)
 

@@ -1,7 +1,8 @@
 """Order logs: in which order a subtask took the batches of its inputs, so that a replay takes them likewise.
 
-    log = msgpack array: inputs as (name, partition), then flat: input, count, input, count ...
+    part = msgpack array: inputs as (name, partition), then flat: input, count, input, count ...
 
+A log is as many parts as it takes to keep each under `PART_SIZE_MAX` bytes; each is a block, read in their order.
 A source's counts are of messages, also of those that are passed over; a channel's are of records. Where it matters what
 was taken together (see `engines.plan.rejoins`), each batch ends with a count of 0.
 """
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from exactlyonce.engines.plan import ShuffleEdge, Task, rejoins
+
+PART_SIZE_MAX = 512 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int]], list[int]])
@@ -42,11 +45,20 @@ class OrderRuns:
         if self.batches and self.runs and self.runs[-1]:
             self.runs += (self.runs[-2], 0)
 
-    def cut(self) -> bytes:
-        """The runs since the last cut, encoded."""
-        body = _encode((list(self.inputs), self.runs))
-        self.runs = []
-        return body
+    def cut(self) -> tuple[bytes, ...]:
+        """The runs since the last cut, encoded: the parts of the log, one at least."""
+        runs, self.runs = self.runs, []
+        return tuple(_parts(list(self.inputs), runs))
+
+
+def _parts(inputs: list[tuple[str, int]], runs: list[int]) -> Iterator[bytes]:
+    part = _encode((inputs, runs))
+    if len(part) <= PART_SIZE_MAX or len(runs) <= 2:
+        yield part
+        return
+    middle = len(runs) // 4 * 2
+    yield from _parts(inputs, runs[:middle])
+    yield from _parts(inputs, runs[middle:])
 
 
 def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], inputs: int) -> OrderRuns | None:
@@ -56,7 +68,7 @@ def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], inputs: int) -> Orde
 
 
 def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[tuple[str, int], int]]:
-    """((input, partition), count) of logs that follow each other; a count of 0 ends a batch."""
+    """((input, partition), count) of the parts of logs that follow each other; a count of 0 ends a batch."""
     for log in logs:
         inputs, flat = _decoder.decode(log)
         for place, count in zip(flat[::2], flat[1::2], strict=True):

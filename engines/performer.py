@@ -15,11 +15,13 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.copying import copy_transaction
 from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.blocks import references_or_why
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.pipeline.failpoints import hit
 
@@ -78,6 +80,10 @@ class Performer:
             case ask.BlockEndOffsets():
                 hit("coordinator-checked")
                 return self.log.end_offsets()
+            case ask.ScanBlocks(start_offsets):
+                return scan_blocks(self.config.confluent(), self.log.topic, start_offsets)
+            case ask.FindReferences(manifest):
+                return references_or_why(manifest, BlockReader(self.config.confluent(), self.log.topic))
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):

@@ -10,6 +10,7 @@
     │   ├── BrokerUnavailable   no broker answers (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
+    ├── BrokerRefused           a broker answers with an error that no rule covers; asking again would not help
     ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
     ├── Undetermined            what became of a decision cannot be learnt here; the next life reads what is true
     ├── Halt                    going on would lose or double records: says which, and the choices
@@ -64,6 +65,15 @@ class BrokerUnavailable(UserError):
     """No broker answers at the given address."""
 
     exit_code = 4
+
+
+class BrokerRefused(ExactlyOnceError):
+    """A broker answered, but with an error that is none of those that a request of ours may meet.
+
+    It is no absence: whoever waits for a broker that is away must not take it for one, or it waits for ever.
+    """
+
+    exit_code = 8
 
 
 class Fenced(ExactlyOnceError):

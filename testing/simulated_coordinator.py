@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision, requests
+from exactlyonce.checkpoint.claims import Claims
 from exactlyonce.checkpoint.commit import sweep
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
 from exactlyonce.checkpoint.restart import ExponentialDelay
-from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.transaction import EndAnswer, Fate, Outcome
 from exactlyonce.connectors.transactions import ANSWERS
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Undetermined, require
 from exactlyonce.testing.broker import Error, Isolation, NoAnswer
 from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
 from exactlyonce.testing.simulated_repair import copied, replayed
-from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker
+from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker, reference
 
 if TYPE_CHECKING:
     from exactlyonce.testing.simulation import World
@@ -43,7 +43,8 @@ class Life:
         self.end: core.End | None = None
         self.core = core.Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
         self.log = SimulatedLog(world)
-        self.ledger = Ledger(world.settings.num_retained)
+        self.claims = Claims(world.settings)
+        self._fenced_below = (0, 0)
         self.manifest: Manifest | None = None
         self.attempt = 0
         """Of the broker thread: it grows only after everything queued for the attempt before is done."""
@@ -180,7 +181,7 @@ class Life:
                     lambda: self._described(name), lambda state: self._grant(worker, sink, name, state)
                 )  # fmt: skip
             case "acknowledged", ack:
-                self.ledger.written(ack.checkpoint, ack.written)
+                self.claims.ledger.written(ack.checkpoint, ack.written)
                 self._feed(core.Acknowledged(ack))
             case "source finished", *_:
                 if worker.index not in self._finished:
@@ -209,23 +210,35 @@ class Life:
     def _open(self) -> Steps:
         history = yield from self.log.open()
         yield from self.log.begin_life()
-        self.manifest = history.latest
+        self._fenced_below = (self.log.life.fenced_below, 0)
+        self.manifest, unfinalized = history.latest, history.unfinalized
         if self.manifest is None:
             yield from self._first_manifest()
-        elif history.unfinalized is not None:
-            yield from self._finish(self.manifest)
+        elif unfinalized is not None:
+            yield from self._finish(unfinalized, lambda _: self._claimed())
         yield from self._sweep()
         if self.log.life.fenced_below < self.log.life.incarnation:
-            yield from self.log.heartbeat(fenced_below=self.log.life.incarnation)
-        for manifest in self.log.history.retained:
-            self.ledger.completed(manifest.checkpoint, (yield from self._references(manifest)))
+            self._written((yield from self.log.heartbeat(fenced_below=self.log.life.incarnation)))
+        if unfinalized is None:
+            manifests, blocks = yield from self._run(self._claimed())
+            if manifests or blocks:
+                outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
+                self._written(outcome)
         return self.manifest
+
+    def _claimed(self) -> requests.Procedure[decision.Dropped]:
+        return self.claims.recover(self.log.history, self.log.life.incarnation)
+
+    def _written(self, outcome: Outcome) -> None:
+        if outcome is Outcome.UNKNOWN:
+            raise Undetermined("Whether a record was written is not known.")
+        if outcome is Outcome.NOT_WRITTEN:
+            raise BrokerUnavailable("A record could not be written.")
 
     def _first_manifest(self) -> Steps:
         offsets = tuple(SourceOffset("in", "in", "in-id", p, 0) for p in range(len(self.world.inputs)))
         self.manifest = self._manifest(0, 0, 0, offsets, (), (), (), (0,) * self.world.block_partitions)
-        if (yield from self.log.append(self.manifest)) is not Outcome.DONE:
-            raise BrokerUnavailable("The first manifest could not be written.")
+        self._written((yield from self.log.append(self.manifest)))
         yield from self._run(decision.finalize(self.manifest, {}, self.log.life.incarnation, 0))
 
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
@@ -249,13 +262,13 @@ class Life:
     def _life(self) -> decision.Life:
         life = self.log.life
         return decision.Life(
-            "p", life.incarnation, self.attempt, "cluster", 2, self.world.transaction_timeout_ms, life.fenced_below
+            "p", life.incarnation, self.attempt, "cluster", 2, self.world.transaction_timeout_ms, self._fenced_below
         )
 
-    def _finish(self, manifest: Manifest) -> Steps:
+    def _finish(self, manifest: Manifest, expire: decision.Expire) -> Steps:
         self.world.seen["finish"] += 1
         repairs = self.log.history.repairs_of(manifest.checkpoint)
-        fates = yield from self._run(decision.finish(manifest, repairs, self._life(), 0))
+        fates = yield from self._run(decision.finish(manifest, repairs, self._life(), 0, expire))
         self.world.note(f"{self} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
         for fate in fates.values():
             self.world.seen[fate] += 1
@@ -267,15 +280,22 @@ class Life:
         yield from self._run(
             sweep("p", life.incarnation, life.attempt, fenced_below=life.fenced_below, outputs=outputs)
         )
+        self._fenced_below = (life.incarnation, life.attempt)
         self.world.oracle.swept(older)
 
     def _prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Steps:
-        if (yield from self.log.heartbeat()) is not Outcome.DONE:
-            raise Fenced("This instance could not confirm that it still leads.")
+        deadline_ms = self.world.deadline_ms()
+        while (outcome := (yield from self.log.heartbeat())) is Outcome.NOT_WRITTEN:
+            if self.world.clock.monotonic_ms() >= deadline_ms:
+                break
+            yield self.world.clock.monotonic_ms() + 10
+        self._written(outcome)
         self.attempt = attempt
         if unfinished is not None:
-            yield from self._finish(unfinished)
+            yield from self._finish(unfinished, self.claims.expire)
         yield from self._sweep()
+        assert self.manifest is not None
+        yield from self._run(self.claims.begin_attempt(self.manifest, self.log.life.incarnation, attempt))
         return self.manifest
 
     # --- decisions ----------------------------------------------------------------------------------------------
@@ -289,19 +309,20 @@ class Life:
             self.carries = any(c.checkpoint < plan.checkpoint for c in committables)
             self.world.seen["carried"] += self.carries
             logs = tuple(plan.order_logs)
+            noted = self.claims.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final)
             return self._manifest(
-                plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), logs, committables, ends
+                plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), logs, committables, noted
             )
 
         def complete(manifest: Manifest) -> None:
             operators = [operator for ack in plan.acks.values() for operator in ack.operators]
             refs = {ref for log in manifest.order_logs for ref in log.blocks}
             refs.update(ref for each in operators for ref in (*each.index, *each.blocks))
-            self.ledger.completed(manifest.checkpoint, refs)
+            self.claims.ledger.completed(manifest.checkpoint, refs)
 
-        def expire(manifest: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+        def expire(manifest: Manifest) -> requests.Procedure[decision.Dropped]:
             complete(manifest)
-            return self.ledger.expire(pinned)
+            return (yield from self.claims.expire(manifest, pinned))
 
         verdict = yield from self._run(decision.decide(plan.precommits, plan.ages_ms, self._life(), made, expire))
         self.carries = False
@@ -366,7 +387,11 @@ class Life:
                 self.world.seen["chain repaired"] += len(records) > 1
                 return (yield from self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks))
             case requests.BlockEndOffsets():
-                return (0,) * self.world.block_partitions
+                return (yield from self._ends())
+            case requests.ScanBlocks(start_offsets):
+                return (yield from self._scanned(start_offsets))
+            case requests.FindReferences(manifest):
+                return frozenset((yield from self._references(manifest)))
             case requests.Look(committable):
                 return (yield from self._looked(committable))
             case requests.CopyTransaction(committable, name):
@@ -376,6 +401,30 @@ class Life:
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
         return None
+
+    def _ends(self) -> Generator[int | None, None, tuple[int, ...]]:
+        ends = []
+        for partition in range(self.world.block_partitions):
+            answer = yield from self.world.until_answered("fetch", TOPIC, partition, 0, Isolation.READ_UNCOMMITTED)
+            ends.append(answer.high_watermark)
+        return tuple(ends)
+
+    def _scanned(self, start_offsets: tuple[int, ...]) -> Generator[int | None, None, requests.Scanned]:
+        """Blocks are read uncommitted, tombstones committed."""
+        found: dict[str, BlockRef] = {}
+        ends = [0]
+        for partition in range(1, self.world.block_partitions):
+            place = (TOPIC, partition, start_offsets[partition])
+            settled = yield from self.world.until_answered("fetch", *place, Isolation.READ_COMMITTED)
+            everything = yield from self.world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
+            known = settled.last_stable_offset
+            open_ = [each for each in everything.records if each.offset >= known and each.value is not None]
+            for each in [*(record for record in settled.records if record.offset < known), *open_]:
+                found.pop(each.key, None)
+                if each.value is not None:
+                    found[each.key] = reference(partition, each.offset, each.key, each.value)
+            ends.append(everything.high_watermark)
+        return requests.Scanned(tuple(found.values()), tuple(ends))
 
     def _patiently(self, operation: str, *arguments: Any) -> Steps:
         """Asked again until it is answered or time is up."""

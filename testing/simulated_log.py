@@ -15,6 +15,7 @@ import msgspec
 from exactlyonce.checkpoint.committable import coordinator_id
 from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import BlockRef, Incarnation
+from exactlyonce.checkpoint.store import LIVES_KEPT
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.checkpoint.wire import Decision, DecisionKey, encode
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced
@@ -61,8 +62,11 @@ class SimulatedLog:
         """Write this life's first record, which gives it its incarnation."""
         now_ms = self.world.clock.now_ms()
         fenced_below = max((each.fenced_below for each in self.history.incarnations.values()), default=0)
-        life = Incarnation(self.history.incarnation_latest + 1, "host", 1, now_ms, now_ms, fenced_below)
-        if (yield from self._commit([life], [], [])) is not Outcome.DONE:
+        number = self.history.incarnation_latest + 1
+        life = Incarnation(number, "host", 1, now_ms, now_ms, fenced_below)
+        old = [each for each in self.history.incarnations if each <= number - LIVES_KEPT]
+        forgotten = [DecisionKey(Incarnation, each) for each in old]
+        if (yield from self._commit([life], forgotten, [])) is not Outcome.DONE:
             raise BrokerUnavailable("The start of this life was not confirmed.")
         self.life = life
         return life

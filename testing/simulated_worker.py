@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.committable import TransactionalId
 from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, SourceOffset
+from exactlyonce.checkpoint.wire import BlockKey
 from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.transaction_pool import SlotState, TransactionPool
 from exactlyonce.testing.broker import Error, Isolation, NoAnswer
@@ -198,6 +199,11 @@ class Snapshot:
     blocks: tuple[BlockRef, ...] = ()
     order: tuple[BlockRef, ...] = ()
     index: tuple[BlockRef, ...] = ()
+
+
+def reference(partition: int, offset: int, key: str, value: Any) -> BlockRef:
+    """Of a block of this topic."""
+    return BlockRef(partition, offset, key, 1, hashlib.sha256(repr(value).encode()).digest())
 
 
 class Worker:
@@ -414,7 +420,8 @@ class Worker:
 
     def _block_key(self, snapshot: Snapshot, kind: str) -> str:
         life, number = self.attempt.incarnation, self.attempt.number
-        return f"block/{life}/{snapshot.barrier.checkpoint}/{kind}/{self.index}/{number}-{self.world.rng.random()}"
+        nonce = self.world.rng.getrandbits(48)
+        return str(BlockKey(life, snapshot.barrier.checkpoint, kind, self.index, 0, number, f"{nonce:x}"))
 
     def _append_block(self, sequence: int, key: str, value: Any) -> BlockRef | None:
         if self._block_producer is None:
@@ -427,7 +434,7 @@ class Worker:
         if answer.error is not Error.NONE:
             self.fail(f"block: {answer.error.name}")
             return None
-        return BlockRef(partition, answer.first_offset, key, 1, hashlib.sha256(repr(value).encode()).digest())
+        return reference(partition, answer.first_offset, key, value)
 
     def _acknowledge(self) -> bool:
         """The oldest snapshot, once its blocks are written and every sink has flushed."""

@@ -81,7 +81,10 @@ class World:
         self.settings = self._settings()
         self.broker = WatchedBroker(self.clock, self._broker_settings())
         self.network = UnreliableBroker(self.broker, self.clock)
-        self.oracle = self.broker.oracle = Oracle(self.broker, self.inputs, self.sinks, self.output_partitions)
+        self.oracle = self.broker.oracle = Oracle(
+            self.broker, self.inputs, self.sinks, self.output_partitions, self.block_partitions,
+            self.transaction_timeout_ms,
+        )  # fmt: skip
         self.misfortune = Misfortune(self)
         self._topics()
 

@@ -23,8 +23,9 @@ from exactlyonce.testing import simulated_coordinator, simulated_repair
 from exactlyonce.testing.simulated_coordinator import Life
 from exactlyonce.testing.simulated_log import SimulatedLog
 from exactlyonce.testing.simulated_worker import Barrier, Sink, Snapshot, Worker
+from exactlyonce.testing.simulation_mutants_cleaning import CLEANING
 
-MUTANTS: dict[str, Callable[[], Iterable[Any]]] = {}
+MUTANTS: dict[str, Callable[[], Iterable[Any]]] = dict(CLEANING)
 """By name, what makes the patches."""
 
 
@@ -157,10 +158,10 @@ def _no_fence() -> Iterable[Any]:
 def _init_first() -> Iterable[Any]:
     real = Life._finish
 
-    def finish(self: Life, manifest: Any) -> Any:
+    def finish(self: Life, manifest: Any, expire: Any) -> Any:
         for each in manifest.committables:
             yield from self.world.until_answered("init_transactions", each.transactional_id)
-        yield from real(self, manifest)
+        yield from real(self, manifest, expire)
 
     yield patch.object(Life, "_finish", finish)
 
@@ -209,9 +210,9 @@ def _unprotected() -> Iterable[Any]:
 def _sweep_first() -> Iterable[Any]:
     real = Life._finish
 
-    def finish(self: Life, manifest: Any) -> Any:
+    def finish(self: Life, manifest: Any, expire: Any) -> Any:
         yield from self._sweep()
-        yield from real(self, manifest)
+        yield from real(self, manifest, expire)
 
     yield patch.object(Life, "_finish", finish)
 

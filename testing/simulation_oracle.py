@@ -12,7 +12,7 @@ from typing import Any
 from exactlyonce.checkpoint.commit import is_older
 from exactlyonce.checkpoint.committable import Committable, TransactionalId, coordinator_id
 from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
-from exactlyonce.checkpoint.wire import DecisionKey, decode
+from exactlyonce.checkpoint.wire import BlockKey, DecisionKey, decode
 from exactlyonce.testing.broker import Error, Initialized, Isolation, NoAnswer, Produced
 from exactlyonce.testing.broker_model import BrokerModel
 from exactlyonce.testing.transaction_coordinator import State
@@ -68,6 +68,8 @@ class WatchedBroker(BrokerModel):
 
     def produce(self, transactional_id: str | None, *place: Any, **options: Any) -> Produced:
         answer = super().produce(transactional_id, *place, **options)
+        if transactional_id is None and answer.error is Error.NONE:
+            self.oracle.blocks_written([key for key, _ in place[-1]])
         if transactional_id is not None and answer.error is Error.NONE and transactional_id in self.oracle.fenced:
             state = self.describe_transactions([transactional_id])[transactional_id]
             aborting = state is not None and state.state == "PrepareAbort"  # late records go with the others
@@ -88,6 +90,19 @@ class WatchedBroker(BrokerModel):
         assert log is not None
         return offset not in log._aborted and not any(offset in offsets for offsets in log._open.values())
 
+    def overdue(self, timeout_ms: int) -> list[str]:
+        """The sinks' transactions that have been open for longer than that, and for one check of the broker more."""
+        self._catch_up()
+        latest_ms = self._clock.monotonic_ms() - self.settings.timeout_check_interval_ms
+        return [
+            name
+            for name, each in self._coordinator.transactions.items()
+            if each.state is State.ONGOING
+            and TransactionalId.parse(name)
+            and max(each.started_at_ms + timeout_ms, self._started_ms) < latest_ms
+            and name.startswith("eo:p:")
+        ]
+
     def has_hanging(self) -> bool:
         """Whether a partition shows a transaction as open though it has ended and no marker is on its way."""
         known = self._coordinator.transactions.values()
@@ -105,9 +120,16 @@ class Oracle:
     """See the module. *inputs* are the keys of each partition's records."""
 
     def __init__(
-        self, broker: WatchedBroker, inputs: list[list[str]], sinks: list[str], output_partitions: int
+        self,
+        broker: WatchedBroker,
+        inputs: list[list[str]],
+        sinks: list[str],
+        output_partitions: int,
+        block_partitions: int,
+        transaction_timeout_ms: int,
     ) -> None:
         self.broker, self.inputs, self.sinks = broker, inputs, sinks
+        self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
         self.coordinator = coordinator_id("p")
         self.manifests: dict[int, Manifest] = {}
         self.unfinalized: Manifest | None = None
@@ -125,6 +147,10 @@ class Oracle:
         self._sources: dict[tuple[str, str, int], int] = {}
         self._updates: dict[tuple[str, int], tuple[int, int]] = {}
         """By key and total, the input record that it stems from: the same in every sink."""
+        self._attempt_decided = (0, 0)
+        """The newest attempt, of the newest incarnation, that has completed a checkpoint."""
+        self._of_zombies: set[str] = set()
+        """Blocks that older attempts wrote after that: nobody looks for them."""
         self._readers = {(sink, p): 0 for sink in sinks for p in range(output_partitions)}
         self._decisions_read = 0
 
@@ -173,10 +199,14 @@ class Oracle:
         """A transaction of the decision log has become durable."""
         self.look()
         log = self.broker.fetch(TOPIC, 0, self._decisions_read, Isolation.READ_UNCOMMITTED)
-        for record in log.records:
-            if (record.producer_id, record.epoch) == (producer_id, epoch):
-                self._decision(DecisionKey.parse(record.key), record.value)
+        ours = [each for each in log.records if (each.producer_id, each.epoch) == (producer_id, epoch)]
+        keys = [DecisionKey.parse(each.key) for each in ours]
+        for key, record in zip(keys, ours, strict=True):
+            self._decision(key, record.value)
         self._decisions_read = log.high_watermark
+        for key, record in zip(keys, ours, strict=True):
+            if key is not None and key.kind is Finalized and record.value is not None:
+                self._no_orphans(self.manifests[key.number], (producer_id, epoch))
         for manifest in self._retained.values():
             self._whole(manifest)
         pending = self.unfinalized
@@ -210,6 +240,7 @@ class Oracle:
             demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
         self._retained[n] = manifest
         self.manifests[n], self.unfinalized, self.decided_totals = manifest, manifest, totals
+        self._attempt_decided = (manifest.incarnation, manifest.attempt)
         self.binding = {c.transactional_id: named(c) for c in manifest.committables}
         self.ever_named.update(self.binding.values())
 
@@ -241,6 +272,40 @@ class Oracle:
         demand(not gone, f"block {ref.key} is not tombstoned")
         return found[0].value
 
+    def blocks_written(self, keys: list[str]) -> None:
+        """By a worker, perhaps of an attempt that is over."""
+        parsed = [(text, key) for text in keys if (key := BlockKey.parse(text)) is not None]
+        self._of_zombies.update(text for text, key in parsed if (key.incarnation, key.attempt) < self._attempt_decided)
+
+    def _no_orphans(self, manifest: Manifest, ending: tuple[int, int]) -> None:
+        """Now that *manifest* is finalized, by the transaction *ending*, every block in the topic is referred to, but
+        for those of checkpoints that are in flight behind it."""
+        named_by = {ref.key for each in self._retained.values() for ref in self._references(each)}
+        attempt = (manifest.incarnation, manifest.attempt)
+        for text in self.live_blocks(ending) - named_by - self._of_zombies:
+            key = BlockKey.parse(text)
+            assert key is not None
+            in_flight = (key.incarnation, key.attempt) == attempt and key.checkpoint > manifest.checkpoint
+            demand(in_flight, f"checkpoint {manifest.checkpoint} leaves {text} behind, which nothing refers to")
+
+    def _references(self, manifest: Manifest) -> set[BlockRef]:
+        indexes = [ref for operator in manifest.operators for index in operator.index for ref in index]
+        logs = [ref for log in manifest.order_logs for ref in log.blocks]
+        return {*indexes, *logs, *(ref for each in indexes for ref in self._block(each))}
+
+    def live_blocks(self, ending: tuple[int, int] = (-1, -1)) -> set[str]:
+        """The keys of all blocks without a tombstone that is committed, or is by the transaction *ending*."""
+        live: set[str] = set()
+        for partition in range(1, self._block_partitions):
+            for record in self.broker.fetch(TOPIC, partition, 0, Isolation.READ_UNCOMMITTED).records:
+                if record.value is not None:
+                    live.add(record.key)
+                elif (record.producer_id, record.epoch) == ending or self.broker.is_committed(
+                    TOPIC, partition, record.offset
+                ):
+                    live.discard(record.key)
+        return live
+
     def _finalized(self, mark: Finalized) -> None:
         demand(
             self.unfinalized is not None and self.unfinalized.checkpoint == mark.checkpoint,
@@ -269,7 +334,10 @@ class Oracle:
     # --- readers ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """What read_committed readers see now: each key's updates once, in order, and nothing undecided."""
+        """What read_committed readers see now: each key's updates once, in order, and nothing undecided. Nor are they
+        held back by a transaction for longer than it may last."""
+        overdue = self.broker.overdue(self._transaction_timeout_ms)
+        demand(not overdue, f"{overdue} have been open for longer than {self._transaction_timeout_ms} ms")
         for (sink, partition), offset in self._readers.items():
             log = self.broker.fetch(sink, partition, offset)
             for record in log.records:

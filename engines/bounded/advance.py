@@ -100,8 +100,9 @@ def advance(
     decided.precommits = [each.precommit for each in publications]
     open_ms = clock.monotonic_ms() - opened_ms
     decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}
-    _settle_losers(decisions, checkpoint, receipts, publications)
-    return Advanced(_decide(decisions, decided), receipts, publications)
+    retried = any(is_retry(each.label) for each in receipts)
+    _settle_losers(decisions, publications, retried=retried)
+    return Advanced(_decide(decisions, decided, retried=retried), receipts, publications)
 
 
 def _common(
@@ -173,18 +174,19 @@ def _publish(
     return [_published_decoder.decode(each) for each in answers]
 
 
-def _settle_losers(
-    decisions: Decisions, checkpoint: int, receipts: Sequence[Receipt], publications: Sequence[Published]
-) -> None:
-    """Attempts without a receipt: their transactions are aborted, their blocks will go with the next clean-up."""
+def _settle_losers(decisions: Decisions, publications: Sequence[Published], *, retried: bool) -> None:
+    """Attempts without a receipt: their transactions are aborted, their blocks go with this checkpoint."""
     if publications:
         decisions.abort_all_but({each.precommit.transactional_id for each in publications})
-    if any(is_retry(each.label) for each in receipts):
-        decisions.claim_strays(checkpoint)
+    if retried:
+        decisions.claim_strays()
 
 
-def _decide(decisions: Decisions, decided: CheckpointPlan) -> Manifest:
-    """The manifest and the commits; then every id of this attempt is fenced, so that no loser can come back."""
+def _decide(decisions: Decisions, decided: CheckpointPlan, *, retried: bool) -> Manifest:
+    """The manifest and the commits; then every id of this attempt is fenced, so that no loser can come back.
+
+    *retried*: some may still write blocks, which are looked for when the next checkpoint is complete.
+    """
     for ack in decided.acks.values():
         decisions.acknowledged(ack)
     verdict = decisions.decide(decided, (decided.base,))
@@ -199,5 +201,6 @@ def _decide(decisions: Decisions, decided: CheckpointPlan) -> Manifest:
             f"Whether checkpoint {decided.checkpoint} was decided cannot be known here. Nothing is lost: run the "
             f"command again, it reads what is true."
         )
-    decisions.prepare_attempt(decisions.attempt + 1, None if verdict.finalized else verdict.manifest)
+    unfinished = None if verdict.finalized else verdict.manifest
+    decisions.prepare_attempt(decisions.attempt + 1, unfinished, killed=retried)
     return verdict.manifest

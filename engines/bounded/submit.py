@@ -16,6 +16,7 @@ from exactlyonce.engines.bounded.publish import publish
 from exactlyonce.engines.bounded.unit import run_unit
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.errors import (
+    BrokerRefused,
     BrokerUnavailable,
     ExactlyOnceError,
     Fenced,
@@ -47,7 +48,7 @@ def perform(work: bytes, attempt_label: str) -> bytes:
         return _KINDS[_tag_decoder.decode(work).type](work, attempt_label)
     except BrokerUnavailable:
         raise
-    except (UserError, Halt, Fenced, InvariantViolation) as error:
+    except (UserError, BrokerRefused, Halt, Fenced, InvariantViolation) as error:
         return _encode(Failure(_known_name(error), str(error)))
 
 

@@ -7,6 +7,7 @@ did counts before the driver has its receipt.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -126,11 +127,11 @@ class _StateWriting:
         index = self._durable([names.write_index(self._blocks, checkpoint, table, part) for part in parts])
         return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
 
-    def order(self, log: bytes) -> OrderLog:
+    def order(self, log: Iterable[bytes]) -> OrderLog:
         """The order in which the inputs were taken."""
-        unit = self._unit
-        ticket = self._names.write_order(self._blocks, unit.checkpoint, unit.task, unit.subtask, log)
-        return OrderLog(unit.task, unit.subtask, tuple(self._durable([ticket])))
+        place = (self._blocks, self._unit.checkpoint, self._unit.task, self._unit.subtask)
+        tickets = [self._names.write_order(*place, part) for part in log]
+        return OrderLog(self._unit.task, self._unit.subtask, tuple(self._durable(tickets)))
 
     def _durable(self, tickets: list[Ticket]) -> list[BlockRef]:
         self._blocks.wait(BLOCKS_TIMEOUT_S)

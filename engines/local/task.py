@@ -127,7 +127,7 @@ class Subtask:
         self,
         frame: BarrierFrame,
         frozen: list[tuple[KeyedTable[Any], Snapshot]],
-        log: bytes | None,
+        log: tuple[bytes, ...] | None,
         began: float,
         sync_s: float,
     ) -> Iterator[bool]:
@@ -149,7 +149,8 @@ class Subtask:
             operators.append(OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size))
         order_log = None
         if log is not None:
-            refs = yield from _durable([self.names.write_order(self.blocks, checkpoint, self.name, self.index, log)])
+            place = (self.blocks, checkpoint, self.name, self.index)
+            refs = yield from _durable([self.names.write_order(*place, part) for part in log])
             written += refs
             order_log = OrderLog(self.name, self.index, tuple(refs))
         precommits = []

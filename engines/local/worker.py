@@ -22,7 +22,15 @@ from exactlyonce.engines.local.building import Built, build
 from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
 from exactlyonce.engines.local.inputs import SourceTrigger
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, InvariantViolation, UserError
+from exactlyonce.pipeline.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ExactlyOnceError,
+    Fenced,
+    Halt,
+    InvariantViolation,
+    UserError,
+)
 from exactlyonce.pipeline.failpoints import hit
 
 IDLE_WAIT_S = 0.02
@@ -170,7 +178,7 @@ def serve(connection: msg.Connection) -> None:
     except (PeerGone, BrokerUnavailable) as error:
         connection.send(msg.WorkerFailed(start.subtask, "", str(error)))
     except ExactlyOnceError as error:
-        fatal = isinstance(error, (UserError, Halt, Fenced, InvariantViolation))
+        fatal = isinstance(error, (UserError, BrokerRefused, Halt, Fenced, InvariantViolation))
         connection.send(msg.WorkerFailed(start.subtask, _known_name(error) if fatal else "", str(error)))
 
 

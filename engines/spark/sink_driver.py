@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.committable import Committable, coordinator_id, transaction_prefix
-from exactlyonce.checkpoint.decision import Decided, Life, Precommit, Refuse, decide, finish
+from exactlyonce.checkpoint.decision import Decided, Dropped, Life, Precommit, Refuse, decide, finish
 from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.requests import Procedure, drive
@@ -220,7 +220,7 @@ class SinkDriver:
                 ages_ms,
                 life,
                 lambda committables, ends: self._manifest(job, position, now_ms - max(ages_ms.values()), committables),
-                lambda manifest: (self._dropped(), ()),
+                lambda manifest: self._expired(),
             )
         )
         if isinstance(verdict, Refuse):
@@ -268,8 +268,10 @@ class SinkDriver:
         _refuse_too_large(manifest)
         return manifest
 
-    def _dropped(self) -> tuple[int, ...]:
-        return tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED])
+    def _expired(self) -> Procedure[Dropped]:
+        """Old manifests; a sink has no blocks."""
+        return tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED]), ()
+        yield
 
     # --- both -----------------------------------------------------------------------------------------------------
 
@@ -282,7 +284,7 @@ class SinkDriver:
         topics = {written.topic for each in (latest.committables if latest else ()) for written in each.written}
         topics |= {self.options.topic} - {""}
         outputs = {(topic, each) for topic in topics for each in range(self._count_partitions(topic))}
-        below = incarnation + 1
+        below = (incarnation + 1, 0)
         procedure = sweep(
             self.options.sink_id, incarnation, ATTEMPT,
             protected=set(protected), fenced_below=below, outputs=outputs,
@@ -304,7 +306,7 @@ class SinkDriver:
             cluster_id,
             version,
             self._timeout_ms,
-            self._life.incarnation + 1,
+            (self._life.incarnation + 1, 0),
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:

@@ -278,7 +278,7 @@ def test_ids_that_were_fenced_before_are_passed_over_only_once_complete() -> Non
     older = {f"eo:p:out:0:1.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
     newer = {f"eo:p:out:0:2.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
     broker = Broker(older | newer)
-    drive(sweep("p", 3, 0, fenced_below=2), broker)
+    drive(sweep("p", 3, 0, fenced_below=(2, 0)), broker)
     at_rest = {"CompleteCommit", "CompleteAbort", "Dead"}
     assert set(broker.ended) == {name for name, state in older.items() if state not in at_rest} | set(newer)
 

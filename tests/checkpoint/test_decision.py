@@ -14,8 +14,10 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commit import Commits
 from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.decision import (
+    LOSS_ACCEPTED,
     REPAIRS_MAX,
     Decided,
+    Dropped,
     Life,
     Precommit,
     Refuse,
@@ -23,8 +25,9 @@ from exactlyonce.checkpoint.decision import (
     decide,
     finalize,
     finish,
+    standing,
 )
-from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.transaction import Fate, ListedTransaction, Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
 
@@ -38,9 +41,10 @@ def decided(world: World, *precommits: Precommit) -> Decided | Refuse | Unresolv
         assert ends == (1, 2)
         return manifest(*committables)
 
-    def expire(made: Manifest) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+    def expire(made: Manifest) -> ask.Procedure[Dropped]:
         assert made in world.appended, "blocks expire only after the manifest is durable"
         return (4,), (BLOCK,)
+        yield
 
     ages_ms = {each.transactional_id: 0 for each in precommits}
     return ask.drive(decide(precommits, ages_ms, LIFE, make, expire), world)
@@ -380,3 +384,21 @@ def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: i
     recorded |= {each.committable.transactional_id for each in world.appended if isinstance(each, Repair)}
     committed = set(crashed.asked_for(commit=True)) | set(world.asked_for(commit=True))
     assert committed - {name(0)} <= recorded
+
+
+# --- what readers must see ------------------------------------------------------------------------------------------
+
+
+def test_what_stands_for_a_committable_is_its_newest_repair_where_there_is_one() -> None:
+    """By partition the newest repair stands in; what was not lost stands for itself; an accepted loss is left out."""
+
+    def made(slot: object, *partitions: int) -> Committable:
+        written = tuple(Written("t", partition, 0, 5) for partition in partitions)
+        return msgspec.structs.replace(committable(0), transactional_id=name(slot), written=written)
+
+    whole, lost, accepted = made(0, 0, 1, 2), made(1, 0), made(2, 0)
+    repairs = [Repair(7, 1, 3, name(0), made("r1", 1, 2)), Repair(7, 2, 3, name(0), made("r2", 2))]
+    repairs.append(Repair(7, 3, 3, name(1), made("r3", 0)))
+    fates = {name(0): "repaired", name(1): "repaired", name(2): LOSS_ACCEPTED}
+    found = standing(manifest(whole, lost, accepted), repairs, fates)
+    assert set(found) == {made("r2", 2), made("r1", 1), made(0, 0), made("r3", 0)}

@@ -239,7 +239,7 @@ def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -
     states = {"eo:p:out:0:1.0:0": (7, "CompleteAbort"), "eo:p:out:0:2.0:0": (8, "CompleteCommit")}
     newer = {"eo:p:out:0:3.0:0": (9, "Ongoing")}
     broker.listed = [ListedTransaction(name, *state) for name, state in {**states, **newer}.items()]
-    drive(sweep("p", 3, 0, protected={"eo:p:out:0:2.0:0"}, fenced_below=2, outputs=PLACES), broker)
+    drive(sweep("p", 3, 0, protected={"eo:p:out:0:2.0:0"}, fenced_below=(2, 0), outputs=PLACES), broker)
     assert broker.of(RewriteMarkers) == [RewriteMarkers("eo:p:out:0:1.0:0", 7, PLACES, commit=False)]
     assert {owner for _, _, owner in broker.open} == {8, 9}
 

@@ -194,8 +194,9 @@ class TestCleaning:
         refs = written(writer, [b"new"] * 8, checkpoint=2)
         store.write("somebody else's", b"x", partition=2)
         assert log.append(blocks_dropped=refs[:3]) is Outcome.DONE
-        found = scan_blocks(store.config, store.topic, ends)
-        assert sorted(found, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
+        scanned = scan_blocks(store.config, store.topic, ends)
+        assert scanned.end_offsets == log.end_offsets()
+        assert sorted(scanned.blocks, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
 
     def test_dead_blocks(self, store: Any) -> None:
         """A tombstoned block is dead, so is one before the first offset, and so are all if the topic is another."""
@@ -291,7 +292,11 @@ def _until_compacted(store: Any, writer: BlockWriter, reader: BlockReader, dropp
                 del firsts[partition]
 
 
+def _nothing_damaged(first: int, behind: int) -> None:
+    raise AssertionError(f"offsets {first} to {behind - 1} are damaged")
+
+
 def _manifests_left(store: Any, end: int) -> int:
     """How many manifests the broker still keeps, dropped ones included."""
-    records = read_range(store.config, store.topic.name, 0, 0, end, "read_uncommitted")
+    records = read_range(store.config, store.topic.name, 0, 0, end, "read_uncommitted", _nothing_damaged)
     return sum(1 for each in records if each.value() and (each.key() or b"").startswith(b"manifest/"))

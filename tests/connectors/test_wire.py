@@ -15,7 +15,7 @@ from kafka.protocol.metadata import MetadataRequest
 from exactlyonce.connectors.broker import free_port
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.wire import Again, NoAnswer, Wire, refuse
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
 
 
 class Time:
@@ -125,7 +125,8 @@ def test_error_codes() -> None:
         (29, ConfigError, "ACL"),
         (16, Again, "NotCoordinator"),
         (6, Again, "NotLeader"),
-        (42, BrokerUnavailable, "InvalidRequest"),
+        (-1, Again, "UnknownError"),
+        (42, BrokerRefused, r"Asking failed: the broker answers InvalidRequestError \(42\).*run the same again"),
     ):
         with pytest.raises(error, match=message):
             refuse(code, "Asking")

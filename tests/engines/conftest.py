@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from exactlyonce.checkpoint.manifest import Manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -39,3 +42,19 @@ def failpoint(tmp_path: Path) -> Callable[..., dict[str, str]]:
         return {"EXACTLYONCE_FAILPOINTS": f"{name}={action}@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
 
     return arm
+
+
+@pytest.fixture
+def manifest_of() -> Callable[..., Manifest]:
+    """`manifest_of("totals", order_logs=...)` is checkpoint 7 of a pipeline, which holds nothing but what is given."""
+
+    def made(pipeline: str, **fields: Any) -> Manifest:
+        empty = Manifest(
+            pipeline=pipeline, checkpoint=7, incarnation=1, attempt=0, kind="checkpoint", base=6, previous=6,
+            triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1,
+            block_partitions=5, block_end_offsets=(0,) * 5, written_bytes=0, offsets=(), operators=(), order_logs=(),
+            committables=(), sinks=(),
+        )  # fmt: skip
+        return msgspec.structs.replace(empty, **fields)
+
+    return made

@@ -97,7 +97,7 @@ class Fed:
         topic = find_topic(self.config, self.name)
         reader = BlockReader(self.config, topic)
         needed = {ref.key for manifest in history.retained for ref in references(manifest, reader)}
-        found = {ref.key for ref in scan_blocks(self.config, topic, [0] * topic.partitions)}
+        found = {ref.key for ref in scan_blocks(self.config, topic, [0] * topic.partitions).blocks}
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
 
     def assert_output(self) -> None:

@@ -1,0 +1,107 @@
+"""Planted defects, continued: rules about what is left behind. See `simulation_mutants`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from unittest.mock import patch
+
+from exactlyonce.checkpoint import claims, commit, decision, requests
+from exactlyonce.checkpoint.committable import TransactionalId
+from exactlyonce.testing import simulated_coordinator
+from exactlyonce.testing.simulated_worker import Sink, Worker
+
+
+def _no_scan() -> Iterable[Any]:
+    real = claims.Claims.begin_attempt
+
+    def begin_attempt(self: Any, newest: Any, incarnation: int, attempt: int, **options: Any) -> Any:
+        written = self.ledger.written
+        self.ledger.written = lambda *_: None
+        yield from real(self, newest, incarnation, attempt, **options)
+        self.ledger.written = written
+
+    yield patch.object(claims.Claims, "begin_attempt", begin_attempt)
+
+
+def _no_second_scan() -> Iterable[Any]:
+    real = claims.Claims._begin
+
+    def begin(self: Any, newest: Any, start: Any, attempt: Any, *, late: bool) -> Any:
+        yield from real(self, newest, start, attempt, late=False)
+
+    yield patch.object(claims.Claims, "_begin", begin)
+
+
+def _scan_from_the_newest() -> Iterable[Any]:
+    yield patch.object(claims, "_first_places", lambda history: history.latest.block_end_offsets)
+
+
+def _note_the_ends() -> Iterable[Any]:
+    real = claims.Claims.ends_to_note
+
+    def ends_to_note(self: Any, checkpoint: int, base: int, ends: Any, **_: Any) -> Any:
+        return real(self, checkpoint, base, ends, final=True)
+
+    yield patch.object(claims.Claims, "ends_to_note", ends_to_note)
+
+
+def _finish_drops_nothing() -> Iterable[Any]:
+    real = decision.finish
+
+    def finish(manifest: Any, repairs: Any, life: Any, at_ms: int, expire: Any) -> Any:
+        return real(manifest, repairs, life, at_ms)
+
+    yield patch.object(decision, "finish", finish)
+
+
+def _long_transactions() -> Iterable[Any]:
+    real = Worker._initialize
+
+    def initialize(self: Worker, sink: Sink, name: str) -> Any:
+        steps = real(self, sink, name)
+        timeout_ms = self.world.transaction_timeout_ms
+        while True:
+            self.world.transaction_timeout_ms = 20_000
+            try:
+                wait = next(steps)
+            except StopIteration:
+                return
+            finally:
+                self.world.transaction_timeout_ms = timeout_ms
+            yield wait
+
+    yield patch.object(Worker, "_initialize", initialize)
+
+
+def _pass_over_empty() -> Iterable[Any]:
+    real = commit.sweep
+
+    def sweep(pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
+        below = options.get("fenced_below", (0, 0))
+        procedure = real(pipeline, incarnation, attempt, **options)
+        request = next(procedure)
+        try:
+            while True:
+                answer = yield request
+                if isinstance(request, requests.ListTransactions):
+                    names = {each: TransactionalId.parse(each.transactional_id) for each in answer}
+                    answer = [each for each, name in names.items() if name is None or name.written_in >= below]
+                request = procedure.send(answer)
+        except StopIteration as end:
+            return end.value
+
+    yield patch.object(decision, "sweep", sweep)
+    yield patch.object(simulated_coordinator, "sweep", sweep)
+
+
+CLEANING: dict[str, Callable[[], Iterable[Any]]] = {
+    "a restart does not look for the blocks of the attempt before": _no_scan,
+    "what a killed worker had sent and arrives late is not looked for": _no_second_scan,
+    "recovery looks behind a manifest that is not finalized": _scan_from_the_newest,
+    "a manifest notes the ends though others are in flight behind it": _note_the_ends,
+    "a finished checkpoint is finalized before its orphans are dropped": _finish_drops_nothing,
+    "transactions may stay open for as long as the broker lets them": _long_transactions,
+    "ids that are Empty are not ended again once older attempts were fenced": _pass_over_empty,
+}
+"""By name, what makes the patches."""

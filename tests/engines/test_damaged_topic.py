@@ -1,0 +1,119 @@
+"""A damaged bit in the checkpoint topic costs an older checkpoint, or is a halt where the newest one needs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from damaging import damage
+from running import QUICK, assert_totals, orders
+from unreferenced import unreferenced_blocks
+
+from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.testing.cluster import OwnCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+HALT = 6
+
+
+class Job:
+    """The linear pipeline on a broker of its own, run to the end of its input again and again."""
+
+    def __init__(self, kafka: OwnCluster, name: str, run: Any) -> None:
+        self.kafka, self.name, self._run = kafka, name, run
+        self.fed: list[tuple[str, str]] = []
+        kafka.create_topic(f"{name}-in", 3)
+
+    def feed(self) -> None:
+        """A hundred orders more."""
+        more = orders(100, first=len(self.fed))
+        self.kafka.produce(f"{self.name}-in", more)
+        self.fed += more
+
+    def run(self) -> Any:
+        """One life, which is over."""
+        arguments = ("pipelines:linear", "--param", f"name={self.name}", "--until", "latest", *QUICK)
+        life = self._run(*arguments, servers=self.kafka.bootstrap_servers)
+        life.wait()
+        return life
+
+    @property
+    def history(self) -> History:
+        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+
+    def listed(self) -> dict[int, dict[str, Any]]:
+        """What `exactlyonce checkpoints` says, by checkpoint."""
+        command = [sys.executable, "-m", "exactlyonce.cli.main", "checkpoints", self.name, "--json"]
+        servers = ["--bootstrap-servers", self.kafka.bootstrap_servers]
+        said = subprocess.run([*command, *servers], capture_output=True, text=True, check=True).stdout
+        return {each["checkpoint"]: each for each in json.loads(said)["checkpoints"]}
+
+    def damage(self, partition: int, key: str, *, known_checksum: bool = False) -> None:
+        """A bit of the value under *key*."""
+        damage(self.kafka, checkpoint_topic(self.name), partition, key.encode(), known_checksum=known_checksum)
+
+
+@pytest.fixture
+def job(own_broker: Callable[..., OwnCluster], topic_name: str, run: Any) -> Job:
+    """One that has completed three checkpoints and more."""
+    made = Job(own_broker(), topic_name, run)
+    for _ in range(3):
+        made.feed()
+        assert made.run().process.returncode == 0
+    assert len(made.history.retained) == 3
+    return made
+
+
+def index_of(manifest: Manifest) -> BlockRef:
+    """The first index block of its only operator."""
+    return manifest.operators[0].index[0][0]
+
+
+@pytest.mark.parametrize("known_checksum", [False, True])
+def test_blocks(known_checksum: bool, job: Job) -> None:
+    """A damaged index of an older checkpoint is noted, and goes when that expires; of the newest one it is a halt."""
+    older = job.history.retained[1]
+    ref = index_of(older)
+    job.damage(ref.partition, ref.key, known_checksum=known_checksum)
+    assert [each["state"] for each in job.listed().values()] == ["finalized", "damaged", "finalized"]
+    assert ref.key in job.listed()[older.checkpoint]["damage"]
+    job.feed()
+    life = job.run()
+    assert life.process.returncode == 0, life.said
+    assert f"checkpoint {older.checkpoint} is damaged and can be restored from no more" in life.said
+    assert ref.key in life.said
+    while older.checkpoint in job.history.manifests:
+        job.feed()
+        assert job.run().process.returncode == 0
+    assert unreferenced_blocks(job.kafka, job.name) <= ({ref.key} if not known_checksum else set())
+    assert_totals(job.kafka, f"{job.name}-out", job.fed)
+    newest = index_of(job.history.retained[-1])
+    job.damage(newest.partition, newest.key, known_checksum=known_checksum)
+    life = job.run()
+    assert life.process.returncode == HALT, life.said
+    assert newest.key in life.said
+    assert "Choices:" in life.said
+
+
+def test_decisions(job: Job) -> None:
+    """A damaged batch of decisions is noted where a newer manifest lies behind it; else it may hide one: a halt."""
+    older, newest = job.history.retained[0], job.history.retained[-1]
+    job.damage(0, f"manifest/{older.checkpoint}")
+    job.feed()
+    life = job.run()
+    assert life.process.returncode == 0, life.said
+    assert "of the decision log" in life.said
+    assert_totals(job.kafka, f"{job.name}-out", job.fed)
+    newest = job.history.retained[-1]
+    job.damage(0, f"manifest/{newest.checkpoint}")
+    life = job.run()
+    assert life.process.returncode == HALT, life.said
+    assert "may be visible" in life.said

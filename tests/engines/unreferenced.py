@@ -1,0 +1,51 @@
+"""Which blocks of a checkpoint topic nothing refers to, as a plain reader finds them."""
+
+from __future__ import annotations
+
+from confluent_kafka import Consumer, TopicPartition
+
+from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.store import read_history
+from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.checkpoint.store_topic import find_topic
+from exactlyonce.state.index import decode_index
+from exactlyonce.testing.cluster import KafkaCluster
+
+
+def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
+    """The keys in the block partitions whose newest committed value is no tombstone."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers, "group.id": "unreferenced", "enable.auto.commit": False,
+            "isolation.level": "read_committed", "enable.partition.eof": True, "auto.offset.reset": "earliest",
+        }
+    )  # fmt: skip
+    unread = set(range(1, partitions))
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
+    live: set[str] = set()
+    while unread:
+        message = consumer.poll(30.0)
+        assert message is not None, f"partitions {unread} of {topic} are read to their ends"
+        if message.error() is not None:
+            unread.discard(message.partition() or 0)
+            continue
+        key = (message.key() or b"").decode()
+        (live.discard if message.value() is None else live.add)(key)
+    consumer.close()
+    return live
+
+
+def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:
+    """Live blocks that no retained manifest refers to, directly or through its index blocks."""
+    config = {"bootstrap.servers": kafka.bootstrap_servers}
+    topic = find_topic(config, pipeline)
+    live = live_blocks(kafka, topic.name, topic.partitions)
+    named: set[BlockRef] = set()
+    for manifest in read_history(config, pipeline).retained:
+        indexes = [ref for operator in manifest.operators for parts in operator.index for ref in parts]
+        named.update(indexes, (ref for log in manifest.order_logs for ref in log.blocks))
+        for _, block in BlockReader(config, topic).fetch(indexes):
+            named.update(each.ref for each in decode_index(block.body).blocks)
+    keys = {ref.key for ref in named}
+    assert keys <= live, "what is referred to is there"
+    return live - keys

@@ -1,0 +1,118 @@
+"""What a pipeline leaves behind does not grow with its lives, however early each of them dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from exactlyonce.checkpoint import claims
+from exactlyonce.testing import simulated_log
+from exactlyonce.testing.broker import Isolation
+from exactlyonce.testing.simulated_coordinator import Life
+from exactlyonce.testing.simulated_log import SimulatedLog
+from exactlyonce.testing.simulation import World
+from exactlyonce.testing.simulation_oracle import TOPIC, Oracle
+
+LIVES = 1_000
+LIFE_STEPS_MAX = 500
+DOWN_MS = 1_000
+"""Between two lives. An id that nobody renews is forgotten after sixty of them."""
+
+
+class Left(NamedTuple):
+    """What there is once a life has died."""
+
+    blocks: int
+    decisions: int
+    """Keys in the decision log."""
+    transactional_ids: int
+    kept: int
+    """What the coordinator remembered of the log and of blocks."""
+
+
+LIMITS = Left(blocks=25, decisions=20, transactional_ids=200, kept=40)
+
+
+def died_early(seed: int, lives: int) -> list[Left]:
+    """The lives of a pipeline whose coordinator and workers all die after a few steps; no other bad luck."""
+    world = World(seed)
+    luck = world.misfortune
+    luck._chance = luck._network_chance = luck._request_chance = luck._delivery_chance = luck._marker_chance = 0.0
+    world.inputs[:] = [[f"k{i % 3}" for i in range(100_000)] for _ in world.inputs]
+    world._steps_per_record = 40
+    found = []
+    for number in range(lives):
+        life = world.life = Life(world)
+        world.lives = [life]
+        for _ in range(world.rng.randint(1, LIFE_STEPS_MAX)):
+            world.steps += 1
+            world._step()
+        life.kill_workers()
+        life.alive = False
+        world.clock.advance(DOWN_MS)
+        world.broker.compact(TOPIC, drop_tombstones=number % 2 == 0)
+        found.append(left(world, life))
+    assert len(world.oracle.manifests) > lives // 50, "some lives complete checkpoints"
+    return found
+
+
+def left(world: World, life: Life) -> Left:
+    """Counted on the broker, and in the life that has just died."""
+    log = world.broker.fetch(TOPIC, 0, 0, Isolation.READ_COMMITTED).records
+    live = {record.key: record.value for record in log}
+    history = life.log.history
+    kept = len(history.incarnations) + len(history.manifests) + len(history.finalized) + len(history.repairs)
+    kept += len(life.claims.ledger.retained) + len(life.claims.ledger._unclaimed) + len(life.claims._ends)
+    return Left(
+        len(world.oracle.live_blocks()),
+        sum(value is not None for value in live.values()),
+        len(world.broker.list_transactions("eo:p:")),
+        kept,
+    )
+
+
+def grown(found: list[Left]) -> set[str]:
+    """What there was more of than there may be."""
+    most = Left(*map(max, zip(*found, strict=True)))
+    return {name for name, count, limit in zip(Left._fields, most, LIMITS, strict=True) if count > limit}
+
+
+@pytest.mark.slow
+def test_nothing_grows_over_a_thousand_lives() -> None:
+    """Blocks, decisions, transactional ids and what the coordinator remembers stay below bounds that some ten lives
+    reach: what is retained, what one life leaves, the ids of a minute."""
+    found = died_early(1, LIVES)
+    print(f"after {LIVES} lives: {found[-1]}, at most {Left(*map(max, zip(*found, strict=True)))}")
+    assert grown(found) == set()
+
+
+def _no_mark() -> Iterable[Any]:
+    real = SimulatedLog.heartbeat
+    yield patch.object(SimulatedLog, "heartbeat", lambda self, fenced_below=None: real(self))
+    yield patch.object(Life, "_written", lambda self, outcome: None)
+
+
+def _all_lives() -> Iterable[Any]:
+    yield patch.object(simulated_log, "LIVES_KEPT", 1 << 30)
+
+
+def _no_scan() -> Iterable[Any]:
+    yield patch.object(claims, "_first_places", lambda history: (1 << 30,) * history.latest.block_partitions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "grows"), [(_no_mark, "transactional_ids"), (_all_lives, "decisions"), (_no_scan, "blocks")]
+)
+def test_growth_is_noticed(planted: Callable[[], Iterable[Any]], grows: str) -> None:
+    """Ids whose fencing is forgotten, lives that are remembered for ever, orphans that nobody looks for: each grows
+    out of its bound within a third of the lives."""
+    with ExitStack() as stack:
+        for each in (*planted(), patch.object(Oracle, "_no_orphans")):
+            stack.enter_context(each)
+        found = died_early(1, LIVES // 3)
+    assert grows in grown(found)
