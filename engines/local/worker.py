@@ -112,9 +112,10 @@ class Worker:
 
     def _obey(self, message: Any) -> None:
         match message:
-            case msg.Trigger(checkpoint, base, final):
+            case msg.Trigger(checkpoint, base, final, added):
                 for source in self._sources:
-                    source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final))
+                    mine = added.get(source.name, {})
+                    source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final, mine))
             case msg.Granted(sink, transactional_id, producer_id, epoch):
                 self.built.writer(sink).granted(transactional_id, producer_id, epoch)
             case msg.CheckpointFinalized(checkpoint):
