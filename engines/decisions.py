@@ -198,7 +198,11 @@ class Decisions:
 
     def look_at_inputs(self) -> None:
         """Raise Halt if an input topic was deleted or made anew; partitions that were added are read from here on."""
+        before = self._inputs.described
         self._inputs.look_again(self.manifest, APPEND_TIMEOUT_MS)
+        for name, topic in self._inputs.described.items():
+            if topic.partitions > before[name].partitions:
+                self._note(f"topic {name} has {topic.partitions} partitions now: the new ones are read from offset 0")
         self._go_on_from(self.manifest)
 
     def _go_on_from(self, manifest: Manifest) -> None:

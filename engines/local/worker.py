@@ -125,8 +125,8 @@ class Worker:
                 self._running = False
 
     def _rest(self) -> None:
-        """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
-        if not self._sources:
+        """Nothing to do: wait for the coordinator or a channel. Sources with partitions have waited in their poll."""
+        if not any(source.reader.offsets for source in self._sources):
             waiting = select.poll()
             waiting.register(self.connection, select.POLLIN)
             for channel in self.built.sockets:
