@@ -44,7 +44,7 @@ def noted(kafka: KafkaCluster, pipeline: str) -> dict[tuple[str, int], tuple[int
     return {(each.topic, each.partition): (each.offset, each.topic_id) for each in newest.offsets}
 
 
-@pytest.mark.parametrize("away_s", [0, 10])
+@pytest.mark.parametrize("away_s", [0, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_topic_that_is_made_anew_under_a_job(
     away_s: float, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any]
 ) -> None:
@@ -97,6 +97,7 @@ def cut(cluster: OwnCluster, topic: str) -> None:
             file.unlink()  # made again from the log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [False, True])
 def test_a_log_that_was_truncated_and_grew_again(
     running: bool, own_broker: Callable[..., OwnCluster], topic_name: str, run: Callable[..., Any]
