@@ -35,6 +35,9 @@ class SourceOffset(msgspec.Struct, frozen=True):
     topic_id: str
     partition: int
     offset: int
+    leader_epoch: int = -1
+    """In which the last record below the offset was written, if that was read; -1: unknown. It tells a log that was
+    truncated and written again."""
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):

@@ -58,10 +58,17 @@ def _record(_name: str, **fields: object) -> dict[str, Any]:
     return {"type": "record", "name": _name, "fields": [{"name": name, "type": of} for name, of in fields.items()]}
 
 
-def _with(record: dict[str, Any], **flags: bool) -> dict[str, Any]:
-    """The next version of *record*: with flags that older ones, which lack them, are read with."""
-    added = [{"name": name, "type": "boolean", "default": value} for name, value in flags.items()]
-    return {**record, "fields": [*record["fields"], *added]}
+def _with(record: dict[str, Any], **added: bool | int) -> dict[str, Any]:
+    """The next version of *record*: with fields that older ones, which lack them, are read with."""
+    types = {bool: "boolean", int: "int"}
+    fields = [{"name": name, "type": types[type(value)], "default": value} for name, value in added.items()]
+    return {**record, "fields": [*record["fields"], *fields]}
+
+
+def _with_items(record: dict[str, Any], **items: object) -> dict[str, Any]:
+    """The next version of *record*: with arrays of other items, at their old places."""
+    types = {name: _array(each) for name, each in items.items()}
+    return {**record, "fields": [{**each, "type": types.get(each["name"], each["type"])} for each in record["fields"]]}
 
 
 def _array(items: object) -> dict[str, object]:
@@ -76,7 +83,7 @@ _BLOCK_REF = _record(
     size="int",
     sha256={"type": "fixed", "name": "Sha256", "size": 32},
 )
-_SOURCE_OFFSET = _record(
+_SOURCE_OFFSET_1 = _record(
     "SourceOffset", source="string", topic="string", topic_id="string", partition="int", offset="long"
 )
 _OPERATOR = _record(
@@ -105,32 +112,32 @@ _INCARNATION_1 = _record(
     fenced_below="long",
 )
 
+_MANIFEST_1 = _record(
+    "Manifest",
+    pipeline="string",
+    checkpoint="long",
+    incarnation="long",
+    attempt="long",
+    kind="string",
+    base="long",
+    previous="long",
+    triggered_at_ms="long",
+    completed_at_ms="long",
+    fingerprint="string",
+    max_parallelism="int",
+    parallelism="int",
+    block_partitions="int",
+    block_end_offsets=_array("long"),
+    written_bytes="long",
+    offsets=_array(_SOURCE_OFFSET_1),
+    operators=_array(_OPERATOR),
+    order_logs=_array(_ORDER_LOG),
+    committables=_array(_COMMITTABLE),
+    sinks=_array(_record("SinkPartitions", sink="string", topic="string", partitions="int")),
+)
+
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (
-        _record(
-            "Manifest",
-            pipeline="string",
-            checkpoint="long",
-            incarnation="long",
-            attempt="long",
-            kind="string",
-            base="long",
-            previous="long",
-            triggered_at_ms="long",
-            completed_at_ms="long",
-            fingerprint="string",
-            max_parallelism="int",
-            parallelism="int",
-            block_partitions="int",
-            block_end_offsets=_array("long"),
-            written_bytes="long",
-            offsets=_array(_SOURCE_OFFSET),
-            operators=_array(_OPERATOR),
-            order_logs=_array(_ORDER_LOG),
-            committables=_array(_COMMITTABLE),
-            sinks=_array(_record("SinkPartitions", sink="string", topic="string", partitions="int")),
-        ),
-    ),
+    Manifest: (_MANIFEST_1, _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))),
     Finalized: (
         _record(
             "Finalized",

@@ -59,6 +59,8 @@ class KafkaReader:
     """By partition, the offset at which this source is finished; empty: never."""
     config: Mapping[str, str]
     """librdkafka settings."""
+    epochs: dict[int, int] = field(default_factory=dict)
+    """By partition, the leader epoch of the last record handed out, as far as one was and it is known."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(partition, count) of the last batch, in order."""
     _consumer: Consumer | None = None
@@ -67,10 +69,22 @@ class KafkaReader:
     def open(self) -> None:
         """Assign the partitions and seek to the offsets."""
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
-        if not self.offsets:
-            return
-        self._consumer = exact_consumer(self.config)
-        self._consumer.assign([TopicPartition(self.topic, p, offset) for p, offset in self.offsets.items()])
+        if self.offsets:
+            self._assign(self.offsets)
+
+    def add(self, partition: int, offset: int) -> None:
+        """Read *partition* too, from *offset* on; nothing happens if it is read already."""
+        if partition not in self.offsets:
+            self.offsets[partition] = offset
+            self._assign([partition])
+
+    def _assign(self, partitions: Iterable[int]) -> None:
+        """Beside what is assigned already, whose fetched records stay. By its epoch the client sees a truncated log."""
+        if self._consumer is None:
+            self._consumer = exact_consumer(self.config)
+        self._consumer.incremental_assign(
+            [TopicPartition(self.topic, p, self.offsets[p], leader_epoch=self.epochs.get(p, -1)) for p in partitions]
+        )
 
     @property
     def finished(self) -> bool:
@@ -92,6 +106,7 @@ class KafkaReader:
             end += count
             self.runs.append((partition, count))
             offset = self.offsets[partition] = _offset(messages[end - 1]) + 1
+            self.epochs[partition] = epoch_of(messages[end - 1])
             if partition in self._unfinished and offset >= self.targets[partition]:
                 self._unfinished.discard(partition)
         return messages
@@ -114,16 +129,7 @@ class KafkaReader:
         """Raise what needs a person; everything else (a broker that is away) librdkafka itself retries."""
         where = f"{self.topic}[{message.partition()}]" if message.partition() is not None else self.topic
         if error.code() in RETENTION_ERRORS:
-            partition = message.partition() or 0
-            wanted = self.offsets.get(partition, OFFSET_BEGINNING)
-            first, end = self._watermarks(partition)
-            raise Halt(
-                f"Source {self.source!r} must go on at {where} offset {wanted}, but the topic holds offsets {first} to "
-                f"{end} now: retention or a truncated log has taken what lies between.\n"
-                f"  Records {wanted} to {first - 1} of {where} would be lost, so the pipeline stops.\n"
-                f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
-                f"recompute from what is there."
-            )
+            raise self._missing(where, message.partition() or 0)
         if error.code() in TOPIC_ERRORS:
             raise TopicError(
                 f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
@@ -135,6 +141,28 @@ class KafkaReader:
             )
         if error.fatal():
             raise BrokerUnavailable(f"Source {self.source!r} cannot read {where}: {error.str()}.")
+
+    def _missing(self, where: str, partition: int) -> Halt:
+        """The log does not go on where this source does: its beginning was removed, or its end was and is another."""
+        wanted = self.offsets.get(partition, OFFSET_BEGINNING)
+        first, end = self._watermarks(partition)
+        if wanted < first:
+            happened = (
+                f"retention has taken what lies between.\n"
+                f"  Records {wanted} to {first - 1} of {where} would be lost, so the pipeline stops."
+            )
+        else:
+            happened = (
+                f"records below {wanted}, which were read, are gone: the log was truncated (unclean leader election, a "
+                f"disk that lost writes), or the topic was made anew.\n"
+                f"  Other records may have their offsets now, some of which would be skipped, so the pipeline stops."
+            )
+        return Halt(
+            f"Source {self.source!r} must go on at {where} offset {wanted}, but the topic holds offsets {first} to "
+            f"{end} now: {happened}\n"
+            f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
+            f"recompute from what is there."
+        )
 
     def _watermarks(self, partition: int) -> tuple[int, int]:
         assert self._consumer is not None
@@ -158,6 +186,12 @@ class KafkaReader:
         """Leave; nothing is committed."""
         if self._consumer is not None:
             self._consumer.close()
+
+
+def epoch_of(message: Message) -> int:
+    """The leader epoch in which a record was written; -1: unknown."""
+    epoch = message.leader_epoch()
+    return -1 if epoch is None else epoch
 
 
 def _runs(partitions: list[int]) -> Iterable[tuple[int, int]]:

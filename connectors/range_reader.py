@@ -15,7 +15,7 @@ from typing import cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.kafka_reader import RETENTION_ERRORS, RIGHTS_ERRORS, TOPIC_ERRORS, exact_consumer
+from exactlyonce.connectors.kafka_reader import RETENTION_ERRORS, RIGHTS_ERRORS, TOPIC_ERRORS, epoch_of, exact_consumer
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 WAIT_S = 0.02
@@ -48,12 +48,16 @@ class RangeReader:
         end: int,
         config: ClientConfig,
         *,
+        leader_epoch: int = -1,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """*leader_epoch*: of the record before *start*, if it is known: a log that was truncated is seen by it."""
         self.topic, self.partition, self.end = topic, partition, end
         self.position = start
         """All before this offset has been handed out, or can be seen by nobody."""
+        self.leader_epoch = leader_epoch
+        """Of the record just before `position`; -1: it is unknown, or there is no such record that readers see."""
         self._config, self._patience_s, self._clock = config, patience_s, clock
         self._consumer: Consumer | None = None
         self._ask_at_s = self._give_up_at_s = 0.0
@@ -78,7 +82,9 @@ class RangeReader:
 
     def _open(self) -> None:
         self._consumer = exact_consumer(self._config.confluent())
-        self._consumer.assign([TopicPartition(self.topic, self.partition, self.position)])
+        self._consumer.assign(
+            [TopicPartition(self.topic, self.partition, self.position, leader_epoch=self.leader_epoch)]
+        )
 
     def _moved(self) -> None:
         now_s = self._clock()
@@ -121,6 +127,8 @@ class RangeReader:
         else:
             self.position = max(self.position, self._passed())
         if self.position > before:
+            is_last = bool(messages) and _offset(messages[-1]) + 1 == min(self.position, self.end)
+            self.leader_epoch = epoch_of(messages[-1]) if is_last else -1
             self._moved()
         else:
             self._waited()

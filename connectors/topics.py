@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.admin.topics import CreateTopicsRequest
-from kafka.protocol.consumer.offsets import ListOffsetsRequest
+from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.wire import Again, Request, Wire, refuse
+from exactlyonce.connectors.wire import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, Request, Wire, refuse
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 TOPIC = 2  # DescribeConfigs' number for the kind of resource
@@ -25,6 +26,7 @@ TOPIC_ALREADY_EXISTS = 36
 REFUSED = {17: "name", 37: "partition count", 38: "replication factor", 39: "assignment", 40: "settings", 44: "policy"}
 """CreateTopics' answers that only another request can mend."""
 SERVER_DEFAULT = -1
+CONSUMER = -1  # in place of a replica's id
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -56,6 +58,19 @@ class Topics:
         """Each topic by its name."""
         wanted = list(dict.fromkeys(names))
         return self._wire.patiently(lambda: self._describe(wanted), f"Asking for {', '.join(wanted)}")
+
+    def seen_by_each(
+        self, names: Iterable[str], timeout_ms: int | None = None
+    ) -> dict[str, tuple[Topic | None, ...]]:
+        """Each topic by its name, as every live broker knows it now; None: that broker knows of none.
+
+        A broker that hands out a record of a topic knows the topic's id, so of a topic made anew that somebody has
+        read from, at least one broker tells. In *timeout_ms*, if given.
+        """
+        wanted = list(dict.fromkeys(names))
+        return self._wire.patiently(
+            lambda: self._seen_by_each(wanted), f"Asking for {', '.join(wanted)}", timeout_ms=timeout_ms
+        )
 
     def settings(self, name: str) -> dict[str, str | None]:
         """All settings of a topic, those left at their default as well."""
@@ -92,6 +107,16 @@ class Topics:
         found = self._offsets(name, max(0, timestamp_ms), READ_COMMITTED)
         return {partition: ends[partition] if offset < 0 else offset for partition, offset in found.items()}
 
+    def epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
+        """By partition of *epochs*, the offset at which the records of that leader epoch, and of older ones, end.
+
+        -1: the partition has no epoch that new. A reader that stands behind that end has read records that the log
+        has lost.
+        """
+        return self._wire.patiently(
+            lambda: self._epoch_ends(name, epochs), f"Asking for the leader epochs of {name}"
+        )
+
     def close(self) -> None:
         """Let go of the connections; the next question makes new ones."""
         self._wire.close()
@@ -99,6 +124,10 @@ class Topics:
     def _describe(self, names: Iterable[str]) -> dict[str, Topic]:
         topics = self._wire.topics(names).items()
         return {name: Topic(name, str(topic.topic_id), len(topic.partitions)) for name, topic in topics}
+
+    def _seen_by_each(self, names: list[str]) -> dict[str, tuple[Topic | None, ...]]:
+        answers = [{topic.name: topic for topic in each.topics} for each in self._wire.metadata_of_each(names)]
+        return {name: tuple(_seen(name, answer[name]) for answer in answers) for name in names}
 
     def _settings(self, name: str) -> dict[str, str | None]:
         resource = DescribeConfigsRequest.DescribeConfigsResource(
@@ -132,11 +161,26 @@ class Topics:
             lambda: self._list_offsets(name, timestamp_ms, isolation), f"Asking for the offsets of {name}"
         )
 
-    def _list_offsets(self, name: str, timestamp_ms: int, isolation: int) -> dict[int, int]:
-        partitions = [partition.partition_index for partition in self._wire.topics([name])[name].partitions]
+    def _by_leader(self, name: str, partitions: Iterable[int]) -> dict[int, list[int]]:
+        """The *partitions* that each broker leads."""
         by_node: dict[int, list[int]] = {}
         for (_, partition), leader in self._wire.leaders([(name, each) for each in partitions]).items():
             by_node.setdefault(leader.node_id, []).append(partition)
+        return by_node
+
+    def _epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
+        by_node = self._by_leader(name, epochs)
+        questions = [Request(_epochs_request(name, {p: epochs[p] for p in some}), n) for n, some in by_node.items()]
+        ends = {}
+        for answer in self._wire.ask_all(questions) if questions else []:
+            for each in answer.topics[0].partitions:
+                refuse(each.error_code, f"Asking for the leader epochs of {name}-{each.partition}")
+                ends[each.partition] = each.end_offset
+        return ends
+
+    def _list_offsets(self, name: str, timestamp_ms: int, isolation: int) -> dict[int, int]:
+        partitions = [partition.partition_index for partition in self._wire.topics([name])[name].partitions]
+        by_node = self._by_leader(name, partitions)
         questions = [
             Request(_offsets_request(name, some, timestamp_ms, isolation), node) for node, some in by_node.items()
         ]
@@ -146,6 +190,13 @@ class Topics:
                 refuse(each.error_code, f"Asking for the offset of {name}-{each.partition_index}")
                 offsets[each.partition_index] = each.offset
         return dict(sorted(offsets.items()))
+
+
+def _seen(name: str, topic: Any) -> Topic | None:
+    if topic.error_code in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
+        return None
+    refuse(topic.error_code, f"Asking for topic {name}")
+    return Topic(name, str(topic.topic_id), len(topic.partitions))
 
 
 def _create_request(name: str, partitions: int, replicas: int, settings: Mapping[str, str]) -> CreateTopicsRequest:
@@ -159,3 +210,9 @@ def _offsets_request(name: str, partitions: list[int], timestamp_ms: int, isolat
     entry = ListOffsetsRequest.ListOffsetsTopic
     wanted = [entry.ListOffsetsPartition(partition_index=each, timestamp=timestamp_ms) for each in partitions]
     return ListOffsetsRequest(isolation_level=isolation, topics=[entry(name=name, partitions=wanted)])
+
+
+def _epochs_request(name: str, epochs: Mapping[int, int]) -> OffsetForLeaderEpochRequest:
+    entry = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    wanted = [entry.OffsetForLeaderPartition(partition=each, leader_epoch=epoch) for each, epoch in epochs.items()]
+    return OffsetForLeaderEpochRequest(replica_id=CONSUMER, topics=[entry(topic=name, partitions=wanted)])

@@ -161,8 +161,16 @@ class Wire:
 
     def metadata(self, topics: Iterable[str] = ()) -> Any:
         """The cluster's brokers, and these *topics* with their leaders; creates none."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        return self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
+        return self.ask(_metadata_request(topics))
+
+    def metadata_of_each(self, topics: Iterable[str]) -> list[Any]:
+        """What every live broker knows of *topics*: they learn of a change one after the other."""
+        nodes = {broker.node_id for broker in self.metadata().brokers}
+        question = _metadata_request(topics)
+        answers = self.ask_all([Request(question, node) for node in sorted(nodes)])
+        if any(broker.node_id not in nodes for answer in answers for broker in answer.brokers):
+            raise Again("a broker joined the cluster while the others were being asked")
+        return answers
 
     def topics(self, names: Iterable[str]) -> dict[str, Any]:
         """The metadata of each topic. Raises `TopicError` if one does not exist."""
@@ -256,6 +264,11 @@ class Wire:
         if isinstance(error, KafkaError | OSError):
             return NoAnswer(text or type(error).__name__)
         return error
+
+
+def _metadata_request(topics: Iterable[str]) -> MetadataRequest:
+    wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types

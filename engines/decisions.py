@@ -1,7 +1,7 @@
 """What a life of the coordinator decides, with a real broker: recovery, decisions, restarts, retention, upkeep.
 
-All of it is called from one thread, the job's broker thread, except `start_message`, which only reads. No sink producer
-is made before `open` or `prepare_attempt` has fenced everything older.
+All of it is called from one thread, the job's broker thread, except `start_message` and `added_for`, which only read.
+No sink producer is made before `open` or `prepare_attempt` has fenced everything older.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ from exactlyonce.engines.bounded.replay_repair import ReplayRepair, where_replay
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, no_replay
-from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.preflight import Inputs, Offsets, check_inputs, check_operators, prepare_outputs
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
+APPEND_TIMEOUT_MS = round(APPEND_TIMEOUT_S * 1000)
 UPKEEP_INTERVAL_S = 10.0
 """How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
 SWEEP_AGAIN_MS = 60_000
@@ -78,7 +79,7 @@ class Decisions:
         stages its files; None: on a Spark of its own."""
         self._plan, self._options, self._note = plan, options, note
         self._clock = SystemClock()
-        self._transactions = Transactions(options.client, timeout_ms=round(APPEND_TIMEOUT_S * 1000))
+        self._transactions = Transactions(options.client, timeout_ms=APPEND_TIMEOUT_MS)
         self._output_log = Log(options.client, group=plan.graph.pipeline_id)
         self._topics = Topics(options.client)
         self._groups = GroupOffsets(options.client, plan.graph.pipeline_id)
@@ -117,6 +118,7 @@ class Decisions:
         self.attempt = 0
         self.manifest: Manifest
         self._offsets: Offsets
+        self._added: Offsets = {}
         self._written_bytes: dict[int, int] = {}
         self._claims = Claims(options.checkpoint)
         self._fenced_below = (self.life.fenced_below, 0)
@@ -151,7 +153,7 @@ class Decisions:
             if manifests or blocks:
                 self._written(self._log.append(manifests_dropped=manifests, blocks_dropped=blocks))
         self._note_damage()
-        self._offsets = self._inputs.offsets_from(self.manifest)
+        self._go_on_from(self.manifest)
         hit("coordinator-swept")
         return self.manifest
 
@@ -247,8 +249,21 @@ class Decisions:
             self._drive(self._finish(unfinished, self._claims.expire))
         self._sweep(everything=False)
         self._drive(self._claims.begin_attempt(self.manifest, self.life.incarnation, attempt, late=killed))
-        self._offsets = self._inputs.offsets_from(self.manifest)
+        self.look_at_inputs()
         return self.manifest
+
+    def look_at_inputs(self) -> None:
+        """Raise Halt if an input topic was deleted or made anew; partitions that were added are read from here on."""
+        before = self._inputs.described
+        self._inputs.look_again(self.manifest, APPEND_TIMEOUT_MS)
+        for name, topic in self._inputs.described.items():
+            if topic.partitions > before[name].partitions:
+                self._note(f"topic {name} has {topic.partitions} partitions now: the new ones are read from offset 0")
+        self._go_on_from(self.manifest)
+
+    def _go_on_from(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._offsets, self._added = self._inputs.offsets_from(manifest), self._inputs.added_since(manifest)
 
     # --- what bounded work is told ------------------------------------------------------------------------------
 
@@ -308,13 +323,20 @@ class Decisions:
         self._written_bytes[n] = self._written_bytes.get(n, 0) + sum(ref.size for ref in ack.written)
 
     def decide(self, plan: CheckpointPlan, pinned: Iterable[int]) -> Decided | Refuse | Unresolved:
-        """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon."""
+        """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
+
+        Raises Halt, before anything is decided, if what was acknowledged may have been read from another topic.
+        """
         while not self._acknowledged.empty():
             ack = self._acknowledged.get()
             self._claims.ledger.written(ack.checkpoint, ack.written)
         dead = self._log.dead({ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks})
         if dead:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self._topic.name}")
+        try:
+            self.look_at_inputs()
+        except BrokerUnavailable as error:
+            return Refuse(str(error))
         verdict: Decided | Refuse | Unresolved = self._drive(
             decide(
                 plan.precommits,
@@ -327,7 +349,7 @@ class Decisions:
         if isinstance(verdict, Refuse) and self._log.refusal:
             return Refuse(f"{verdict.reason}: {self._log.refusal}")
         if isinstance(verdict, Decided):
-            self.manifest = verdict.manifest
+            self._go_on_from(verdict.manifest)
             self._last_committables = verdict.manifest.committables or self._last_committables
             if not verdict.finalized:
                 self._claims.ledger.completed(verdict.manifest.checkpoint, _references(plan, verdict.manifest))
@@ -440,6 +462,11 @@ class Decisions:
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self._topic,
         }
+
+    def added_for(self, subtask: int) -> Offsets:
+        """By source, where *subtask* begins to read those of its partitions that no completed checkpoint has."""
+        added = {source: share_of(each, self._plan.parallelism, subtask) for source, each in self._added.items()}
+        return {source: each for source, each in added.items() if each}
 
     def close(self) -> None:
         """Let go of all connections; nothing is ended by it."""

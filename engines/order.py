@@ -61,10 +61,10 @@ def _parts(inputs: list[tuple[str, int]], runs: list[int]) -> Iterator[bytes]:
     yield from _parts(inputs, runs[middle:])
 
 
-def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], inputs: int) -> OrderRuns | None:
-    """For a subtask with so many channels and partitions; None where there is only one order."""
+def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], *, several: bool) -> OrderRuns | None:
+    """For a subtask that has, or may get, *several* channels and partitions; None where there is only one order."""
     batches = rejoins(task, shuffles)
-    return OrderRuns(batches) if batches or inputs > 1 else None
+    return OrderRuns(batches) if batches or several else None
 
 
 def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[tuple[str, int], int]]:

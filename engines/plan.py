@@ -7,7 +7,7 @@ connected pipeline is one task. Pure: the same graph and parallelism give the sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
@@ -64,6 +64,15 @@ class Plan:
         """(edge, from subtask, to subtask) of every channel, in one order for all processes."""
         subtasks = range(self.parallelism)
         return [(edge.name, i, j) for edge in self.shuffles for i in subtasks for j in subtasks]
+
+
+def share_of(offsets: Mapping[int, int], parallelism: int, subtask: int) -> dict[int, int]:
+    """Of *offsets* by partition, those of the partitions that *subtask* of a source reads.
+
+    >>> share_of({0: 10, 1: 11, 2: 12}, 2, 0)
+    {0: 10, 2: 12}
+    """
+    return {partition: offset for partition, offset in offsets.items() if partition % parallelism == subtask}
 
 
 def rejoins(task: Task, shuffles: Iterable[ShuffleEdge]) -> bool:

@@ -1,10 +1,17 @@
-"""Checks of the topics before anything is read: what can be known to fail is refused here, with what mends it."""
+"""Checks of the topics before anything is read, and of the input topics at every checkpoint: what can be known to fail
+is refused here, with what mends it.
+
+Invariants: offsets go with the id of the topic that they were read from, and with the leader epoch of the last record;
+a partition that was added is read from offset 0, whenever it is noticed, so that nothing of it is skipped in silence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from exactlyonce.checkpoint.manifest import Manifest, SourceOffset
 from exactlyonce.connectors.kafka_source import KafkaSource
@@ -19,12 +26,12 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass
 class Inputs:
-    """The input topics as they are now."""
+    """The input topics of a life, and their partitions as they are now."""
 
     topics: Topics
     sources: Mapping[str, KafkaSource[object]]
     described: Mapping[str, Topic]
-    """By topic name."""
+    """By topic name; ids never change, partitions only become more."""
     targets: Offsets
     """Where a bounded run ends: the last stable offsets of now; empty when unbounded."""
 
@@ -60,14 +67,38 @@ class Inputs:
 
     def offsets_from(self, manifest: Manifest) -> Offsets:
         """Sn of every partition; a partition added since then begins at its beginning."""
-        found: Offsets = {source: {} for source in self.sources}
+        found = self.added_since(manifest)
         for noted in manifest.offsets:
             found[noted.source][noted.partition] = noted.offset
-        for source, each in self.sources.items():
-            if len(found[source]) < self.described[each.topic].partitions:
-                for partition, offset in self.topics.start_offsets(each.topic).items():
-                    found[source].setdefault(partition, offset)
         return found
+
+    def added_since(self, manifest: Manifest) -> Offsets:
+        """Where the partitions begin that *manifest* does not have: at 0, though retention may have been there."""
+        noted = {(each.source, each.partition) for each in manifest.offsets}
+        return {
+            source: {p: 0 for p in range(self.described[each.topic].partitions) if (source, p) not in noted}
+            for source, each in self.sources.items()
+        }
+
+    def look_again(self, manifest: Manifest, timeout_ms: int | None = None) -> None:
+        """Raise Halt if a topic is not the one that is read any more; take note of partitions that were added.
+
+        Called after all has been read that the next manifest will name, so that what was read of a topic made anew
+        shows. A partition counts once every broker knows it: to a client that asks one of the others it would be
+        missing. A run up to a target takes no more partitions. *manifest* is the newest.
+        """
+        known = dict(self.described)
+        for name, seen in self.topics.seen_by_each(known, timeout_ms).items():
+            there = [each for each in seen if each is not None]
+            for each in there:
+                if each.topic_id != known[name].topic_id:
+                    raise _made_anew(manifest, name, known[name].topic_id, each.topic_id)
+            if not there:
+                raise _deleted(manifest, known[name])
+            if not self.targets and len(there) == len(seen):
+                partitions = max(known[name].partitions, min(each.partitions for each in there))
+                known[name] = msgspec.structs.replace(known[name], partitions=partitions)
+        self.described = known
 
     def check_continuity(self, manifest: Manifest) -> None:
         """Raise Halt if what lies after Sn is not all there any more."""
@@ -84,20 +115,16 @@ class Inputs:
     def _check_topic(self, manifest: Manifest, name: str) -> None:
         topic = self.described.get(name)
         offsets = [each for each in manifest.offsets if each.topic == name]
-        reset = f"or `exactlyonce reset {manifest.pipeline}` and recompute from what is there"
         if topic is None:
             raise ConfigError(
                 f"Checkpoint {manifest.checkpoint} was read from topic {name!r}, which the pipeline reads no longer. "
-                f"Give the source its old topic, {reset}."
+                f"Give the source its old topic, {_reset(manifest)}."
             )
         if offsets[0].topic_id != topic.topic_id:
-            raise Halt(
-                f"Topic {name!r} was deleted and created again since checkpoint {manifest.checkpoint}: its id was "
-                f"{offsets[0].topic_id}, now it is {topic.topic_id}. The checkpoint's offsets mean nothing in it.\n"
-                f"  Choices: restore the old topic; {reset}."
-            )
+            raise _made_anew(manifest, name, offsets[0].topic_id, topic.topic_id)
         first, end = self.topics.start_offsets(name), self.topics.end_offsets(name, committed=False)
-        for each in offsets:
+        added = [SourceOffset("", name, "", each, 0) for each in sorted(first.keys() - {o.partition for o in offsets})]
+        for each in offsets + added:
             if each.partition not in first:
                 raise Halt(
                     f"Partition {each.partition} of topic {name!r} is gone since checkpoint {manifest.checkpoint}."
@@ -107,14 +134,50 @@ class Inputs:
                     f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{each.partition}] offset "
                     f"{each.offset}, but the topic begins at {first[each.partition]} now: retention has taken offsets "
                     f"{each.offset} to {first[each.partition] - 1}.\n"
-                    f"  Choices: restore them from a replica or backup and run again; {reset}."
+                    f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}."
                 )
             if each.offset > end[each.partition]:
-                raise Halt(
-                    f"Input is missing: checkpoint {manifest.checkpoint} has read {name}[{each.partition}] up to "
-                    f"offset {each.offset}, but the topic ends at {end[each.partition]}: its log was truncated.\n"
-                    f"  Choices: restore it from a replica or backup; {reset}."
-                )
+                raise _truncated(manifest, each, f"the topic ends at {end[each.partition]}")
+        for source in sorted({each.source for each in offsets}):
+            self._check_epochs(manifest, name, [each for each in offsets if each.source == source])
+
+    def _check_epochs(self, manifest: Manifest, name: str, offsets: list[SourceOffset]) -> None:
+        """Raise Halt if records that were read are gone though the log has grown beyond their offsets again."""
+        ends = self.topics.epoch_ends(name, {o.partition: o.leader_epoch for o in offsets if o.leader_epoch >= 0})
+        for each in offsets:
+            end = ends.get(each.partition, each.offset)
+            if end < each.offset:
+                until = "is gone from the log" if end < 0 else f"ends at offset {end} now"
+                raise _truncated(manifest, each, f"what leader epoch {each.leader_epoch} wrote there {until}")
+
+
+def _reset(manifest: Manifest) -> str:
+    return f"or `exactlyonce reset {manifest.pipeline}` and recompute from what is there"
+
+
+def _made_anew(manifest: Manifest, name: str, before: str, now: str) -> Halt:
+    return Halt(
+        f"Topic {name!r} was deleted and created again since checkpoint {manifest.checkpoint}: its id was {before}, "
+        f"now it is {now}. The checkpoint's offsets mean nothing in it.\n"
+        f"  Choices: restore the old topic; {_reset(manifest)}."
+    )
+
+
+def _deleted(manifest: Manifest, topic: Topic) -> Halt:
+    return Halt(
+        f"Topic {topic.name!r} was deleted since checkpoint {manifest.checkpoint}; its id was {topic.topic_id}. What "
+        f"the pipeline had not read of it is gone.\n"
+        f"  Choices: restore the topic; give the source another one, {_reset(manifest)}."
+    )
+
+
+def _truncated(manifest: Manifest, read: SourceOffset, how: str) -> Halt:
+    return Halt(
+        f"Input is missing: checkpoint {manifest.checkpoint} has read {read.topic}[{read.partition}] up to offset "
+        f"{read.offset}, but {how}: its log was truncated. Other records may have the offsets of those that were read, "
+        f"and would be skipped.\n"
+        f"  Choices: restore it from a replica or backup; {_reset(manifest)}."
+    )
 
 
 def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:

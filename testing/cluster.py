@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are no
     OffsetSpec,
     ResourceType,
 )
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from exactlyonce.connectors.broker import EmbeddedBroker
 
@@ -104,6 +104,12 @@ class KafkaCluster:
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         admin = self.admin()
         admin.incremental_alter_configs([resource])[resource].result(LIMIT_S)
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """Let *topic* have so many partitions; returns once the leaders of all of them answer."""
+        admin = self.admin()
+        admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(LIMIT_S)
+        _await(lambda: _answers(admin, topic, partitions), f"Partition {partitions - 1} of {topic}")
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Delete what lies below an offset of each partition (-1: everything), as retention would.

@@ -101,9 +101,12 @@ class _Assembler:
         config = ClientConfig(
             {"group.id": group, "queued.max.messages.kbytes": kilobytes, "log_level": 0, **self.unit.client}
         )
+        known = {(noted.partition, noted.offset): noted.leader_epoch for noted in self.unit.base.offsets
+                 if noted.source == node.id}
         for each in self.unit.readings:
             if each.source == node.id:
-                reader = RangeReader(each.topic, each.partition, each.start, each.end, config)
+                epoch = known.get((each.partition, each.start), -1)
+                reader = RangeReader(each.topic, each.partition, each.start, each.end, config, leader_epoch=epoch)
                 self.made.lanes.append(PartitionLane(node.id, each.partition, reader, decoder, self.operators[node.id]))
 
     def _connect(self, read: Input, node: Node) -> None:

@@ -122,6 +122,7 @@ class CatchingUp:
         return True
 
     def _ranges(self, decisions: Decisions) -> tuple[Reading, ...]:
+        decisions.look_at_inputs()
         inputs = decisions.inputs
         topics = {source: each.topic for source, each in inputs.sources.items()}
         return readings(topics, decisions.offsets, self.goal.ends(inputs, decisions.offsets))

@@ -105,6 +105,7 @@ def recomputed(
         common = _common(loaded, client, interval, folder, origins=origins)
         physical = plan(graph, manifest.parallelism)
         receipts = compute(physical, common, interval.ranges, submit, _order_logs(client, common, manifest))
+        _require_same_topics(client, manifest)
         files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
         yield Recomputed(files, sum(each.records for each in receipts))
     finally:

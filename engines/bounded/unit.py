@@ -49,7 +49,7 @@ def _run(unit: Unit, label: str) -> Receipt:
     assembly = assemble(unit, physical, task, label)
     try:
         with collecting_rarely():
-            order = order_runs(task, physical.shuffles, len(assembly.lanes))
+            order = order_runs(task, physical.shuffles, several=len(assembly.lanes) > 1)
             _take(unit, assembly, order)
             channels = tuple(file for sending in assembly.sendings for file in sending.close())
             outputs = tuple(file for staging in assembly.stagings for file in staging.close())
@@ -81,17 +81,26 @@ def _graph(unit: Unit) -> LogicalGraph:
 
 def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
     """Push all input through the operators; *order* gets what was taken, where there is more than one."""
-    if unit.order is not None and (unit.order or order is not None):
+    if unit.order or (unit.order is not None and order is not None and _has_several_orders(assembly, order)):
         take_along(assembly.lanes, unit.order, order)
     else:
         take_by_time(assembly.lanes, order, assembly.clock)
 
 
+def _has_several_orders(assembly: Assembly, order: OrderRuns) -> bool:
+    """Whether what there is to take can be taken in more than one way: a log of it must be there, and fit."""
+    return order.batches or sum(lane.time_ms() is not None for lane in assembly.lanes) > 1
+
+
 def _acknowledgement(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> Ack:
+    epochs = {(lane.name, lane.partition): lane.reader.leader_epoch for lane in assembly.partitions}
     offsets = tuple(
-        SourceOffset(each.source, each.topic, unit.topic_ids[each.topic], each.partition, each.end)
+        SourceOffset(
+            each.source, each.topic, unit.topic_ids[each.topic], each.partition, each.end,
+            epochs[each.source, each.partition],
+        )
         for each in unit.readings
-    )
+    )  # fmt: skip
     if not unit.write_state:
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
     writing = _StateWriting(unit)

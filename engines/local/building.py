@@ -25,7 +25,7 @@ from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChan
 from exactlyonce.engines.local.inputs import ChannelInput, Input, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order import order_runs
-from exactlyonce.engines.plan import Plan, Task, plan
+from exactlyonce.engines.plan import Plan, Task, plan, share_of
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.graph import Input as NodeInput
@@ -119,7 +119,7 @@ class _Builder:
         outputs = [
             self.channels["out", edge.name, j] for edge in self.plan.out_of(task) for j in range(self.plan.parallelism)
         ]
-        partitions = sum(len(each.reader.offsets) if isinstance(each, SourceInput) else 1 for each in inputs)
+        several = len(inputs) > 1 or any(isinstance(each, SourceInput) for each in inputs)
         self.built.subtasks.append(
             Subtask(
                 task.name,
@@ -131,7 +131,7 @@ class _Builder:
                 self.built.blocks,
                 self.names,
                 self.send,
-                order_runs(task, self.plan.shuffles, partitions),
+                order_runs(task, self.plan.shuffles, several=several),
             )
         )
         self.built.writers += writers
@@ -173,11 +173,14 @@ class _Builder:
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:
         source = node.source
         assert isinstance(source, KafkaSource)
-        mine = {
-            p: o for p, o in self.start.offsets[node.id].items() if p % self.start.parallelism == self.start.subtask
+        mine = share_of(self.start.offsets[node.id], self.start.parallelism, self.start.subtask)
+        epochs = {
+            each.partition: each.leader_epoch
+            for each in self.start.manifest.offsets
+            if each.source == node.id and each.leader_epoch >= 0
         }
         config = self.config.confluent({"log_level": 0, "group.id": self.plan.graph.pipeline_id})
-        reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config)
+        reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config, epochs)
         return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator)
 
     def _sink(self, node: Node, writers: list[KafkaWriter]) -> Any:

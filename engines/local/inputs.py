@@ -7,7 +7,7 @@ noted at that moment; after a final barrier a source hands out nothing more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +42,8 @@ class SourceTrigger(NamedTuple):
 
     frame: BarrierFrame
     final: bool
+    added: Mapping[int, int]
+    """By partition that is to be read from this barrier on, the offset to begin at."""
 
 
 @dataclass
@@ -70,8 +72,11 @@ class SourceInput:
     def next(self, wait_s: float) -> Batch | BarrierFrame | None:
         if self.triggers:
             trigger = self.triggers.popleft()
+            for partition, offset in trigger.added.items():
+                self.reader.add(partition, offset)
+            epochs = self.reader.epochs
             self.noted[trigger.frame.checkpoint] = tuple(
-                SourceOffset(self.name, self.reader.topic, self.topic_id, partition, offset)
+                SourceOffset(self.name, self.reader.topic, self.topic_id, partition, offset, epochs.get(partition, -1))
                 for partition, offset in sorted(self.reader.offsets.items())
             )
             self.stopped = trigger.final

@@ -143,9 +143,11 @@ class Job:
     def _perform(self, effect: core.Effect) -> None:
         match effect:
             case core.Trigger(checkpoint, base, final):
+                assert self.decisions is not None
                 self.report.triggered(checkpoint)
                 for worker in self.workers.alive:
-                    worker.connection.send(msg.Trigger(checkpoint, base, final))
+                    added = self.decisions.added_for(worker.subtask)
+                    worker.connection.send(msg.Trigger(checkpoint, base, final, added))
                 hit("coordinator-triggered")
             case core.Decide(plan):
                 assert self.decisions is not None

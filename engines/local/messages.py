@@ -48,6 +48,9 @@ class Trigger(msgspec.Struct, tag=True):
     checkpoint: int
     base: int
     final: bool
+    added: dict[str, dict[int, int]]
+    """By source, partitions of this worker's that no completed checkpoint has, and where they begin: they are read from
+    this barrier on, if they are not yet."""
 
 
 class Granted(msgspec.Struct, tag=True):

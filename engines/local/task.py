@@ -45,7 +45,7 @@ class Subtask:
     names: BlockNames
     acknowledge: Callable[[Acknowledge], None]
     order: OrderRuns | None
-    """None where there is only one order; see `order_runs`."""
+    """None where there is only one order; see `order_runs`. A source may get a partition more at any barrier."""
     longest_gap_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Subtask:
         """The synchronous part now; the rest as an iterator."""
         began = time.monotonic()
         frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
-        log = self.order.cut() if self.order is not None else None
+        log = self.order.cut() if self.order is not None and self.order.runs else None
         gc.collect(1)
         gc.freeze()  # state lives long: the collector need not walk through it again and again
         for channel in self.outputs:

@@ -120,9 +120,10 @@ class Worker:
 
     def _obey(self, message: Any) -> None:
         match message:
-            case msg.Trigger(checkpoint, base, final):
+            case msg.Trigger(checkpoint, base, final, added):
                 for source in self._sources:
-                    source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final))
+                    mine = added.get(source.name, {})
+                    source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final, mine))
             case msg.Granted(sink, transactional_id, producer_id, epoch):
                 self.built.writer(sink).granted(transactional_id, producer_id, epoch)
             case msg.CheckpointFinalized(checkpoint):
@@ -132,8 +133,8 @@ class Worker:
                 self._running = False
 
     def _rest(self) -> None:
-        """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
-        if not self._sources:
+        """Nothing to do: wait for the coordinator or a channel. Sources with partitions have waited in their poll."""
+        if not any(source.reader.offsets for source in self._sources):
             waiting = select.poll()
             waiting.register(self.connection, select.POLLIN)
             for channel in self.built.sockets:

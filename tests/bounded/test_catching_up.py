@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline
+from running import orders
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.bounded import leadership
@@ -202,6 +203,44 @@ def test_following(fed: Fed, tmp_path: Path) -> None:
     assert history.latest is not None
     assert history.latest.kind == "checkpoint"
     assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait until this life is silent"
+
+
+def test_a_partition_that_is_added_is_followed(fed: Fed, tmp_path: Path) -> None:
+    """A partition that a topic gets is read from its first record, though nothing else has come; every offset that
+    ends with a record has the leader epoch in which that was written, and a partition without records has none."""
+    fed.feed(90)
+    stopping, progress = threading.Event(), Growing(fed)
+    progress.stop = stopping.set
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    catch_up(fed, loaded, 2, tmp_path, follow=True, stopping=stopping, progress=progress)
+    fed.assert_output()
+    latest = fed.history().latest
+    assert latest is not None
+    right = {each.partition: (each.offset, each.leader_epoch) for each in latest.offsets if each.source == "right"}
+    assert right.keys() == {0, 1, 2, 3}
+    assert right[2] == (0, -1)
+    assert all(epoch == (0 if offset else -1) for offset, epoch in right.values())
+
+
+class Growing(Silent):
+    """Adds a partition after the first checkpoint, feeds it alone, and asks for the end once all of it is read."""
+
+    def __init__(self, fed: Fed) -> None:
+        super().__init__()
+        self.fed = fed
+        self.records = 0
+        self.stop: Any = None
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        super().advanced(advanced, offsets)
+        self.records += advanced.records
+        if len(self.checkpoints) == 1:
+            more = orders(30, first=2_000_000)
+            self.fed.kafka.add_partitions(f"{self.fed.name}-more", 4)
+            self.fed.kafka.produce(f"{self.fed.name}-more", more, 3)
+            self.fed.right += more
+        elif self.records == len(self.fed.all):
+            self.stop()
 
 
 class Following(Silent):

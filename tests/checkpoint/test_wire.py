@@ -21,6 +21,7 @@ from exactlyonce.checkpoint.manifest import (
     Incarnation,
     Manifest,
     Repair,
+    SourceOffset,
 )
 from exactlyonce.checkpoint.wire import Block, BlockKey, DamagedRecord, DecisionKey, decode, encode
 from exactlyonce.pipeline.errors import InvariantViolation
@@ -83,6 +84,17 @@ class TestValues:
         monkeypatch.undo()
         assert value[2:10] != encode(INCARNATION)[2:10]
         assert decode(value, Incarnation) == INCARNATION, "it does not say that it has ended"
+
+    def test_an_older_manifest_is_read(self, monkeypatch: pytest.MonkeyPatch, manifest: Any) -> None:
+        """A manifest that knows no leader epochs has the same offsets, of unknown epochs."""
+        offsets = (SourceOffset("orders", "orders", "id", 0, 7, 3), SourceOffset("orders", "orders", "id", 1, 9, 4))
+        written = manifest(1, offsets=offsets)
+        monkeypatch.setitem(wire._WRITTEN, Manifest, wire._parse(Manifest, wire.SCHEMAS[Manifest][0]))
+        value = encode(written)
+        monkeypatch.undo()
+        assert value[2:10].hex() == FINGERPRINTS[Manifest][0]
+        unknown = tuple(msgspec.structs.replace(each, leader_epoch=-1) for each in offsets)
+        assert decode(value, Manifest) == msgspec.structs.replace(written, offsets=unknown)
 
     def test_a_manifest_over_its_limit_is_not_written(self, manifest: Any) -> None:
         """A manifest over 256 kB is refused before it is written, and the error names both sizes."""
@@ -197,7 +209,7 @@ class TestKeys:
 
 
 FINGERPRINTS = {
-    Manifest: ["a0ee0191f086b58a"],
+    Manifest: ["a0ee0191f086b58a", "420546f873bd7de7"],
     Finalized: ["97b9bc06bfcdb453"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150"],
     Repair: ["1a1b454c5b4df844"],

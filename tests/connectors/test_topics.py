@@ -101,3 +101,18 @@ def test_offsets(cluster: Any, topic: str) -> None:
     assert cluster.topics.offsets_at(topic, 1_500) == {0: 1, 1: 0}
     assert cluster.topics.offsets_at(topic, 2_000) == {0: 1, 1: 0}
     assert cluster.topics.offsets_at(topic, 4_000) == {0: 3, 1: 0}
+
+
+def test_what_each_broker_knows(cluster: Any, topic: str) -> None:
+    """Of each topic there is an answer of every broker, which is None where it knows of no such topic."""
+    found = cluster.topics.seen_by_each([topic, f"{topic}-missing"])
+    assert found == {topic: (cluster.topics.describe([topic])[topic],), f"{topic}-missing": (None,)}
+
+
+def test_where_leader_epochs_end(cluster: Any, topic: str) -> None:
+    """The present epoch ends where the log does; the log has none that is newer; a partition not asked for is left
+    out."""
+    write(cluster, topic, [1_000, 2_000, 3_000])
+    assert cluster.topics.epoch_ends(topic, {0: 0, 1: 0}) == {0: 3, 1: 0}
+    assert cluster.topics.epoch_ends(topic, {0: 7}) == {0: -1}
+    assert cluster.topics.epoch_ends(topic, {}) == {}

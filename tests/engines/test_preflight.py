@@ -1,0 +1,82 @@
+"""What the brokers say of an input topic at a checkpoint, and what follows from it where they do not agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.manifest import SourceOffset
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.topics import Topic
+from exactlyonce.engines.preflight import Inputs
+from exactlyonce.pipeline.errors import Halt
+
+KNOWN = Topic("orders", "old", 2)
+AFTER = (SourceOffset("in", "orders", "old", 0, 7), SourceOffset("in", "orders", "old", 1, 9))
+
+
+class Brokers:
+    """Three brokers of which each has its own view: no embedded cluster has brokers that lag behind."""
+
+    def __init__(self, *views: Topic | None) -> None:
+        self.views = views
+
+    def seen_by_each(self, names: Any, timeout_ms: int | None = None) -> dict[str, tuple[Topic | None, ...]]:
+        return dict.fromkeys(names, self.views)
+
+
+def inputs(*views: Topic | None, targets: dict[str, dict[int, int]] | None = None) -> Inputs:
+    source: KafkaSource[Any] = KafkaSource("orders", value=bytes)
+    return Inputs(Brokers(*views), {"in": source}, {"orders": KNOWN}, targets or {})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def newest(manifest: Any) -> Any:
+    """A manifest of both partitions."""
+    return manifest(5, offsets=AFTER)
+
+
+@pytest.fixture
+def manifest() -> Any:
+    from exactlyonce.checkpoint.manifest import Manifest
+
+    def make(checkpoint: int, offsets: tuple[SourceOffset, ...]) -> Manifest:
+        return Manifest(
+            "p", checkpoint, 1, 0, "checkpoint", 0, 0, 0, 0, "", 128, 1, 5, (), 0, offsets, (), (), (), ()
+        )
+
+    return make
+
+
+def test_one_broker_that_knows_the_new_topic_is_enough(newest: Any) -> None:
+    """Another id, from whichever broker, is a halt with both ids: a record may have been read from that broker."""
+    other = Topic("orders", "new", 2)
+    with pytest.raises(Halt, match="'orders' was deleted and created again since checkpoint 5: its id was old, now it"):
+        inputs(KNOWN, KNOWN, other).look_again(newest)
+
+
+def test_a_topic_that_no_broker_knows_was_deleted(newest: Any) -> None:
+    """A topic is gone when all brokers say so; while one has it under its id, nobody can have read another."""
+    inputs(None, KNOWN, None).look_again(newest)
+    with pytest.raises(Halt, match="'orders' was deleted since checkpoint 5; its id was old"):
+        inputs(None, None, None).look_again(newest)
+
+
+def test_partitions_count_once_every_broker_knows_them(newest: Any) -> None:
+    """A partition is taken up when no broker would tell a client that it does not exist, and none is ever dropped."""
+    seen = inputs(msgspec.structs.replace(KNOWN, partitions=5), msgspec.structs.replace(KNOWN, partitions=4))
+    seen.look_again(newest)
+    assert seen.added_since(newest) == {"in": {2: 0, 3: 0}}
+    assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
+    lagging = inputs(msgspec.structs.replace(KNOWN, partitions=5), None, msgspec.structs.replace(KNOWN, partitions=1))
+    lagging.look_again(newest)
+    assert lagging.offsets_from(newest) == {"in": {0: 7, 1: 9}}
+
+
+def test_a_run_up_to_a_target_takes_no_more_partitions(newest: Any) -> None:
+    """What was to be read was known at the start."""
+    seen = inputs(msgspec.structs.replace(KNOWN, partitions=3), targets={"in": {0: 10, 1: 10}})
+    seen.look_again(newest)
+    assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9}}
