@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.checkpoint.store_client import connect
+from exactlyonce.checkpoint.store_confluent import make_producer
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.sinks.transaction_pool import SlotState, TransactionPool
 
@@ -93,7 +94,7 @@ class KafkaWriter:
 
     def _make(self, transactional_id: str) -> Transaction:
         """Runs on the executor's thread."""
-        producer = Producer(
+        producer = make_producer(
             {
                 **self.config,
                 "transactional.id": transactional_id,

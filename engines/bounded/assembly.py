@@ -99,7 +99,7 @@ class _Assembler:
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
         group = self.plan.graph.pipeline_id
         config = ClientConfig(
-            {"group.id": group, "queued.max.messages.kbytes": kilobytes, "log_level": 0, **self.unit.client}
+            {"group.id": group, "queued.max.messages.kbytes": kilobytes, **self.unit.client}
         )
         for each in self.unit.readings:
             if each.source == node.id:

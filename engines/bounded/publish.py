@@ -65,7 +65,7 @@ def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExec
         f"{publication.attempt}-{label}",
         str(publication.checkpoint),
     )
-    config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, "log_level": 0, **publication.client})
+    config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})
     prepared: list[str] = []
     writer = KafkaWriter(
         publication.sink,

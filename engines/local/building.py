@@ -176,7 +176,7 @@ class _Builder:
         mine = {
             p: o for p, o in self.start.offsets[node.id].items() if p % self.start.parallelism == self.start.subtask
         }
-        config = self.config.confluent({"log_level": 0, "group.id": self.plan.graph.pipeline_id})
+        config = self.config.confluent({"group.id": self.plan.graph.pipeline_id})
         reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config)
         return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator)
 
@@ -199,7 +199,7 @@ class _Builder:
                 node.id,
                 start.subtask,
                 sink.topic,
-                self.config.confluent({"log_level": 0}),
+                self.config.confluent(),
                 TransactionPool(ids),
                 self.executor,
                 lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),

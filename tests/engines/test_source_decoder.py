@@ -45,7 +45,8 @@ def batch_of(good: Any) -> list[Message]:
 def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """However many records of a batch are bad, the good ones come in order with their origins, and the bad ones are
     counted; a few of those are named, and the rest is one line."""
-    source: Any = KafkaSource("orders", value=Order, on_error="skip", metadata=metadata)
+    make: Any = KafkaSource  # its overloads know True and False, and no bool
+    source = make("orders", value=Order, on_error="skip", metadata=metadata)
     decoder = SourceDecoder("orders", source)
     batch = decoder.decode(batch_of(good))
     expected = [number for number in range(COUNT) if good(number)]
