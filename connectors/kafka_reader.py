@@ -15,6 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from exactlyonce.checkpoint.store_confluent import make_consumer
 from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
+from exactlyonce.connectors.silence import Silence
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 _partition = cast("Callable[[Message], int]", Message.partition)
@@ -59,12 +60,15 @@ class KafkaReader:
     _consumer: Consumer | None = None
     _unfinished: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._silence = Silence(self.topic, self.offsets.keys())
+
     def open(self) -> None:
         """Assign the partitions and seek to the offsets."""
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
         if not self.offsets:
             return
-        self._consumer = exact_consumer(self.config)
+        self._consumer = exact_consumer({**self.config, **self._silence.settings})
         self._consumer.assign([TopicPartition(self.topic, p, offset) for p, offset in self.offsets.items()])
 
     @property
@@ -136,6 +140,18 @@ class KafkaReader:
         except KafkaException:
             return 0, 0
         return first, end
+
+    @property
+    def waiting(self) -> str:
+        """What this source has waited for, and for how long, if a broker has not answered for a while; else empty."""
+        silent = self._silence.partitions
+        if not silent:
+            return ""
+        where = ", ".join(f"{self.topic}[{partition}]" for partition in sorted(silent))
+        return (
+            f"source {self.source!r} has waited {max(silent.values()):.0f} s for an answer from the leader of {where}, "
+            f"and goes on trying"
+        )
 
     def lag(self) -> int:
         """Records up to the last stable offset not yet handed out, as far as the client knows without asking."""

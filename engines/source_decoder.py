@@ -1,7 +1,7 @@
 """From messages to records, as a source says.
 
 Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and nothing is
-decoded twice; every skipped record is counted, and of each batch the first few are named on stderr.
+decoded twice; every skipped record is counted, and of each batch the first few are named.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ NAMED_MAX = 5
 """Of a batch, so many skipped records get a line each; the others share one."""
 
 
-class SourceDecoder:
-    """Decodes for the source with *id*, and counts what it skips."""
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")
 
-    def __init__(self, id: str, source: KafkaSource[Any]) -> None:
+
+class SourceDecoder:
+    """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
+
+    def __init__(self, id: str, source: KafkaSource[Any], say: Callable[[str], None] = _write) -> None:
         self.id = id
         self.source = source
+        self._say = say
         self.skipped = 0
         self._decode_value = source.decode_value
         self._decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
@@ -50,9 +55,9 @@ class SourceDecoder:
             return Batch(records, messages)
         self.skipped += len(bad)
         if len(bad) > NAMED_MAX:
-            sys.stderr.write(
+            self._say(
                 f"skipped: source {self.id!r}: {len(bad) - NAMED_MAX:,} more records of the same batch, "
-                f"the last at {_place(messages[bad[-1]])}\n"
+                f"the last at {_place(messages[bad[-1]])}"
             )
         left_out = set(bad)
         return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
@@ -65,7 +70,7 @@ class SourceDecoder:
                 f'the producer, or let the source skip such records: on_error="skip".'
             ) from error
         if before < NAMED_MAX:
-            sys.stderr.write(f"skipped: {self._undecodable(message, error)}\n")
+            self._say(f"skipped: {self._undecodable(message, error)}")
 
     def _undecodable(self, message: Message, error: Exception) -> str:
         problem = self.source.value_problem(message.value(), error)

@@ -149,8 +149,12 @@ class Worker:
                 self._last_record_ms,
                 self._first_record_ms,
                 sum(source.reader.lag() for source in self._sources),
+                [waiting for source in self._sources if (waiting := source.reader.waiting)],
+                [note for source in self._sources for note in source.notes],
             )
         )
+        for source in self._sources:
+            source.notes.clear()
         self._longest_gap_s = 0.0
 
 

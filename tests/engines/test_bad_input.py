@@ -96,6 +96,7 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, topic_name: str, r
     assert job.wait() == 0, job.said
     assert next(event["skipped"] for event in job.events if event["event"] == "ended") == 1_500
     assert 1 < job.said.count("skipped: ") <= 100, "a few for each batch"
+    assert job.text == []
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
