@@ -17,12 +17,16 @@ from confluent_kafka.admin import AdminClient
 LOGGER = logging.getLogger("exactlyonce.kafka")
 LOGGER.addHandler(logging.NullHandler())
 
+QUEUE_KILOBYTES = 65_536
+"""What a producer holds at most, unless told otherwise: there are several in a worker, and the library's own default
+is 1 GB each."""
+
 _ASKED_FOR = ("debug", "log_level")
 
 
 def make_producer(settings: Mapping[str, Any]) -> Producer:
-    """A producer with *settings*."""
-    return Producer(_logged(settings, {"logger": LOGGER}))
+    """A producer with *settings*. `produce` raises BufferError while it holds all that it may."""
+    return Producer({"queue.buffering.max.kbytes": QUEUE_KILOBYTES, **_logged(settings, {"logger": LOGGER})})
 
 
 def make_consumer(settings: Mapping[str, Any]) -> Consumer:

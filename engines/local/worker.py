@@ -170,7 +170,11 @@ def serve(connection: msg.Connection) -> None:
             hit("worker-restored")
             elapsed_ms = int((time.monotonic() - began) * 1000)
             connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
-            worker.run()
+            try:
+                worker.run()
+            finally:
+                for writer in worker.built.writers:
+                    writer.abandon()
     except (PeerGone, BrokerUnavailable) as error:
         connection.send(msg.WorkerFailed(start.subtask, "", str(error)))
     except ExactlyOnceError as error:
