@@ -7,7 +7,6 @@ error of exactlyonce that says what to do. Every wait is bounded.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,14 +14,14 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is not in its stubs
 
+from exactlyonce.checkpoint.store_confluent import make_admin, make_consumer, make_producer
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
-
-_LOGGER = logging.getLogger("exactlyonce.kafka")
-_LOGGER.addHandler(logging.NullHandler())  # what the library says is for whoever asks; errors are raised
 
 REQUEST_TIMEOUT_S = 8.0
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
 """Of a record batch: a block of the largest size, its key and what Kafka adds."""
+QUEUE_KILOBYTES = 256 * 1024
+"""What a producer holds at most: far more than the blocks that are written at once."""
 FETCH_SIZE_MAX = 2 * MESSAGE_SIZE_MAX
 """Of what is fetched of a partition at once. A batch that is larger comes nevertheless, alone."""
 
@@ -56,16 +55,21 @@ _UNREACHABLE = {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
 _MOVED = {
     KafkaError._NOENT,  # a partition has no leader now
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.KAFKA_STORAGE_ERROR,  # a disk of its leader has failed, and another broker takes over
 }
 _NOT_ALLOWED = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -78,15 +82,14 @@ _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaEr
 
 def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
     """The connection part of *config* and our *own* settings, whose underscores stand for dots."""
-    chosen: dict[str, Any] = {"logger": _LOGGER}
-    chosen |= {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
+    chosen = {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
     return chosen | {name.replace("_", "."): value for name, value in own.items()}
 
 
 def admin(config: Mapping[str, Any]) -> AdminClient:
     """A client for topics and offsets, to which a broker has answered; else `BrokerUnavailable` says what is wrong."""
     reasons: list[str] = []
-    client = AdminClient(settings(config) | {"error_cb": lambda error: reasons.append(error.str())})
+    client = make_admin(settings(config) | {"error_cb": lambda error: reasons.append(error.str())})
     try:
         client.describe_cluster(request_timeout=REQUEST_TIMEOUT_S).result()
     except KafkaException as error:
@@ -101,13 +104,14 @@ def admin(config: Mapping[str, Any]) -> AdminClient:
 
 def producer(config: Mapping[str, Any], **own: object) -> Producer:
     """A producer that acknowledges a record only when it is as durable as the topic's settings make it."""
-    return Producer(
+    return make_producer(
         settings(
             {"reconnect.backoff.ms": 20, **config},  # half of it passes before the first connection
             acks="all",
             enable_idempotence=True,
             linger_ms=0,
             message_max_bytes=MESSAGE_SIZE_MAX,
+            queue_buffering_max_kbytes=QUEUE_KILOBYTES,
             **own,
         )
     )
@@ -131,7 +135,7 @@ def consumer(
     It joins no group: the library asks for the coordinator of one, so it is the one that the pipeline may read anyway.
     *partition_bytes*: what is wanted of a partition, if that is known: not much more is fetched ahead.
     """
-    return Consumer(
+    return make_consumer(
         settings(
             config,
             group_id=topic.removesuffix(".checkpoints"),
@@ -184,7 +188,7 @@ def _offsets(
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether *error* may go away by itself: a broker is away or changes its role."""
+    """Whether *error* may go away by itself: a broker is away or changes its role. The one list for all that reads."""
     return error.code() in _UNREACHABLE | _MOVED or error.retriable()
 
 

@@ -299,11 +299,12 @@ def default_data_dir() -> Path:
 def answers(bootstrap_servers: str, timeout_s: float) -> bool:
     """Whether a broker there answers a request for metadata."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
+
+    from exactlyonce.checkpoint.store_confluent import make_admin
 
     if not _accepts(bootstrap_servers, timeout_s):  # librdkafka backs off after a refusal, and logs it
         return False
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    admin = make_admin({"bootstrap.servers": bootstrap_servers})
     try:
         return bool(admin.list_topics(timeout=timeout_s).brokers)
     except KafkaException:

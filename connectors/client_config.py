@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from exactlyonce.checkpoint.store_confluent import make_producer
 from exactlyonce.connectors.tls import checks_certificate, checks_hostname, tls_context
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -26,9 +27,9 @@ ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl
 
 # fmt: off
 OWNED = frozenset((
-    "acks", "auto.offset.reset", "delivery.report.only.error", "enable.auto.commit", "enable.auto.offset.store",
-    "enable.idempotence", "enable.partition.eof", "isolation.level", "request.required.acks", "transaction.timeout.ms",
-    "transactional.id",
+    "acks", "auto.offset.reset", "check.crcs", "delivery.report.only.error", "enable.auto.commit",
+    "enable.auto.offset.store", "enable.idempotence", "enable.partition.eof", "isolation.level",
+    "request.required.acks", "transaction.timeout.ms", "transactional.id",
 ))
 """Settings that carry the guarantee: exactlyonce sets them itself, per client."""
 
@@ -147,7 +148,7 @@ class ClientConfig:
         self.kafka_python()
         offline = {name: value for name, value in self.confluent().items() if name != "bootstrap.servers"}
         try:
-            Producer({**offline, "log_level": 0})
+            make_producer({**offline, "log_level": 0})
         except (KafkaException, TypeError, ValueError) as error:
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
             raise ConfigError(f"The Kafka client refuses the settings: {self.redact(reason)}. Correct them.") from None

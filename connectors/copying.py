@@ -13,6 +13,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.store_confluent import make_producer
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.log import Log, RecordsGone
 from exactlyonce.connectors.transactions import Transactions
@@ -73,7 +74,7 @@ def write_again(
         if error is not None:
             errors.append(error.str())
 
-    producer = Producer(
+    producer = make_producer(
         config.confluent(
             {
                 "transactional.id": transactional_id,

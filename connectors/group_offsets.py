@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from exactlyonce.checkpoint.manifest import SourceOffset
+from exactlyonce.checkpoint.store_confluent import make_consumer
 from exactlyonce.connectors.client_config import ClientConfig
 
 
@@ -18,8 +19,8 @@ class GroupOffsets:
     """The offsets of group *group*, which has no members."""
 
     def __init__(self, config: ClientConfig, group: str) -> None:
-        overrides = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "log_level": 0}
-        self._consumer = Consumer(config.confluent(overrides))
+        overrides = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False}
+        self._consumer = make_consumer(config.confluent(overrides))
 
     def publish(self, offsets: Iterable[SourceOffset]) -> None:
         """Set them, without waiting. Through the consumer: librdkafka's admin call for it aborts the process when an

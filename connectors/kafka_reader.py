@@ -13,7 +13,10 @@ from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+from exactlyonce.checkpoint.store_confluent import make_consumer
+from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
+from exactlyonce.connectors.silence import Silence
+from exactlyonce.pipeline.errors import Halt, TopicError
 
 _partition = cast("Callable[[Message], int]", Message.partition)
 _offset = cast("Callable[[Message], int]", Message.offset)
@@ -22,18 +25,10 @@ _offset = cast("Callable[[Message], int]", Message.offset)
 FETCH_BACKOFF_MS = 10
 """How soon the client fetches again after its queue was full. Its default of a second starves a fast loop."""
 
-RETENTION_ERRORS = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
-TOPIC_ERRORS = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-RIGHTS_ERRORS = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError._AUTHENTICATION,
-)
-
 
 def exact_consumer(config: Mapping[str, Any]) -> Consumer:
-    """A consumer that reads what is committed from where it is told to, and nowhere else."""
-    return Consumer(
+    """A consumer that reads what is committed from where it is told to, and nowhere else, and as it was written."""
+    return make_consumer(
         {
             "group.id": "exactlyonce",
             "isolation.level": "read_committed",
@@ -43,6 +38,7 @@ def exact_consumer(config: Mapping[str, Any]) -> Consumer:
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
+            "check.crcs": True,
         }
     )
 
@@ -66,6 +62,9 @@ class KafkaReader:
     _consumer: Consumer | None = None
     _unfinished: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._silence = Silence(self.topic, self.offsets.keys())
+
     def open(self) -> None:
         """Assign the partitions and seek to the offsets."""
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
@@ -81,7 +80,7 @@ class KafkaReader:
     def _assign(self, partitions: Iterable[int]) -> None:
         """Beside what is assigned already, whose fetched records stay. By its epoch the client sees a truncated log."""
         if self._consumer is None:
-            self._consumer = exact_consumer(self.config)
+            self._consumer = exact_consumer({**self.config, **self._silence.settings})
         self._consumer.incremental_assign(
             [TopicPartition(self.topic, p, self.offsets[p], leader_epoch=self.epochs.get(p, -1)) for p in partitions]
         )
@@ -122,29 +121,27 @@ class KafkaReader:
                 if _offset(message) >= self.targets.get(_partition(message), 0):
                     self._unfinished.discard(_partition(message))
             else:
-                self._raise(error, message)
+                self._raise(error, message, kept)
         return kept
 
-    def _raise(self, error: KafkaError, message: Message) -> None:
-        """Raise what needs a person; everything else (a broker that is away) librdkafka itself retries."""
-        where = f"{self.topic}[{message.partition()}]" if message.partition() is not None else self.topic
+    def _raise(self, error: KafkaError, message: Message, before: list[Message]) -> None:
+        """Raise what needs a person; what passes (a broker that is away) librdkafka itself retries. *before* came
+        before it, and is not handed out if it is raised."""
+        partition = message.partition()
+        where = self.topic if partition is None or partition < 0 else f"{self.topic}[{partition}]"
+        last = next((_offset(each) for each in reversed(before) if each.partition() == partition), None)
+        wanted = self.offsets.get(partition or 0, OFFSET_BEGINNING) if last is None else last + 1
         if error.code() in RETENTION_ERRORS:
-            raise self._missing(where, message.partition() or 0)
+            raise self._missing(where, partition or 0, wanted)
         if error.code() in TOPIC_ERRORS:
             raise TopicError(
                 f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
             )
-        if error.code() in RIGHTS_ERRORS:
-            raise TopicError(
-                f"Source {self.source!r} may not read {where}: {error.str()}. Grant Read on the topic "
-                f"and on group {self.config.get('group.id', 'exactlyonce')}."
-            )
-        if error.fatal():
-            raise BrokerUnavailable(f"Source {self.source!r} cannot read {where}: {error.str()}.")
+        group = str(self.config.get("group.id", "exactlyonce"))
+        raise_unless_passing(error, f"Source {self.source!r}: {where}", wanted, error.str(), group)
 
-    def _missing(self, where: str, partition: int) -> Halt:
-        """The log does not go on where this source does: its beginning was removed, or its end was and is another."""
-        wanted = self.offsets.get(partition, OFFSET_BEGINNING)
+    def _missing(self, where: str, partition: int, wanted: int) -> Halt:
+        """The log does not go on at offset *wanted*: its beginning was removed, or its end was and is another."""
         first, end = self._watermarks(partition)
         if wanted < first:
             happened = (
@@ -171,6 +168,18 @@ class KafkaReader:
         except KafkaException:
             return 0, 0
         return first, end
+
+    @property
+    def waiting(self) -> str:
+        """What this source has waited for, and for how long, if a broker has not answered for a while; else empty."""
+        silent = self._silence.partitions
+        if not silent:
+            return ""
+        where = ", ".join(f"{self.topic}[{partition}]" for partition in sorted(silent))
+        return (
+            f"source {self.source!r} has waited {max(silent.values()):.0f} s for an answer from the leader of {where}, "
+            f"and goes on trying"
+        )
 
     def lag(self) -> int:
         """Records up to the last stable offset not yet handed out, as far as the client knows without asking."""

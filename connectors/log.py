@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 from kafka.protocol.consumer.fetch import FetchRequest
+from kafka.record.util import calc_crc32c
 
 from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.transaction import Fate
 from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, DamagedRecords, damage, raise_unless_passing
+from exactlyonce.connectors.kafka_reader import exact_consumer
 from exactlyonce.connectors.wire import Again, Leader, Request, Wire, refuse
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 OFFSET_OUT_OF_RANGE = 1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
@@ -153,13 +156,13 @@ class Log:
 
     def _batches(self, written: Written) -> Iterator[Batch]:
         """The headers of all batches from the first offset to the end of the log."""
-        offset, end = written.first_offset, written.first_offset + 1
+        offset, end, place = written.first_offset, written.first_offset + 1, f"{written.topic}-{written.partition}"
         while offset < end:
             answer = self._wire.patiently(partial(self._fetched, written, offset), "Reading the log")
             if answer is None:
                 return
             end = answer.high_watermark
-            batches = [batch for batch in parse_batches(answer.records or b"") if batch.last_offset >= offset]
+            batches = [batch for batch in parse_batches(answer.records or b"", place) if batch.last_offset >= offset]
             if len(batches) > 1 and batches[-1].is_cut_marker:
                 batches.pop()  # the next fetch begins with it, and brings a whole one
             if not batches:
@@ -191,26 +194,23 @@ class Log:
 
     def _all_records(self, written: Written, stop: int) -> Iterator[LogRecord]:
         """The records of all producers from the first offset up to *stop*."""
-        overrides = {
-            "group.id": self._group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "isolation.level": "read_uncommitted",
-            "auto.offset.reset": "error",
-            "check.crcs": True,
-        }
-        consumer = Consumer(self._config.confluent(overrides))
+        overrides = {"group.id": self._group, "isolation.level": "read_uncommitted"}
+        consumer = exact_consumer(self._config.confluent(overrides))
         try:
             consumer.assign([TopicPartition(written.topic, written.partition, written.first_offset)])
             offset, progress_s = written.first_offset, self._clock()
             while offset < stop:
                 messages = consumer.consume(MESSAGES_AT_ONCE, CONSUME_WAIT_S)
-                if messages:
+                if any(message.error() is None for message in messages):
                     progress_s = self._clock()
                 elif self._clock() > progress_s + self._timeout_ms / 1000:
                     raise _unreadable(written, offset, f"nothing came for {self._timeout_ms / 1000:g} s")
                 for message in messages:
-                    record = _record(written, offset, message)
+                    error = message.error()
+                    if error is not None:
+                        self._raise(error, written, offset)
+                        continue
+                    record = _record(message)
                     offset = record.offset + 1
                     if offset > stop:
                         return
@@ -218,22 +218,44 @@ class Log:
         finally:
             consumer.close()
 
+    def _raise(self, error: KafkaError, written: Written, offset: int) -> None:
+        """Raise what needs a person, met before *offset*; what passes librdkafka itself retries."""
+        place, reason = f"{written.topic}-{written.partition}", self._config.redact(error.str())
+        if error.code() in RETENTION_ERRORS:
+            raise _gone(written, offset - written.first_offset)
+        if error.code() in TOPIC_ERRORS:
+            raise TopicError(f"{place}, of which a transaction's records were to be read, does not exist (any more).")
+        if error.code() != KafkaError._PARTITION_EOF:
+            raise_unless_passing(error, place, offset, reason, self._group)
+
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_FROM = 12  # a batch's length counts from behind itself
+_CHECKED_FROM = 21  # and its checksum is of all that stands behind the checksum
+_MAGIC = 2
 _CONTROL = 0x20
 _MARKER_KEY = struct.Struct(">hh")  # version, and 1 for commit
 
 
-def parse_batches(data: bytes) -> Iterator[Batch]:
-    """The headers of the record batches in *data*, which may end in the midst of one."""
+def parse_batches(data: bytes, place: str = "The log") -> Iterator[Batch]:
+    """The headers of the record batches in *data*, which may end in the midst of one.
+
+    Raises `DamagedRecords` for what is no batch, and for a marker whose checksum is wrong: nothing else would tell. A
+    batch of records is checked where they are read, and its header by what it must say.
+    """
     position = 0
     while position + _HEADER.size <= len(data):
         header = _HEADER.unpack_from(data, position)
-        base_offset, length, _leader_epoch, _magic, _crc, attributes, last_offset_delta = header[:7]
+        base_offset, length, _leader_epoch, magic, crc, attributes, last_offset_delta = header[:7]
         _first_timestamp, _max_timestamp, producer_id, epoch, base_sequence, records = header[7:]
         end, is_control = position + _LENGTH_FROM + length, bool(attributes & _CONTROL)
-        commits = _commits(data[position + _HEADER.size : end]) if is_control and records and end <= len(data) else None
+        if magic != _MAGIC or end < position + _HEADER.size:
+            raise DamagedRecords(damage(place, base_offset, f"no batch of format {_MAGIC} begins there"))
+        commits = None
+        if is_control and records and end <= len(data):
+            if calc_crc32c(data[position + _CHECKED_FROM : end]) != crc:
+                raise DamagedRecords(damage(place, base_offset, "the checksum of a transaction marker is wrong"))
+            commits = _commits(data[position + _HEADER.size : end])
         last_offset = base_offset + last_offset_delta
         yield Batch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits)
         position = end
@@ -281,7 +303,8 @@ def _fate(committable: Committable, written: Written, answer: Any) -> Fate:
             f"our first record ({written.first_offset}), by a transaction that is open there "
             f"(kafka-transactions.sh find-hanging shows whose)"
         )
-    batches = [each for each in parse_batches(answer.records or b"") if each.producer_id == committable.producer_id]
+    found = parse_batches(answer.records or b"", f"{written.topic}-{written.partition}")
+    batches = [each for each in found if each.producer_id == committable.producer_id]
     if any(each.epoch == committable.epoch and not each.is_control for each in batches):
         aborted = any(
             each.producer_id == committable.producer_id and each.first_offset <= written.first_offset
@@ -304,13 +327,7 @@ def _agreed(committable: Committable, fates: dict[tuple[str, int], Fate]) -> Fat
     return evidence.pop() if evidence else Fate.GONE
 
 
-def _record(written: Written, offset: int, message: Message) -> LogRecord:
-    """*message* as a record; or, if it is an error, that error."""
-    error = message.error()
-    if error is not None and error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-        raise _gone(written, offset - written.first_offset)
-    if error is not None:
-        raise _unreadable(written, offset, error.str())
+def _record(message: Message) -> LogRecord:
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
     return LogRecord(cast(int, message.offset()), message.timestamp()[1], message.key(), message.value(), headers)
 

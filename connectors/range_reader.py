@@ -15,7 +15,8 @@ from typing import cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.kafka_reader import RETENTION_ERRORS, RIGHTS_ERRORS, TOPIC_ERRORS, epoch_of, exact_consumer
+from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
+from exactlyonce.connectors.kafka_reader import epoch_of, exact_consumer
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 WAIT_S = 0.02
@@ -109,7 +110,7 @@ class RangeReader:
             return
         topic = described.topics[self.topic]
         if topic.error is not None:
-            self._raise(topic.error)
+            self._raise(topic.error, self.position)
         elif self.partition not in topic.partitions:
             raise self._no_topic()
 
@@ -150,23 +151,21 @@ class RangeReader:
                 self._last_seen = f"readers of it are held at offset {message.offset()}"
                 seen = max(seen, min(_offset(message), self.end))
             else:
-                self._raise(error)
+                self._raise(error, _offset(kept[-1]) + 1 if kept else seen)
         self.position = seen  # not before all is known to be well: what is lost with an error was not handed out
         return kept
 
-    def _raise(self, error: KafkaError) -> None:
-        """Raise what needs a person; librdkafka itself retries everything else, as a broker that is away."""
+    def _raise(self, error: KafkaError, offset: int) -> None:
+        """Raise what needs a person; what passes, as a broker that is away, librdkafka itself retries. *offset* comes
+        next."""
         place = f"{self.topic}[{self.partition}]"
         reason = self._config.redact(error.str())
         if error.code() in RETENTION_ERRORS:
             raise self._gone(place)
         if error.code() in TOPIC_ERRORS:
             raise self._no_topic()
-        if error.code() in RIGHTS_ERRORS:
-            group = self._config.settings.get("group.id", "exactlyonce")
-            raise TopicError(f"{place} may not be read: {reason}. Grant Read on the topic and on group {group}.")
-        if error.fatal():
-            raise BrokerUnavailable(f"{place} cannot be read: {reason}.")
+        group = self._config.settings.get("group.id", "exactlyonce")
+        raise_unless_passing(error, place, offset, reason, group)
         self._last_seen = reason
 
     def _no_topic(self) -> TopicError:

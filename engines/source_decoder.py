@@ -1,4 +1,8 @@
-"""From messages to records, as a source says."""
+"""From messages to records, as a source says.
+
+Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and nothing is
+decoded twice; every skipped record is counted, and of each batch the first few are named.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +18,63 @@ from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.records import Record
 
+NAMED_MAX = 5
+"""Of a batch, so many skipped records get a line each; the others share one."""
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
 
 class SourceDecoder:
-    """Decodes for the source with *id*, and counts what it skips."""
+    """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
 
-    def __init__(self, id: str, source: KafkaSource[Any]) -> None:
+    def __init__(self, id: str, source: KafkaSource[Any], say: Callable[[str], None] = _write) -> None:
         self.id = id
         self.source = source
+        self._say = say
         self.skipped = 0
         self._decode_value = source.decode_value
         self._decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
     def decode(self, messages: list[Message]) -> Batch:
-        """The batch of *messages*; one that does not decode is an error or is passed over, as the source says."""
-        values = messages if self.source.metadata else list(map(Message.value, messages))
-        iterator = iter(values)
-        try:
-            return Batch(list(map(self._decode, iterator)), messages)
-        except Exception as error:
-            bad = len(values) - length_hint(iterator) - 1
-            problem = self._undecodable(messages[bad], error)
-            if self.source.on_error == "fail":
-                raise RecordError(
-                    f"{problem} The job has stopped before it; nothing is lost. Mend the type or the producer, or let "
-                    f'the source pass over such records: on_error="skip".'
-                ) from error
-            self.skipped += 1
-            sys.stderr.write(f"skipped: {problem}\n")
-            rest = messages[:bad] + messages[bad + 1 :]
-            return self.decode(rest) if rest else Batch([], [])
+        """The batch of *messages*; one that does not decode is an error or is skipped, as the source says."""
+        values = iter(messages if self.source.metadata else list(map(Message.value, messages)))
+        records: list[Any] = []
+        bad: list[int] = []
+        while True:
+            try:
+                records.extend(map(self._decode, values))  # what was decoded before an error is kept
+            except Exception as error:
+                place = len(messages) - length_hint(values) - 1
+                self._skip(messages[place], error, len(bad))
+                bad.append(place)
+            else:
+                break
+        if not bad:
+            return Batch(records, messages)
+        self.skipped += len(bad)
+        if len(bad) > NAMED_MAX:
+            self._say(
+                f"skipped: source {self.id!r}: {len(bad) - NAMED_MAX:,} more records of the same batch, "
+                f"the last at {_place(messages[bad[-1]])}"
+            )
+        left_out = set(bad)
+        return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
+
+    def _skip(self, message: Message, error: Exception, before: int) -> None:
+        """Say that *message* is skipped, unless *before*, those of its batch so far, are enough; or raise."""
+        if self.source.on_error == "fail":
+            raise RecordError(
+                f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
+                f'the producer, or let the source skip such records: on_error="skip".'
+            ) from error
+        if before < NAMED_MAX:
+            self._say(f"skipped: {self._undecodable(message, error)}")
 
     def _undecodable(self, message: Message, error: Exception) -> str:
-        place = f"{message.topic()}[{message.partition()}] offset {message.offset()}"
-        return f"Source {self.id!r}: the record at {place}: {self.source.value_problem(message.value(), error)}."
+        problem = self.source.value_problem(message.value(), error)
+        return f"Source {self.id!r}: the record at {_place(message)}: {problem}."
 
     def _record(self, message: Message) -> Record[Any]:
         """A message with all that Kafka knows of it."""
@@ -59,3 +87,7 @@ class SourceDecoder:
             message.partition() or 0,
             message.offset() or 0,
         )
+
+
+def _place(message: Message) -> str:
+    return f"{message.topic()}[{message.partition()}] offset {message.offset()}"

@@ -3,7 +3,8 @@
 Invariants: a transaction holds the records between two barriers and no others; the next transaction's first record is
 produced only after the last one's flush (order within a partition); a delivery error poisons the writer, which then
 raises and acknowledges nothing; no code path closes a producer that has begun a transaction. Writing never blocks: what
-cannot be produced now waits in a backlog, and `full` asks the caller to pause.
+cannot be produced now waits in a backlog, bounded by records and bytes, and `full` asks the caller to pause. A flush
+runs on a thread of its own: librdkafka sends at once while one is under way, whatever `linger.ms` says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import length_hint
@@ -20,11 +21,15 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.checkpoint.store_client import connect
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.checkpoint.store_confluent import make_producer
+from exactlyonce.pipeline.errors import ExactlyOnceError, require
 from exactlyonce.sinks.transaction_pool import SlotState, TransactionPool
 
 PREPARE_TIMEOUT_S = 60.0
 BACKLOG_RECORDS_MAX = 50_000
+BACKLOG_BYTES_MAX = 32 << 20
+FLUSH_SLICE_S = 0.2
+"""How soon a flush notices that it was abandoned."""
 
 
 @dataclass
@@ -40,6 +45,11 @@ class Outputs:
     def left(self) -> int:
         """How many are still to be produced."""
         return len(self.values) - self.done
+
+    @property
+    def size(self) -> int:
+        """Bytes of all values and keys."""
+        return sum(map(len, filter(None, self.values))) + sum(map(len, filter(None, self.keys or ())))
 
 
 class SinkFailed(ExactlyOnceError):
@@ -83,8 +93,12 @@ class KafkaWriter:
     _ready: deque[Transaction] = field(default_factory=deque)
     _current: Transaction | None = None
     _draining: Transaction | None = None
+    _flushing: Future[int] | None = None
+    _flusher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "flush"))
+    _abandoned: bool = False
     _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
     _backlog_records: int = 0
+    _backlog_bytes: int = 0
     _precommits: dict[int, Precommit | None] = field(default_factory=dict)
     _error: str = ""
     records: int = 0
@@ -93,7 +107,7 @@ class KafkaWriter:
 
     def _make(self, transactional_id: str) -> Transaction:
         """Runs on the executor's thread."""
-        producer = Producer(
+        producer = make_producer(
             {
                 **self.config,
                 "transactional.id": transactional_id,
@@ -149,7 +163,7 @@ class KafkaWriter:
     @property
     def full(self) -> bool:
         """Whether the caller should pause: too much waits to be produced."""
-        return self._backlog_records > BACKLOG_RECORDS_MAX
+        return self._backlog_records > BACKLOG_RECORDS_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
 
     @property
     def open_transactions(self) -> int:
@@ -160,12 +174,10 @@ class KafkaWriter:
         """Produce *outputs*, now or as soon as possible."""
         if not outputs.left:
             return
-        if self._backlog or not self._activate():
+        if self._backlog or not self._activate() or not self._produce(outputs):
             self._backlog.append(outputs)
             self._backlog_records += outputs.left
-        elif not self._produce(outputs):
-            self._backlog.appendleft(outputs)
-            self._backlog_records += outputs.left
+            self._backlog_bytes += outputs.size
 
     def barrier(self, checkpoint: int) -> None:
         """What was written before belongs to *checkpoint*; `take_precommit` tells when it is flushed."""
@@ -216,6 +228,18 @@ class KafkaWriter:
         transaction.checkpoint = checkpoint
         self.pool.move(transaction.transactional_id, SlotState.DRAINING)
         self._draining = transaction
+        self._flushing = self._flusher.submit(self._flush, transaction.producer)
+
+    def _flush(self, producer: Producer) -> int:
+        """Runs on the flusher's thread; how much is outstanding. What was not delivered is told by callbacks before."""
+        while left := producer.flush(FLUSH_SLICE_S):
+            if self._abandoned:
+                return left
+        return 0
+
+    def abandon(self) -> None:
+        """The worker ends, however: a flush that is under way need not."""
+        self._abandoned = True
 
     def poll(self, wait_s: float = 0.0) -> bool:
         """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`.
@@ -242,16 +266,20 @@ class KafkaWriter:
         before = outputs.left
         finished = self._produce(outputs)
         self._backlog_records -= before - outputs.left
+        if finished:
+            self._backlog_bytes -= outputs.size
         return finished
 
     def _drain(self, wait_s: float) -> bool:
-        transaction = self._draining
-        if transaction is None:
+        transaction, flushing = self._draining, self._flushing
+        if transaction is None or flushing is None:
             return False
-        transaction.producer.poll(wait_s)
-        if len(transaction.producer) or self._error:
+        if wait_s:
+            wait([flushing], wait_s)
+        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
             return False
-        self._draining = None
+        require(flushing.result() == 0, "nothing is outstanding after a flush")
+        self._draining = self._flushing = None
         self.pool.precommitted(transaction.transactional_id, transaction.checkpoint)
         self._precommits[transaction.checkpoint] = Precommit(
             transaction.transactional_id,

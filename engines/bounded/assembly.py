@@ -99,7 +99,7 @@ class _Assembler:
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
         group = self.plan.graph.pipeline_id
         config = ClientConfig(
-            {"group.id": group, "queued.max.messages.kbytes": kilobytes, "log_level": 0, **self.unit.client}
+            {"group.id": group, "queued.max.messages.kbytes": kilobytes, **self.unit.client}
         )
         known = {(noted.partition, noted.offset): noted.leader_epoch for noted in self.unit.base.offsets
                  if noted.source == node.id}

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from exactlyonce.checkpoint.committable import TransactionalId
+from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.bounded.messages import Publication, Published
@@ -38,21 +39,29 @@ def _publish(publication: Publication, label: str) -> Published:
     began_ms = SystemClock().now_ms()
     with ThreadPoolExecutor(1, "producers") as executor:
         writer = _ready_writer(publication, label, executor)
-        for file in publication.files:
-            for batch in read_outputs(file.file):
-                writer.write(Outputs(batch.values, batch.keys, batch.headers))
-                while writer.full:
-                    writer.poll(WAIT_S)
-                writer.poll()
-        writer.barrier(publication.checkpoint)
-        while not (flushed := writer.take_precommit(publication.checkpoint))[0]:
-            writer.poll(WAIT_S)
-    precommit = flushed[1]
+        try:
+            precommit = _flushed(writer, publication)
+        finally:
+            writer.abandon()
     wanted = sum(file.file.records for file in publication.files)
     require(precommit is not None and precommit.records == wanted, "all that was staged is in the transaction")
     assert precommit is not None
     hit("publication-flushed")
     return Published(precommit, began_ms, SystemClock().now_ms(), label)
+
+
+def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
+    """Write all that was staged, and wait until the broker has it."""
+    for file in publication.files:
+        for batch in read_outputs(file.file):
+            writer.write(Outputs(batch.values, batch.keys, batch.headers))
+            while writer.full:
+                writer.poll(WAIT_S)
+            writer.poll()
+    writer.barrier(publication.checkpoint)
+    while not (flushed := writer.take_precommit(publication.checkpoint))[0]:
+        writer.poll(WAIT_S)
+    return flushed[1]
 
 
 def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExecutor) -> KafkaWriter:
@@ -65,7 +74,7 @@ def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExec
         f"{publication.attempt}-{label}",
         str(publication.checkpoint),
     )
-    config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, "log_level": 0, **publication.client})
+    config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})
     prepared: list[str] = []
     writer = KafkaWriter(
         publication.sink,

@@ -10,9 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from threading import Event
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
 from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.store_confluent import make_producer
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.partitioning import partitioner
 from exactlyonce.connectors.topics import Topics
@@ -87,7 +88,7 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
     partition_of = partitioner(client.settings) if _has(client, topic, partitions) else _any
     name = f"exactlyonce-replay:{manifest.pipeline}:{manifest.checkpoint}:{sink}"
     errors: list[str] = []
-    producer = Producer(
+    producer = make_producer(
         client.confluent(
             {
                 "transactional.id": name,

@@ -179,7 +179,7 @@ class _Builder:
             for each in self.start.manifest.offsets
             if each.source == node.id and each.leader_epoch >= 0
         }
-        config = self.config.confluent({"log_level": 0, "group.id": self.plan.graph.pipeline_id})
+        config = self.config.confluent({"group.id": self.plan.graph.pipeline_id})
         reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config, epochs)
         return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator)
 
@@ -202,7 +202,7 @@ class _Builder:
                 node.id,
                 start.subtask,
                 sink.topic,
-                self.config.confluent({"log_level": 0}),
+                self.config.confluent(),
                 TransactionPool(ids),
                 self.executor,
                 lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),

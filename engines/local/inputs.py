@@ -60,9 +60,11 @@ class SourceInput:
     """Sn by checkpoint, until the snapshot takes it."""
     stopped: bool = False
     records: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What was skipped, until the worker tells the coordinator."""
 
     def __post_init__(self) -> None:
-        self._decoder = SourceDecoder(self.name, self.source)
+        self._decoder = SourceDecoder(self.name, self.source, self.notes.append)
 
     @property
     def skipped(self) -> int:

@@ -119,6 +119,10 @@ class Progress(msgspec.Struct, tag=True):
     first_record_ms: int
     lag: int
     """Records up to the last stable offset that are not yet read."""
+    waiting: list[str]
+    """Of each source that a broker does not answer, what it waits for."""
+    notes: list[str]
+    """What a person should know that has happened since the last message."""
 
 
 class WorkerFailed(msgspec.Struct, tag=True):

@@ -19,6 +19,8 @@ from exactlyonce.engines.local.workers import Worker
 from exactlyonce.engines.system_clock import SystemClock
 
 LIVE_INTERVAL_S = 0.5
+WAITING_INTERVAL_S = 60.0
+"""A source that waits for its broker is noted no more often."""
 
 
 class Reporter(Protocol):
@@ -122,6 +124,7 @@ class Report:
         self._live_at = 0.0
         self._previous = (time.monotonic(), 0)
         self._gap_ms = 0.0
+        self._waiting_at = 0.0
 
     def _event(self, event: str, **fields: Any) -> None:
         self._reporter.event({"event": event, "at_ms": SystemClock().now_ms(), "pipeline": self._pipeline, **fields})
@@ -178,6 +181,12 @@ class Report:
         self._gap_ms = max(self._gap_ms, progress.longest_gap_ms)
         if first and progress.first_record_ms:
             self.step("first-record", worker=progress.subtask, first_record_ms=progress.first_record_ms)
+        for note in progress.notes:
+            self.note(note)
+        if progress.waiting and time.monotonic() >= self._waiting_at:
+            self._waiting_at = time.monotonic() + WAITING_INTERVAL_S
+            waiting = [text for each in self._workers.values() for text in each.waiting]
+            self.note("; ".join(dict.fromkeys(waiting)))
 
     def figures(self) -> dict[str, int]:
         """Totals of the current attempt."""

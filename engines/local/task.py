@@ -29,6 +29,9 @@ from exactlyonce.sinks.kafka_writer import KafkaWriter
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
 
+BLOCKS_PENDING_MAX = 64
+"""Blocks of a worker that wait for the broker before a snapshot waits for them: each has 1 MB at most."""
+
 
 @dataclass
 class Subtask:
@@ -141,6 +144,8 @@ class Subtask:
                 if block is not None:
                     tickets.append(self.names.write(self.blocks, checkpoint, table.operator, block))
                 yield True
+                while self.blocks.pending > BLOCKS_PENDING_MAX:
+                    yield False
             refs = yield from _durable(tickets)
             hit("worker-blocks")
             tickets = [self.names.write_index(self.blocks, checkpoint, table, part) for part in snapshot.seal(refs)]

@@ -158,8 +158,12 @@ class Worker:
                 self._last_record_ms,
                 self._first_record_ms,
                 sum(source.reader.lag() for source in self._sources),
+                [waiting for source in self._sources if (waiting := source.reader.waiting)],
+                [note for source in self._sources for note in source.notes],
             )
         )
+        for source in self._sources:
+            source.notes.clear()
         self._longest_gap_s = 0.0
 
 
@@ -175,7 +179,11 @@ def serve(connection: msg.Connection) -> None:
             hit("worker-restored")
             elapsed_ms = int((time.monotonic() - began) * 1000)
             connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
-            worker.run()
+            try:
+                worker.run()
+            finally:
+                for writer in worker.built.writers:
+                    writer.abandon()
     except (PeerGone, BrokerUnavailable) as error:
         connection.send(msg.WorkerFailed(start.subtask, "", str(error)))
     except ExactlyOnceError as error:

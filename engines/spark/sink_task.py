@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from exactlyonce.checkpoint.committable import TransactionalId
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.checkpoint.store_client import connect
+from exactlyonce.checkpoint.store_confluent import make_producer
 from exactlyonce.checkpoint.transaction import TransactionState
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
@@ -52,7 +53,6 @@ TUNING = {
     "partitioner": "murmur2_random",  # of Java's clients, hence of Spark's own Kafka sink
     "queue.buffering.max.messages": 200_000,
     "reconnect.backoff.ms": 20,  # half of it passes before the first connection: 15 ms instead of 55
-    "log_level": 0,
 }
 """Each may be set otherwise."""
 BATCHES_AHEAD = 8
@@ -189,7 +189,7 @@ class TaskTransaction:
                 "error_cb": self._failed,
             }
         )
-        self._producer = Producer({**TUNING, **settings})
+        self._producer = make_producer({**TUNING, **settings})
         connect(self.producer, topic or None, INIT_TIMEOUT_S)
         self.producer.init_transactions(INIT_TIMEOUT_S)
 

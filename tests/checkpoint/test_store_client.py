@@ -64,7 +64,6 @@ def test_only_the_way_to_the_broker_is_taken_over() -> None:
         "transactional.id": "mine",
     }
     chosen = settings(connection | tuning, linger_ms=0)
-    del chosen["logger"]
     assert chosen == connection | {"linger.ms": 0}
 
 

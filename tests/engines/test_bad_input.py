@@ -85,6 +85,21 @@ def test_a_record_that_does_not_decode(kafka: KafkaCluster, topic_name: str, run
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+def test_many_records_that_do_not_decode(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """1,500 bad records in a row are skipped and counted, in a few lines, and all else counts once."""
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(100)
+    kafka.produce(f"{topic_name}-in", fed[:50])
+    kafka.produce(f"{topic_name}-in", [b"{"] * 1_500)
+    kafka.produce(f"{topic_name}-in", fed[50:])
+    job = run("pipelines:skipping", "--param", f"name={topic_name}", "--until", "latest", *QUICK)
+    assert job.wait() == 0, job.said
+    assert next(event["skipped"] for event in job.events if event["event"] == "ended") == 1_500
+    assert 1 < job.said.count("skipped: ") <= 100, "a few for each batch"
+    assert job.text == []
+    assert_totals(kafka, f"{topic_name}-out", fed)
+
+
 def test_a_user_function_that_raises(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """The message names operator, error, the user's line and the record's coordinates, also behind a shuffle."""
     kafka.create_topic(f"{topic_name}-in")
