@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from exactlyonce.cli import audit, backfill, broker, checkpoints, explain, init, replay, reset, run
 from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.text import terminal_width, wrapped
-from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, UserError
+from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
 INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
@@ -45,6 +45,7 @@ exit codes:
   6  a halt: going on would lose or double records; the message has the choices
   7  it could not be learnt what became of a decision: run it again
   70 a defect of exactlyonce
+  130 ended at once, by a second Ctrl-C or SIGTERM: nothing is lost, run it again
 
 With {DEBUG_VARIABLE}=1 errors come with a traceback.
 """
@@ -90,6 +91,11 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         parser().parse_args(argv, args)
         code: int = args.command(args)
+    except EndedAtOnce as error:
+        code = _failed(error, args.redact)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a thread may be waiting for a broker that is away, and would be waited for
     except ExactlyOnceError as error:
         return _failed(error, args.redact)
     except KeyboardInterrupt:
