@@ -120,10 +120,19 @@ class Job:
             self._end = core.End(None, _ended_at_once())
 
     def _leave_broker(self) -> None:
-        """Wait for what is being asked of the broker and let go of it, unless that may take too long."""
-        self._broker.shutdown(wait=False, cancel_futures=True)
+        """Wait for what is being asked of the broker, and let go of all connections to it."""
+        for future in tuple(self._called):
+            future.cancel()
+        closing = self._broker.submit(self._close)
+        self._called.add(closing)
+        self._broker.shutdown(wait=False)
         self._wait()
-        if self.decisions is not None and not self._at_once:
+        self._broker.shutdown()
+        closing.result()
+
+    def _close(self) -> None:
+        """Runs on the broker thread, last."""
+        if self.decisions is not None:
             self.decisions.close()
 
     def _wait(self) -> None:

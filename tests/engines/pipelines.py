@@ -324,3 +324,23 @@ def hanging(name: str, folder: str) -> Pipeline:
         .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     )
     return pipeline
+
+
+def slices(name: str) -> Pipeline:
+    """Slow operators behind a shuffle, so that frames are taken in slices, whose limits decide the order of the output:
+    a stream parts and meets itself again."""
+    pipeline = Pipeline(name)
+
+    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
+        time.sleep(0.004)  # a slow user function
+        return add(total, order)
+
+    totals = (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add_slowly)
+    )
+    copies = totals.map(lambda total: Total(-total.id, total.customer, total.sum), output=Total)
+    totals.union(copies).sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    return pipeline

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import assert_totals, orders
+from running import HERE, LIMIT_S, QUICK, assert_totals, orders
 
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -60,3 +63,25 @@ def test_the_reason_names_the_operator_that_hangs(
     (tmp_path / "wait").unlink()
     assert job.wait() == 0, job.said
     assert_totals(kafka, f"{topic_name}-out", fed)
+
+
+def test_a_replay_takes_the_slices_that_the_first_run_took(
+    kafka: KafkaCluster, topic_name: str, run: Any
+) -> None:
+    """Where the limits of slices decide the order of the output, an audit along the order logs finds no difference."""
+    for topic, first in ((f"{topic_name}-in", 0), (f"{topic_name}-more", 100_000)):
+        kafka.create_topic(topic, 2)
+        kafka.produce(topic, orders(600, first=first))
+    parameters = ("pipelines:slices", "--param", f"name={topic_name}")
+    job = run(*parameters, "--parallelism", "2", "--until", "latest", "--num-retained", "100", *QUICK)
+    assert job.wait() == 0, job.said
+    line = (*parameters, "--bootstrap-servers", kafka.bootstrap_servers, "--in-process", "--json")
+    audit = subprocess.run(
+        [sys.executable, "-m", "exactlyonce.cli.main", "audit", *line],
+        cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    report = json.loads(audit.stdout)
+    assert (report["findings"], report["unjudged"], report["records_in"]) == ([], [], 1200)
+    ids = [json.loads(record.value or b"")["id"] for record in kafka.read_committed(f"{topic_name}-out")]
+    assert sorted(map(abs, ids)) == sorted([*range(600), *range(100_000, 100_600)] * 2)
