@@ -1,7 +1,7 @@
 """The coordinator: triggers checkpoints, gathers acknowledgements, aborts what is late, restarts what fails.
 
 Events in, effects out: no I/O, no clock (every event comes with the time), no threads. The states of the job and of a
-checkpoint are the two tables below; whatever is not in them raises InvariantViolation.
+checkpoint are the two tables in `checkpoint.states`; whatever is not in them raises InvariantViolation.
 
 Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; while a
 checkpoint is being decided nothing is aborted and nothing restarted; the precommits and order logs of an aborted
@@ -11,7 +11,6 @@ end comes only when the last checkpoint is finalized and no transaction of any a
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,48 +19,13 @@ from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolv
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, SourceOffset
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS, CheckpointState, JobState
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
 
 NEVER_MS = 1 << 62
 
 Subtask = tuple[str, int]
 """(task or sink id, index)."""
-
-
-class JobState(enum.Enum):
-    """Where the job stands."""
-
-    RECOVERING = "recovering"
-    DEPLOYING = "deploying"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.RECOVERING: frozenset({JobState.DEPLOYING, JobState.ENDED}),
-    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.ENDED}),
-    JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.ENDED}),
-    JobState.ENDED: frozenset(),
-}
-
-
-class CheckpointState(enum.Enum):
-    """Where one checkpoint stands."""
-
-    TRIGGERED = "triggered"
-    ACKNOWLEDGED = "acknowledged"
-    DECIDING = "deciding"
-    FINALIZED = "finalized"
-    ABORTED = "aborted"
-
-
-CHECKPOINT_TRANSITIONS: dict[CheckpointState, frozenset[CheckpointState]] = {
-    CheckpointState.TRIGGERED: frozenset({CheckpointState.ACKNOWLEDGED, CheckpointState.ABORTED}),
-    CheckpointState.ACKNOWLEDGED: frozenset({CheckpointState.DECIDING, CheckpointState.ABORTED}),
-    CheckpointState.DECIDING: frozenset({CheckpointState.FINALIZED, CheckpointState.ABORTED}),
-    CheckpointState.FINALIZED: frozenset(),
-    CheckpointState.ABORTED: frozenset(),
-}
 
 
 class OperatorAck(msgspec.Struct, frozen=True):
@@ -93,7 +57,12 @@ class Ack(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. What is known of the workers, for those who read why something is late, not for decisions:"""
+
+    hanging: str = ""
+    """Those that do not come back from something, or are not ready yet: which, from what, and for how long."""
+    slow: str = ""
+    """The operators that take most of their workers' time."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +149,10 @@ class AnnounceFinalized:
 
 @dataclass(frozen=True)
 class Restart:
-    """Kill all workers, wait for them, finish *unfinished* if given, fence older attempts; then `Recovered`."""
+    """Kill all workers, wait for them, finish *unfinished* if given, fence older attempts; then `Recovered`.
+
+    *reason* is empty where nothing failed: a stop was asked for while workers were starting.
+    """
 
     attempt: int
     delay_ms: int
@@ -256,6 +228,8 @@ class Coordinator:
         self._checkpoint_latest = 0
         self._failed_in_row = 0
         self._next_trigger_ms = 0
+        self._delay_ms = 0
+        self._deployed_by_ms = NEVER_MS
         self._producers: dict[Subtask, int] = {}
         self._precommits: list[tuple[Precommit, int]] = []
         self._order_logs: list[tuple[int, OrderLog]] = []
@@ -280,6 +254,7 @@ class Coordinator:
         """When the next `Tick` is due, if nothing else happens."""
         triggered = (each for each in self.in_flight if each.state is CheckpointState.TRIGGERED)
         due = [each.triggered_ms + self.settings.timeout_ms for each in triggered]
+        due += [self._deployed_by_ms] if self.state is JobState.DEPLOYING else []
         return min([*due, self._next_trigger_ms] if self._may_trigger else due, default=NEVER_MS)
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
@@ -288,9 +263,9 @@ class Coordinator:
             return []  # the last words of workers that are being killed
         match event:
             case Tick():
-                effects = self._expire(now_ms) or self._starve(now_ms)
+                effects = self._hang(event, now_ms) or self._expire(event, now_ms) or self._starve(event, now_ms)
             case Recovered(manifest):
-                effects = self._recovered(manifest)
+                effects = self._recovered(manifest, now_ms)
             case Deployed():
                 effects = self._deployed(now_ms)
             case ProducerGranted(sink, subtask):
@@ -308,7 +283,7 @@ class Coordinator:
                 effects = []
             case Stop():
                 self._stopping, self._next_trigger_ms = True, now_ms
-                effects = []
+                effects = self._recover("", 0) if self.state is JobState.DEPLOYING else []
         return effects + self._trigger(now_ms)
 
     def _move(self, state: JobState) -> None:
@@ -317,7 +292,7 @@ class Coordinator:
 
     # --- life of the job ----------------------------------------------------------------------------------------
 
-    def _recovered(self, manifest: Manifest) -> list[Effect]:
+    def _recovered(self, manifest: Manifest, now_ms: int) -> list[Effect]:
         older = self.manifest.checkpoint if self.manifest else 0
         require(manifest.checkpoint >= older, "completed checkpoint ids only grow")
         self.manifest = manifest
@@ -325,6 +300,7 @@ class Coordinator:
         if self._stopping or self._gave_up:
             return self._end(self._gave_up)
         self._move(JobState.DEPLOYING)
+        self._deployed_by_ms = now_ms + self._delay_ms + self.settings.deploy_timeout_ms
         return [Deploy(self.attempt, manifest)]
 
     def _deployed(self, now_ms: int) -> list[Effect]:
@@ -351,10 +327,15 @@ class Coordinator:
             self._gave_up = ExactlyOnceError(f"The job failed and its restart strategy gives up: {reason}")
             if unfinished is None:
                 return self._end(self._gave_up)
+        return self._recover(reason, delay_ms or 0, unfinished)
+
+    def _recover(self, reason: str, delay_ms: int, unfinished: Manifest | None = None) -> list[Effect]:
+        """Replace the workers, whose transactions are aborted; after a stop, end instead of starting new ones."""
         self._drop_in_flight()
         self.attempt += 1
+        self._delay_ms = delay_ms
         self._move(JobState.RECOVERING)
-        return [Restart(self.attempt, delay_ms or 0, reason, unfinished)]
+        return [Restart(self.attempt, delay_ms, reason, unfinished)]
 
     def _drop_in_flight(self) -> None:
         """Forget what is undecided: its transactions are aborted before the next attempt begins."""
@@ -398,7 +379,14 @@ class Coordinator:
         self._next_trigger_ms = now_ms + self.settings.interval_ms
         return [Trigger(plan.checkpoint, base, final)]
 
-    def _expire(self, now_ms: int) -> list[Effect]:
+    def _hang(self, tick: Tick, now_ms: int) -> list[Effect]:
+        """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""
+        if self.state is not JobState.DEPLOYING or now_ms < self._deployed_by_ms:
+            return []
+        late = f"the workers were not ready within {self.settings.deploy_timeout_ms} ms{_because(tick.hanging)}"
+        return self._failed(Failed(f"{late}. If they only need longer, raise deploy_timeout"), now_ms)
+
+    def _expire(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Abort the checkpoints that took too long."""
         late = [
             p for p in self.in_flight
@@ -412,17 +400,20 @@ class Coordinator:
         self._failed_in_row += len(late)
         self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         names = ", ".join(str(plan.checkpoint) for plan in late)
-        reason = f"checkpoint {names} was not acknowledged within {self.settings.timeout_ms} ms"
+        why = _because("; ".join(filter(None, (tick.hanging, tick.slow))))
+        reason = f"checkpoint {names} was not acknowledged within {self.settings.timeout_ms} ms{why}"
         if self._failed_in_row > self.settings.tolerable_failed:
             return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
         return [Note(f"{reason}; aborted, its output is carried by the next one")]
 
-    def _starve(self, now_ms: int) -> list[Effect]:
-        """A sink that gets no producer ready keeps checkpoints from being triggered: its worker hangs."""
+    def _starve(self, tick: Tick, now_ms: int) -> list[Effect]:
+        """A sink that gets no producer ready keeps checkpoints from being triggered; so does a worker that hangs."""
         late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
         if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger or not late:
             return []
         reason = f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"
+        if tick.hanging:
+            reason = f"no checkpoint could be triggered for {self.settings.timeout_ms} ms: {tick.hanging}"
         return self._failed(Failed(reason), now_ms)
 
     def _waiting(self) -> str:
@@ -498,3 +489,7 @@ class Coordinator:
         """The failure that had to wait for the decision."""
         failure, self._pending_failure = self._pending_failure, None
         return self._failed(failure, now_ms) if failure else []
+
+
+def _because(words: str) -> str:
+    return f": {words}" if words else ""

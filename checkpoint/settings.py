@@ -20,6 +20,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     interval_ms: int = 1_000
     timeout_ms: int = 60_000
     """A checkpoint that takes longer is aborted."""
+    deploy_timeout_ms: int = 300_000
+    """Workers that have not imported the pipeline, opened its operators and restored its state by then are replaced."""
     min_pause_ms: int = 0
     """Between the end of one checkpoint and the trigger of the next."""
     max_concurrent: int = 1
@@ -36,7 +38,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
             raise ConfigError(
                 f"interval is {self.interval_ms} ms: checkpoints need at least 10 ms. Set a longer interval."
             )
-        for name in ("timeout_ms", "max_concurrent", "num_retained"):
+        for name in ("timeout_ms", "deploy_timeout_ms", "max_concurrent", "num_retained"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1.")
         for name in ("min_pause_ms", "tolerable_failed", "restart_budget_ms", "transaction_timeout_ms"):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from exactlyonce.cli import audit, backfill, broker, checkpoints, explain, init, replay, reset, run
 from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.text import terminal_width, wrapped
-from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, UserError
+from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
 INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
@@ -46,6 +46,7 @@ exit codes:
   7  it could not be learnt what became of a decision: run it again
   8  a broker answered with an error that no rule covers; the message names it
   70 a defect of exactlyonce
+  130 ended at once, by a second Ctrl-C or SIGTERM: nothing is lost, run it again
 
 With {DEBUG_VARIABLE}=1 errors come with a traceback.
 """
@@ -91,6 +92,11 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         parser().parse_args(argv, args)
         code: int = args.command(args)
+    except EndedAtOnce as error:
+        code = _failed(error, args.redact)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a thread may be waiting for a broker that is away, and would be waited for
     except ExactlyOnceError as error:
         return _failed(error, args.redact)
     except KeyboardInterrupt:

@@ -9,8 +9,8 @@ from typing import Any
 from exactlyonce.engines.local.run import Stopper
 from exactlyonce.engines.system_clock import SystemClock
 
-STOPPING = "stopping: a last checkpoint is being taken"
-STILL_STOPPING = "still stopping: the last checkpoint is not final yet (if killed, the next run finishes it)"
+STOPPING = "stopping: a last checkpoint is being taken (asked again, it ends at once)"
+ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 
 
 def note(pipeline: str, text: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def note(pipeline: str, text: str) -> dict[str, Any]:
 
 
 class SpeakingStopper(Stopper):
-    """Answers every request to stop at once, since the last checkpoint may take a while.
+    """Answers every request to stop, since the last checkpoint may take a while.
 
     It may be called while a reporter is writing, so it writes past Python's buffers, which cannot be entered twice.
     """
@@ -30,7 +30,7 @@ class SpeakingStopper(Stopper):
         self._in_terminal = in_terminal
 
     def stop(self, *_: Any) -> None:
-        text = STILL_STOPPING if self.asked.is_set() else STOPPING
+        text = ENDING_AT_ONCE if self.asked.is_set() else STOPPING
         super().stop()
         line = f"\r\x1b[K{text}" if self._in_terminal else json.dumps(note(self._pipeline, text))
         with open(sys.stderr.fileno(), "wb", buffering=0, closefd=False) as unbuffered:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 Run a pipeline from its last checkpoint on. Ctrl-C and SIGTERM end it cleanly: with a
-last checkpoint and no open transaction. Killed at any instant, the next run goes on
-without losing or doubling a record.
+last checkpoint and no open transaction. A second one ends it at once. Killed at any
+instant, the next run goes on without losing or doubling a record.
 
 examples:
   exactlyonce run orders:pipeline --bootstrap-servers 127.0.0.1:9092
@@ -35,6 +35,7 @@ _DURATION, _COUNT = ("T", str), ("N", int)
 _CHECKPOINTS = (
     ("checkpoint-interval", _DURATION, "from one to the next (default: 1s)"),
     ("checkpoint-timeout", _DURATION, "one that takes longer is aborted (default: 1m)"),
+    ("deploy-timeout", _DURATION, "workers that are not ready by then are replaced (default: 5m)"),
     ("min-pause", _DURATION, "from the end of one to the next (default: 0s)"),
     ("max-concurrent", _COUNT, "how many may be under way (default: 1)"),
     ("tolerable-failed", _COUNT, "failures in a row without a restart (default: 0)"),

@@ -3,6 +3,11 @@
 A batch is three parallel lists: records, the messages they stem from, and, below a `key_by`, canonical keys. An
 operator takes a batch and pushes what it makes of it to the operators behind it, within the same call. An error of the
 user's function is raised as `RecordError` with the coordinates of the record it was called with.
+
+An operator works in chunks and breathes between them, for a user's function may take any time. A breath comes outside
+of whatever turns errors into record errors, and before the batch's outputs go on: what is polled there (the writers of
+sinks, the writer of blocks) holds only what earlier batches gave it, so that a breath is like a turn of the loop
+between two batches. It takes no input and advances no snapshot, which would look at state in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -10,13 +15,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, repeat
 from operator import length_hint
 from typing import Any, Protocol
 
 import exactlyonce
+from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
 from exactlyonce.pipeline.errors import RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks.kafka_sink import KafkaEncoder
@@ -41,6 +47,11 @@ class Batch:
     origins: Sequence[Origin]
     keys: list[bytes] | None = None
 
+    def part(self, start: int, end: int) -> Batch:
+        """The records from *start* to before *end*."""
+        keys = None if self.keys is None else self.keys[start:end]
+        return Batch(self.records[start:end], self.origins[start:end], keys)
+
 
 Push = Callable[[Batch], None]
 _OURS = os.path.dirname(exactlyonce.__file__) + os.sep
@@ -64,21 +75,35 @@ class Operator:
 
     id: str
     downstream: list[Push] = field(default_factory=list, kw_only=True)
+    activity: Activity = field(default_factory=Activity, kw_only=True)
 
     def push(self, batch: Batch) -> None:
         for each in self.downstream:
             each(batch)
 
-    def apply(self, fn: Callable[[Any], Any], batch: Batch) -> list[Any]:
-        """fn over all records; an error is raised with the coordinates of the record that caused it."""
-        records = iter(batch.records)
-        try:
-            return list(map(fn, records))
-        except UserError:
-            raise
-        except Exception as error:
-            index = len(batch.records) - length_hint(records) - 1
-            raise record_error(self.id, batch.origins[index], error) from error
+    def apply(self, fn: Callable[[Any], Any], batch: Batch, *, again: bool = False) -> list[Any]:
+        """fn over all records; an error is raised with the coordinates of the record that caused it.
+
+        *again*: the records have been counted, for this is more work of the same operator on them.
+        """
+        done: list[Any] = []
+        entered_s = self.activity.enter(self.id)
+        for chunk in _chunks(len(batch.records)):
+            records = iter(batch.records[chunk])
+            try:
+                done += map(fn, records)
+            except UserError:
+                raise
+            except Exception as error:
+                index = min(chunk.stop, len(batch.records)) - length_hint(records) - 1
+                raise record_error(self.id, batch.origins[index], error) from error
+            self.activity.breathe()
+        self.activity.leave(self.id, entered_s, 0 if again else len(done))
+        return done
+
+
+def _chunks(records: int) -> Iterator[slice]:
+    return (slice(start, start + CHUNK_RECORDS) for start in range(0, records, CHUNK_RECORDS))
 
 
 @dataclass(slots=True)
@@ -135,7 +160,7 @@ class KeyBy(Operator):
     fn: Callable[[Any], Any]
 
     def __call__(self, batch: Batch) -> None:
-        keys = self.apply(canonical_key, Batch(self.apply(self.fn, batch), batch.origins))
+        keys = self.apply(canonical_key, Batch(self.apply(self.fn, batch), batch.origins), again=True)
         self.push(Batch(batch.records, batch.origins, keys))
 
 
@@ -151,11 +176,16 @@ class Stateful(Operator):
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
         run = self.table.reduce if self.reduces else self.table.apply
-        try:
-            outputs = run(self.fn, batch.keys, batch.records)
-        except ApplyFailed as failed:
-            cause = failed.__cause__ or failed
-            raise record_error(self.id, batch.origins[failed.index], cause) from cause
+        outputs: list[Any] = []
+        entered_s = self.activity.enter(self.id)
+        for chunk in _chunks(len(batch.records)):
+            try:
+                outputs += run(self.fn, batch.keys[chunk], batch.records[chunk])
+            except ApplyFailed as failed:
+                cause = failed.__cause__ or failed
+                raise record_error(self.id, batch.origins[chunk.start + failed.index], cause) from cause
+            self.activity.breathe()
+        self.activity.leave(self.id, entered_s, len(outputs))
         self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
 
 
@@ -175,11 +205,15 @@ class Process(Operator):
             records.append(record)
             origins.append(origin)
 
-        for origin, record in zip(batch.origins, batch.records, strict=True):
-            try:
-                self.fn(record, emit)
-            except Exception as error:
-                raise record_error(self.id, origin, error) from error
+        entered_s = self.activity.enter(self.id)
+        for chunk in _chunks(len(batch.records)):
+            for origin, record in zip(batch.origins[chunk], batch.records[chunk], strict=True):
+                try:
+                    self.fn(record, emit)
+                except Exception as error:
+                    raise record_error(self.id, origin, error) from error
+            self.activity.breathe()
+        self.activity.leave(self.id, entered_s, len(batch.records))
         for name, (records, origins) in emitted.items():
             for push in self.downstream if name is None else self.sides[name]:
                 push(Batch(records, origins))
@@ -220,10 +254,12 @@ class KafkaOutput(Operator):
     def __call__(self, batch: Batch) -> None:
         if not batch.records:
             return
+        entered_s = self.activity.enter(self.id)
         try:
             outputs = self._encoded(batch.records)
         except Exception as error:
             raise record_error(self.id, batch.origins[self._culprit(batch)], error) from error
+        self.activity.leave(self.id, entered_s, len(batch.records))
         self.writer.write(outputs)
 
     def _encoded(self, records: list[Any]) -> Outputs:

@@ -9,6 +9,7 @@ from typing import Any
 from exactlyonce.checkpoint.manifest import Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.store_blocks import BlockReader
 from exactlyonce.engines import operators as ops
+from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.blocks import restore_table, whole_or_halt
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import GraphError, InvariantViolation
@@ -28,18 +29,31 @@ class Made:
     tables: list[KeyedTable[Any]] = field(default_factory=list)
 
 
-def make_operator(node: Node, context: Context, table: Callable[[Node], KeyedTable[Any]]) -> Made:
-    """The operator of any *node* but a sink; *table* restores state. The user's function is made and opened here."""
+def make_operator(
+    node: Node, context: Context, table: Callable[[Node], KeyedTable[Any]], activity: Activity | None = None
+) -> Made:
+    """The operator of any *node* but a sink; *table* restores state. The user's function is made and opened here.
+
+    *activity* is told what is done here, and by the operator later on.
+    """
     if node.kind in (Kind.SOURCE, Kind.UNION):
         return Made(ops.Pass(node.id))
+    activity = activity or Activity()
+    activity.phase(f"the making of operator {node.id!r}")
     function = node.make()
     if hasattr(function, "open"):
+        activity.phase(f"open() of operator {node.id!r}")
         function.open(context)
     if node.kind in STATEFUL:
+        activity.phase(f"restoring the state of operator {node.id!r}")
         keyed = table(node)
         flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-        return Made(ops.Stateful(node.id, function, keyed, flat, reduces), [function], [keyed])
-    return Made(_stateless(node, function), [function])
+        made: ops.Operator = ops.Stateful(node.id, function, keyed, flat, reduces)
+        tables = [keyed]
+    else:
+        made, tables = _stateless(node, function), []
+    made.activity = activity
+    return Made(made, [function], tables)
 
 
 def _stateless(node: Node, function: Callable[..., Any]) -> ops.Operator:

@@ -20,6 +20,7 @@
     │   ├── DamagedRecords      connectors.consumed: records are stored that are not what was written
     │   ├── RangeGone           connectors.range_reader: offsets that were to be read are no longer in the topic
     │   └── RecordsGone         connectors.log: a transaction's records are no longer all in the log
+    ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     ├── SinkFailed              sinks.kafka_writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
@@ -87,6 +88,13 @@ class Undetermined(ExactlyOnceError):
     """The outcome of a write to the decision log is unknown. This life ends; the next one reads what is true."""
 
     exit_code = 7
+
+
+class EndedAtOnce(ExactlyOnceError):
+    """A second request to stop: workers are killed, nothing is ended or closed. The next run takes it up."""
+
+    exit_code = 128 + 2
+    """As the shell gives it to a command that Ctrl-C has ended."""
 
 
 class Halt(ExactlyOnceError):

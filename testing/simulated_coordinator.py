@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
 from exactlyonce.checkpoint.restart import ExponentialDelay
+from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transaction import EndAnswer, Fate, Outcome
 from exactlyonce.connectors.transactions import ANSWERS
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Undetermined, require
@@ -70,7 +71,7 @@ class Life:
             if self._inbox:
                 self._inbox.popleft()()
             now_ms = self.world.clock.monotonic_ms()
-            if now_ms >= self._sweep_at_ms and self.core.state is core.JobState.RUNNING:
+            if now_ms >= self._sweep_at_ms and self.core.state is JobState.RUNNING:
                 self._sweep_at_ms = now_ms + SWEEP_AGAIN_MS
                 self._on_broker(self._sweep, lambda _: None)
             if self._deploy is not None and self._deploy[0] <= now_ms:

@@ -16,8 +16,9 @@ import msgspec
 
 from exactlyonce.checkpoint import commit, coordinator, decision, markers, requests, retention
 from exactlyonce.checkpoint.committable import Committable
-from exactlyonce.checkpoint.coordinator import Coordinator, JobState, Stop
+from exactlyonce.checkpoint.coordinator import Coordinator, Stop, Tick
 from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
 from exactlyonce.testing import simulated_coordinator, simulated_repair
 from exactlyonce.testing.simulated_coordinator import Life
@@ -277,8 +278,8 @@ def _replay_in_any_order() -> Iterable[Any]:
 def _drop_order_logs() -> Iterable[Any]:
     real = Coordinator._expire
 
-    def expire(self: Coordinator, now_ms: int) -> Any:
-        effects = real(self, now_ms)
+    def expire(self: Coordinator, tick: Tick, now_ms: int) -> Any:
+        effects = real(self, tick, now_ms)
         if effects:
             self._order_logs = []
         return effects
@@ -301,8 +302,8 @@ def _replay_all() -> Iterable[Any]:
 def _drop_carried() -> Iterable[Any]:
     real = Coordinator._expire
 
-    def expire(self: Coordinator, now_ms: int) -> Any:
-        effects = real(self, now_ms)
+    def expire(self: Coordinator, tick: Tick, now_ms: int) -> Any:
+        effects = real(self, tick, now_ms)
         if effects:
             self._precommits = []
         return effects

@@ -100,8 +100,8 @@ class ChannelLane:
         if size <= count:
             self._rest = None
             return size, batch
-        self._rest = _slice(batch, count, size)
-        return count, _slice(batch, 0, count)
+        self._rest = batch.part(count, size)
+        return count, batch.part(0, count)
 
     def _advance(self) -> bool:
         """Have the next frame at hand, if there is one."""
@@ -111,11 +111,6 @@ class ChannelLane:
             self._frame = next(self._frames, b"")
             self._time_ms = int.from_bytes(self._frame[:TIME_BYTES], "big")
         return bool(self._frame)
-
-
-def _slice(batch: Batch, start: int, end: int) -> Batch:
-    keys = None if batch.keys is None else batch.keys[start:end]
-    return Batch(batch.records[start:end], batch.origins[start:end], keys)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.kafka_reader import KafkaReader
 from exactlyonce.connectors.kafka_source import KafkaSource
 from exactlyonce.engines import operators as ops
+from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local import messages as msg
@@ -46,10 +47,13 @@ class Built:
 
     fingerprint: str
     blocks: BlockWriter
+    activity: Activity
     subtasks: list[Subtask] = field(default_factory=list)
     """In the plan's order: those nearest to the sources first."""
     writers: list[KafkaWriter] = field(default_factory=list)
     sockets: list[SocketChannel] = field(default_factory=list)
+    outgoing: list[SocketChannel] = field(default_factory=list)
+    """Those of them that this worker writes to."""
     functions: list[Any] = field(default_factory=list)
     """The user's functions, as they were made here."""
 
@@ -60,17 +64,26 @@ class Built:
             for source in subtask.sources:
                 source.reader.close()
 
+    def breathe(self) -> None:
+        """Between two chunks of a batch that takes long: sinks and blocks go on; see `engines.operators`."""
+        for writer in self.writers:
+            writer.poll()
+        self.blocks.poll()
+
     def writer(self, sink: str) -> KafkaWriter:
         """The writer of a sink."""
         return next(writer for writer in self.writers if writer.sink == sink)
 
 
-def build(start: msg.Start, send: Send) -> Built:
+def build(start: msg.Start, send: Send, activity: Activity) -> Built:
     """Import the pipeline, restore its state, open its channels; nothing is read or produced yet."""
+    activity.phase("importing the pipeline")
     graph = load_reference(start.reference).build()
     config = ClientConfig(start.client)
+    activity.phase(f"connecting to topic {start.topic.name}")
     blocks = BlockWriter(config.confluent(), start.topic, start.incarnation, start.attempt)
-    built = Built(graph.fingerprint(), blocks)
+    built = Built(graph.fingerprint(), blocks, activity)
+    activity.breath = built.breathe
     builder = _Builder(start, send, plan(graph, start.parallelism), config, built)
     for task in builder.plan.tasks:
         builder.task(task)
@@ -103,6 +116,7 @@ class _Builder:
             channel = SocketChannel(socket.socket(fileno=self.start.channels[f"{side}:{edge}:{i}:{j}"]))
             found[side, edge, other] = channel
             self.built.sockets.append(channel)
+            self.built.outgoing += [channel] if side == "out" else []
         return found
 
     def task(self, task: Task) -> None:
@@ -148,11 +162,11 @@ class _Builder:
         parallelism = self.plan.parallelism
 
         def send(subtask: int, batch: ops.Batch) -> None:
-            self.channels["out", edge.name, subtask].send(codec.encode(batch))
+            self.channels["out", edge.name, subtask].send(codec.encode(batch), len(batch.records))
 
         producer.downstream.append(ops.Shuffle(edge.name, send, parallelism, self.plan.graph.max_parallelism))
         return [
-            ChannelInput(f"{edge.name}:{i}", self.channels["in", edge.name, i], codec, operator)
+            ChannelInput(f"{edge.name}:{i}", self.channels["in", edge.name, i], codec, operator, parallelism)
             for i in range(parallelism)
         ]
 
@@ -160,7 +174,7 @@ class _Builder:
         if node.kind is Kind.SINK:
             return self._sink(node, writers)
         context = Context(node.id, self.start.subtask, self.start.parallelism)
-        made = make_operator(node, context, self._table)
+        made = make_operator(node, context, self._table, self.built.activity)
         self.built.functions += made.functions
         tables += made.tables
         return made.operator
@@ -181,12 +195,12 @@ class _Builder:
         }
         config = self.config.confluent({"group.id": self.plan.graph.pipeline_id})
         reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config, epochs)
-        return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator)
+        return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator, self.built.activity)
 
     def _sink(self, node: Node, writers: list[KafkaWriter]) -> Any:
         sink = node.sink
         if isinstance(sink, PrintSink):
-            return ops.PrintOutput(node.id, sink.line)
+            return ops.PrintOutput(node.id, sink.line, activity=self.built.activity)
         assert isinstance(sink, KafkaSink)
         start, graph = self.start, self.plan.graph
         ids = [
@@ -209,4 +223,5 @@ class _Builder:
                 start.transaction_timeout_ms,
             )
         )
-        return ops.KafkaOutput(node.id, writers[-1], sink.encoder(graph.type_of(node.inputs[0])))
+        encoder = sink.encoder(graph.type_of(node.inputs[0]))
+        return ops.KafkaOutput(node.id, writers[-1], encoder, activity=self.built.activity)

@@ -1,8 +1,12 @@
 """Channels: ordered links between subtasks, one bounded queue each.
 
-Invariants: a channel delivers frames in the order they were sent, each once; a send never blocks; a channel whose queue
-is full says so, and its writer's task is not run until it has drained. A barrier is always accepted, so that a full
+Invariants: a channel delivers frames in the order they were sent, each once; a send never blocks; a channel without
+room says so, and its writer's task is not run until it has drained. A barrier is always accepted, so that a full
 channel cannot hold up a checkpoint. Channels between subtasks of one worker are queues in memory, the others sockets.
+
+A channel is bounded by bytes, for memory's sake, and by what its reader gets through in a while, for a barrier waits
+behind all that was sent before it: the reader grants a window of records by its pace, and tells what it has taken. What
+it grants and tells only delays the writer: frames, their order and the order log do not depend on it.
 """
 
 from __future__ import annotations
@@ -10,14 +14,16 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 OUTBOX_BYTES_MAX = 1 << 20
 INBOX_BYTES_MAX = 1 << 19
+WINDOW_AT_FIRST = 32
 _HEADER = struct.Struct("<IBQ")
-_DATA, _BARRIER = 0, 1
+_DATA, _BARRIER, _TAKEN = 0, 1, 2
 
 
 class PeerGone(ExactlyOnceError):
@@ -34,16 +40,35 @@ class BarrierFrame(NamedTuple):
 Frame = bytes | BarrierFrame
 
 
-class Channel(Protocol):
-    """One direction of a link. Writers use `send*`, `full`, `flush`; readers `receive`, `fill`."""
+@dataclass
+class Flow:
+    """How many records may be on their way, as one end knows it."""
+
+    sent: int = 0
+    taken: int = 0
+    window: int = WINDOW_AT_FIRST
 
     @property
-    def full(self) -> bool: ...
-    def send(self, data: bytes) -> None: ...
+    def room(self) -> int:
+        """How many more may be sent."""
+        return max(0, self.window - (self.sent - self.taken))
+
+
+class Channel(Protocol):
+    """One direction of a link. Writers use `send*`, `room`, `flush`; readers `receive`, `took`, `fill`."""
+
+    @property
+    def room(self) -> int:
+        """How many records its writer may send; 0: it must pause."""
+
+    def send(self, data: bytes, records: int) -> None: ...
     def send_barrier(self, barrier: BarrierFrame) -> None: ...
     def flush(self) -> bool: ...
     def fill(self) -> bool: ...
     def receive(self) -> Frame | None: ...
+    def took(self, records: int, window: int) -> None:
+        """So many more are processed, and so many may be on their way from now on."""
+
     def fileno(self) -> int: ...
 
 
@@ -53,14 +78,16 @@ class LocalChannel:
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()
         self._bytes = 0
+        self._flow = Flow()
 
     @property
-    def full(self) -> bool:
-        return self._bytes >= OUTBOX_BYTES_MAX
+    def room(self) -> int:
+        return 0 if self._bytes >= OUTBOX_BYTES_MAX else self._flow.room
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, records: int) -> None:
         self._frames.append(data)
         self._bytes += len(data)
+        self._flow.sent += records
 
     def send_barrier(self, barrier: BarrierFrame) -> None:
         self._frames.append(barrier)
@@ -79,12 +106,16 @@ class LocalChannel:
             self._bytes -= len(frame)
         return frame
 
+    def took(self, records: int, window: int) -> None:
+        self._flow.taken += records
+        self._flow.window = window
+
     def fileno(self) -> int:
         return -1
 
 
 class SocketChannel:
-    """Between two workers: one end of a Unix socket pair, used in one direction only."""
+    """Between two workers: one end of a Unix socket pair. What the reader has taken goes the other way."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -93,20 +124,33 @@ class SocketChannel:
         self._outbox_bytes = 0
         self._inbox = bytearray()
         self._read = 0
+        self._flow = Flow()
+        self._untold = False
+        """Whether the writer has yet to be told what was taken."""
 
     @property
-    def full(self) -> bool:
-        """Whether the writer must pause."""
-        return self._outbox_bytes >= OUTBOX_BYTES_MAX
+    def room(self) -> int:
+        return 0 if self._outbox_bytes >= OUTBOX_BYTES_MAX else self._flow.room
 
     @property
     def unsent(self) -> bool:
         """Whether something waits to be written to the socket."""
         return bool(self._outbox)
 
-    def send(self, data: bytes) -> None:
+    @property
+    def hungry(self) -> bool:
+        """Whether more is read when it comes."""
+        return len(self._inbox) - self._read < INBOX_BYTES_MAX
+
+    def send(self, data: bytes, records: int) -> None:
         """Queue a batch."""
+        self._flow.sent += records
         self._put(_HEADER.pack(len(data), _DATA, 0) + data)
+
+    def took(self, records: int, window: int) -> None:
+        self._flow.taken += records
+        self._flow.window = window
+        self._untold = True
 
     def send_barrier(self, barrier: BarrierFrame) -> None:
         """Queue a barrier, behind all that was sent before it."""
@@ -119,6 +163,9 @@ class SocketChannel:
     def flush(self) -> bool:
         """Write what the socket takes now; True if anything moved."""
         moved = False
+        if self._untold and not self._outbox:  # sums: what could not be told yet is in the next one
+            self._put(_HEADER.pack(8, _TAKEN, self._flow.taken) + self._flow.window.to_bytes(8, "little"))
+            self._untold = False
         while self._outbox:
             head = self._outbox[0]
             try:
@@ -138,7 +185,7 @@ class SocketChannel:
     def fill(self) -> bool:
         """Read what has come, while the inbox has room; True if anything moved."""
         moved = False
-        while len(self._inbox) - self._read < INBOX_BYTES_MAX:
+        while self.hungry:
             try:
                 data = self._socket.recv(1 << 18)
             except BlockingIOError:
@@ -151,12 +198,26 @@ class SocketChannel:
             moved = True
         return moved
 
+    def hear(self) -> None:
+        """The writer's end: take in what the reader has told."""
+        while (frame := self._next()) is not None:
+            _, self._flow.taken, body = frame
+            self._flow.window = int.from_bytes(body, "little")
+
     def receive(self) -> Frame | None:
-        """The next whole frame, or None."""
+        """The reader's end: the next whole frame, or None."""
+        frame = self._next()
+        if frame is None:
+            return None
+        kind, checkpoint, body = frame
+        return body if kind == _DATA else BarrierFrame(checkpoint, int.from_bytes(body, "little"))
+
+    def _next(self) -> tuple[int, int, bytes] | None:
+        """Kind, number and body of the next frame, if all of it is here."""
         available = len(self._inbox) - self._read
         if available < _HEADER.size:
             return None
-        size, kind, checkpoint = _HEADER.unpack_from(self._inbox, self._read)
+        size, kind, number = _HEADER.unpack_from(self._inbox, self._read)
         if available < _HEADER.size + size:
             return None
         begin = self._read + _HEADER.size
@@ -165,7 +226,7 @@ class SocketChannel:
         if self._read > 1 << 20 or self._read == len(self._inbox):
             del self._inbox[: self._read]
             self._read = 0
-        return body if kind == _DATA else BarrierFrame(checkpoint, int.from_bytes(body, "little"))
+        return kind, number, body
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -9,12 +9,14 @@ import gc
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator, ToWorker
 from exactlyonce.engines.local.worker import serve
-from exactlyonce.engines.local.workers import Worker
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Hurried, Worker
 
 T = TypeVar("T")
 
@@ -30,24 +32,31 @@ class InlineWorker:
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[Worker]:
         ours, theirs = socket.socketpair()
         self._ended.clear()
-        self.alive = [Worker(0, Connection(ours, ToCoordinator), None)]
-        self._connections.put(Connection(theirs, ToWorker))
+        self.alive = [Worker(0, Connection(ours, ToCoordinator, waits=False), None)]
+        self._connections.put(Connection(theirs, ToWorker, waits=True))
         return self.alive
 
-    def finish(self, timeout_s: float) -> None:
+    def finish(self, timeout_s: float, hurried: Hurried) -> None:
+        deadline = time.monotonic() + timeout_s
         for worker in self.alive:
             worker.connection.send(Shutdown())
-        self._ended.wait(timeout_s)
+        while not self._ended.wait(LOOK_INTERVAL_S) and time.monotonic() < deadline and not hurried():
+            pass
 
-    def kill(self) -> None:
-        """There is nothing to kill: the worker ends when its channel does."""
+    def kill(self, hurried: Hurried) -> None:
+        """There is nothing to kill: the worker ends when its channel does, or by the KeyboardInterrupt of a hurry."""
         for worker in self.alive:
             worker.connection.socket.close()
-            self._ended.wait()
+            while not self._ended.wait(LOOK_INTERVAL_S) and not hurried():
+                pass
         self.alive = []
 
     def host(self, run: Callable[[], T]) -> T:
-        """Call *run* on another thread, and be its worker on this one until it returns."""
+        """Call *run* on another thread, and be its worker on this one until it returns.
+
+        A KeyboardInterrupt, which a second request to stop raises, gets this thread out of the user's code, wherever it
+        is; *run*, which has been told to end at once, then does so.
+        """
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -59,15 +68,17 @@ class InlineWorker:
             finally:
                 self._connections.put(None)
 
-        thread = threading.Thread(target=body, name="coordinator")
+        thread = threading.Thread(target=body, name="coordinator", daemon=True)
         thread.start()
-        while (connection := self._connections.get()) is not None:
-            try:
-                serve(connection)
-            finally:
-                connection.socket.close()
-                gc.collect()  # the worker's producers are not closed but dropped, and this process lives on
-                self._ended.set()
+        with suppress(KeyboardInterrupt):
+            while (connection := self._connections.get()) is not None:
+                try:
+                    serve(connection)
+                finally:
+                    connection.socket.close()
+                    gc.collect()  # the worker's producers are not closed but dropped, and this process lives on
+                    self._ended.set()
+        self._ended.set()
         thread.join()
         if errors:
             raise errors[0]

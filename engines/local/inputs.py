@@ -1,7 +1,9 @@
 """The inputs of a task's subtask: sources and channels, alike to whoever reads them.
 
 Invariants: an input hands out batches and barriers in order; a source's barrier comes between two batches, and Sn is
-noted at that moment; after a final barrier a source hands out nothing more.
+noted at that moment; after a final barrier a source hands out nothing more. A batch is as long as it may be to take a
+short time, by the pace of those before it: a barrier, and all that a loop does between batches, waits for its end. Sn
+and order logs count what was handed out, never what was fetched.
 """
 
 from __future__ import annotations
@@ -9,17 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from exactlyonce.checkpoint.manifest import SourceOffset
 from exactlyonce.connectors.kafka_reader import KafkaReader
 from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
+from exactlyonce.engines.local.pace import Pace, in_flight_pace, slice_pace
 from exactlyonce.engines.operators import Batch, Push
 from exactlyonce.engines.source_decoder import SourceDecoder
-
-BATCH_RECORDS_MAX = 2_000
 
 
 class Input(Protocol):
@@ -30,11 +33,14 @@ class Input(Protocol):
     @property
     def push(self) -> Push: ...
 
-    def next(self, wait_s: float) -> Batch | BarrierFrame | None:
-        """What comes next; a source waits up to *wait_s* for records."""
+    def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
+        """What comes next, *room* records at most; a source waits up to *wait_s* for records."""
 
     def runs(self) -> Iterable[tuple[int, int]]:
         """(partition or -1, count) of the batch just handed out."""
+
+    def processed(self) -> None:
+        """The batch just handed out has gone through all operators."""
 
 
 class SourceTrigger(NamedTuple):
@@ -55,6 +61,7 @@ class SourceInput:
     topic_id: str
     source: KafkaSource[Any]
     push: Push
+    activity: Activity
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
     """Sn by checkpoint, until the snapshot takes it."""
@@ -62,8 +69,12 @@ class SourceInput:
     records: int = 0
     notes: list[str] = field(default_factory=list)
     """What was skipped, until the worker tells the coordinator."""
+    pace: Pace = field(default_factory=slice_pace)
+    _count: int = 0
+    _handed_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self._phase = f"reading source {self.name!r}"
         self._decoder = SourceDecoder(self.name, self.source, self.notes.append)
 
     @property
@@ -71,7 +82,12 @@ class SourceInput:
         """Records passed over because they do not decode."""
         return self._decoder.skipped
 
-    def next(self, wait_s: float) -> Batch | BarrierFrame | None:
+    @property
+    def waits(self) -> bool:
+        """Whether `next` waits for records, if there are none."""
+        return bool(self.reader.offsets) and not self.stopped
+
+    def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
         if self.triggers:
             trigger = self.triggers.popleft()
             for partition, offset in trigger.added.items():
@@ -85,14 +101,19 @@ class SourceInput:
             return trigger.frame
         if self.stopped:
             return None
-        messages = self.reader.poll(BATCH_RECORDS_MAX, wait_s)
+        self.activity.phase(self._phase)
+        messages = self.reader.poll(min(self.pace.size, room), wait_s)  # what else was fetched stays in the client
         if not messages:
             return None
+        self._handed_s, self._count = perf_counter(), len(messages)
         self.records += len(messages)
         return self._decoder.decode(messages)
 
     def runs(self) -> Iterable[tuple[int, int]]:
         return self.reader.runs
+
+    def processed(self) -> None:
+        self.pace.took(self._count, perf_counter() - self._handed_s)
 
     @property
     def finished(self) -> bool:
@@ -102,21 +123,41 @@ class SourceInput:
 
 @dataclass
 class ChannelInput:
-    """One channel into this subtask."""
+    """One channel into this subtask. A frame is handed out in slices, and the barrier behind it after the last one."""
 
     name: str
     channel: Channel
     codec: BatchCodec
     push: Push
+    siblings: int = 1
+    """How many channels come from the same shuffle, this one included."""
+    pace: Pace = field(default_factory=slice_pace)
+    _rest: Batch | None = None
     _count: int = 0
+    _handed_s: float = 0.0
 
-    def next(self, wait_s: float) -> Batch | BarrierFrame | None:
-        frame = self.channel.receive()
-        if frame is None or isinstance(frame, BarrierFrame):
-            return frame
-        batch = self.codec.decode(frame)
+    def __post_init__(self) -> None:
+        self._in_flight = in_flight_pace(self.siblings)
+
+    def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
+        batch = self._rest
+        if batch is None:
+            frame = self.channel.receive()
+            if frame is None or isinstance(frame, BarrierFrame):
+                return frame
+            batch = self.codec.decode(frame)
+        self._handed_s, size = perf_counter(), min(self.pace.size, room)
+        whole = len(batch.records) <= size
+        self._rest = None if whole else batch.part(size, len(batch.records))
+        batch = batch if whole else batch.part(0, size)
         self._count = len(batch.records)
         return batch
 
     def runs(self) -> Iterable[tuple[int, int]]:
         return ((-1, self._count),)
+
+    def processed(self) -> None:
+        elapsed_s = perf_counter() - self._handed_s
+        self.pace.took(self._count, elapsed_s)
+        self._in_flight.took(self._count, elapsed_s)
+        self.channel.took(self._count, self._in_flight.size)

@@ -1,7 +1,8 @@
 """One life of a pipeline's coordinator: performs the effects of the pure core with real workers and a real broker.
 
 Invariants: the core is fed by one thread; blocking calls to the broker run on one other thread, one after the other, so
-that decisions, sweeps and repairs never overlap; workers are spawned by the main thread (they die with it).
+that decisions, sweeps and repairs never overlap; workers are spawned by the main thread (they die with it). The main
+thread waits for nothing without looking, many times a second, whether it is told to end at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -19,14 +20,17 @@ import exactlyonce.checkpoint.coordinator as core
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.restart import RestartStrategy
+from exactlyonce.checkpoint.states import JobState
 from exactlyonce.engines.decisions import UPKEEP_INTERVAL_S, Decisions
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
-from exactlyonce.engines.local.workers import Worker, Workers
+from exactlyonce.engines.local.whereabouts import Whereabouts
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Worker, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import errors
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, InvariantViolation
+from exactlyonce.pipeline.errors import BrokerUnavailable, EndedAtOnce, ExactlyOnceError, InvariantViolation
 from exactlyonce.pipeline.failpoints import hit
 
 FINISH_TIMEOUT_S = 30.0
@@ -38,11 +42,18 @@ def _monotonic_ms() -> int:
 
 
 class Job:
-    """One life. `run` returns when it is over; `stop` may be called from a signal handler."""
+    """One life. `run` returns when it is over; `stop` and `end_at_once` may be called from a signal handler."""
 
     def __init__(
-        self, plan: Plan, reference: dict[str, object], options: RunOptions, workers: Workers, reporter: Reporter
+        self,
+        plan: Plan,
+        reference: dict[str, object],
+        options: RunOptions,
+        workers: Workers,
+        reporter: Reporter,
+        restart: RestartStrategy,
     ) -> None:
+        """*restart* is the run's: it is told of this life's failures and completed checkpoints, and of other lives'."""
         self.plan = plan
         self.reference = reference
         self.options = options
@@ -50,7 +61,7 @@ class Job:
         self.report = Report(plan.graph.pipeline_id, reporter)
         subtasks = {(task.name, i) for task in plan.tasks for i in range(plan.parallelism)}
         sinks = {(n.id, i) for t in plan.tasks for n in t.sinks if _transactional(n) for i in range(plan.parallelism)}
-        self.core = Coordinator(options.checkpoint, options.restart_strategy(), subtasks, sinks)
+        self.core = Coordinator(options.checkpoint, restart, subtasks, sinks)
         self.decisions: Decisions | None = None
         self._sources = {(t.name, i) for t in plan.tasks if t.sources for i in range(plan.parallelism)}
         self._finished: set[tuple[str, int]] = set()
@@ -61,6 +72,10 @@ class Job:
         self._wake_read.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._broker = ThreadPoolExecutor(1, "broker")
+        self._called: set[Future[Any]] = set()
+        """Calls on the broker thread that are not done."""
+        self._whereabouts = Whereabouts()
+        self._at_once = False
         self._deploy_at: tuple[float, core.Deploy] | None = None
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
         self._end: core.End | None = None
@@ -79,22 +94,58 @@ class Job:
             return self._conclude(self._end)
         finally:
             self._unwatch()
-            self.workers.kill()
-            self._broker.shutdown(wait=True, cancel_futures=True)
-            if self.decisions is not None:
-                self.decisions.close()
-            self._selector.close()
-            self._wake_read.close()
-            self._wake_write.close()
-            self.report.close()
+            self.workers.kill(self._hurried)
+            try:
+                self._leave_broker()
+            finally:
+                self._selector.close()
+                self._wake_read.close()
+                self._wake_write.close()
+                self.report.close()
 
     def stop(self) -> None:
         """Ask for a clean stop, from any thread or a signal handler."""
         self._post(lambda: self._feed(core.Stop()))
 
+    def end_at_once(self) -> None:
+        """End like a process that is killed, but in order; also while it is ending. Likewise from anywhere."""
+        self._at_once = True
+        self._post(self._hurry)
+
+    def _hurried(self) -> bool:
+        return self._at_once
+
+    def _hurry(self) -> None:
+        if self._end is None:
+            self._end = core.End(None, _ended_at_once())
+
+    def _leave_broker(self) -> None:
+        """Wait for what is being asked of the broker, and let go of all connections to it."""
+        for future in tuple(self._called):
+            future.cancel()
+        closing = self._broker.submit(self._close)
+        self._called.add(closing)
+        self._broker.shutdown(wait=False)
+        self._wait()
+        self._broker.shutdown()
+        closing.result()
+
+    def _close(self) -> None:
+        """Runs on the broker thread, last."""
+        if self.decisions is not None:
+            self.decisions.close()
+
+    def _wait(self) -> None:
+        """Until the broker thread has nothing to do."""
+        while wait(set(self._called), LOOK_INTERVAL_S).not_done:
+            if self._at_once:
+                raise _ended_at_once()
+
     def _turn(self) -> None:
+        for worker in self.workers.alive:
+            worker.connection.flush()
         due_s = (self.core.wake_ms - _monotonic_ms()) / 1000
-        timeout_s = min(0.2, due_s) if due_s > 0 and self.core.state is core.JobState.RUNNING else 0.05
+        timeout_s = min(0.2, due_s) if due_s > 0 and self.core.state is JobState.RUNNING else 0.05
         for key, _ in self._selector.select(timeout_s):
             if any(each is key for each in self._selector.get_map().values()):  # an earlier one may have ended it
                 key.data()
@@ -106,7 +157,7 @@ class Job:
         if time.monotonic() >= self._upkeep_at and self.decisions is not None and self._end is None:
             self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
             self._on_broker(self.decisions.upkeep, lambda _: None)
-        self._feed(core.Tick())
+        self._feed(core.Tick(self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         self.report.live(self.core)
 
     def _post(self, action: Callable[[], None]) -> None:
@@ -122,10 +173,13 @@ class Job:
         """Run *call* on the broker thread, then *then* with its result on the main thread."""
 
         def done(future: Future[Any]) -> None:
+            self._called.discard(future)
             if not future.cancelled():
                 self._post(lambda: self._finished_call(future, then))
 
-        self._broker.submit(call).add_done_callback(done)
+        future = self._broker.submit(call)
+        self._called.add(future)
+        future.add_done_callback(done)
 
     def _finished_call(self, future: Future[Any], then: Callable[[Any], None]) -> None:
         error = future.exception()
@@ -190,9 +244,13 @@ class Job:
         self._feed(core.Recovered(decisions.manifest))
 
     def _restart(self, effect: core.Restart) -> None:
-        self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
+        if effect.reason:
+            self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
         self._unwatch()
-        self.workers.kill()
+        self._deploy_at = None
+        self.workers.kill(self._hurried)
+        if self._at_once:
+            return
         self._delay_s = effect.delay_ms / 1000
         assert self.decisions is not None
         decisions = self.decisions
@@ -206,6 +264,7 @@ class Job:
             return
         assert self.decisions is not None
         self._ready, self._finished = set(), set()
+        self._whereabouts.started(self.plan.parallelism, time.monotonic())
         sockets, names = self._channel_sockets()
         for worker in self.workers.spawn(sockets):
             self._selector.register(worker.connection, selectors.EVENT_READ, lambda worker=worker: self._heard(worker))
@@ -240,6 +299,8 @@ class Job:
 
     def _heard(self, worker: Worker) -> None:
         for message in worker.connection.receive():
+            if text := self._whereabouts.heard(worker.subtask, message, time.monotonic()):
+                self.report.note(text)
             self._message(worker, message)
         if worker.connection.closed and worker in self.workers.alive:
             self._selector.unregister(worker.connection)
@@ -277,6 +338,7 @@ class Job:
                 "between processes (time, random numbers, the environment). Make it the same on every import."
             )
         self._ready.add(subtask)
+        self._whereabouts.ready(subtask)
         if len(self._ready) == self.plan.parallelism:
             self._feed(core.Deployed())
 
@@ -297,12 +359,22 @@ class Job:
         if end.error is not None:
             raise end.error
         self._unwatch()
-        self.workers.finish(FINISH_TIMEOUT_S)
-        self.workers.kill()
+        self.workers.finish(FINISH_TIMEOUT_S, self._hurried)
+        self.workers.kill(self._hurried)
         if self.decisions is not None and end.manifest is not None:
-            self._broker.submit(self.decisions.conclude).result()
+            concluding = self._broker.submit(self.decisions.conclude)
+            self._called.add(concluding)
+            self._wait()
+            concluding.result()
         self.report.ended(end.manifest)
         return end.manifest
+
+
+def _ended_at_once() -> EndedAtOnce:
+    return EndedAtOnce(
+        "Ended at once, as asked for. Nothing is lost: run it again, it takes up from the last completed checkpoint. "
+        "Until then, or until they time out, transactions that were open hold back readers of the output."
+    )
 
 
 def _transactional(node: Any) -> bool:

@@ -5,8 +5,10 @@ The client configuration, which may hold secrets, goes over this socket and neve
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -123,6 +125,22 @@ class Progress(msgspec.Struct, tag=True):
     """Of each source that a broker does not answer, what it waits for."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
+    busiest: str = ""
+    """The operator that took most of the last seconds; empty: none took any."""
+    busiest_ms: float = 0.0
+    """What it took for a record."""
+    busiest_share: float = 0.0
+    """Of the worker's time."""
+
+
+class Occupied(msgspec.Struct, tag=True):
+    """Worker to coordinator, every second from the thread that watches it: its loop has not come round."""
+
+    subtask: int
+    place: str
+    """What it is in, in words."""
+    seconds: float
+    """Since when."""
 
 
 class WorkerFailed(msgspec.Struct, tag=True):
@@ -135,17 +153,24 @@ class WorkerFailed(msgspec.Struct, tag=True):
 
 
 ToWorker = Start | Trigger | Granted | CheckpointFinalized | Shutdown
-ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | WorkerFailed
+ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | Occupied | WorkerFailed
 
 _HEADER = struct.Struct("<I")
-_encoder = msgspec.msgpack.Encoder()
 
 
 class Connection:
-    """One end of a control channel. Sending blocks at most as long as the other end is alive; receiving does not."""
+    """One end of a control channel. Any thread may send, one receives.
 
-    def __init__(self, sock: socket.socket, receives: object) -> None:
+    A worker *waits* until the coordinator has taken what it says. The coordinator waits for no worker: what a stopped
+    or busy one does not take is kept, in order, and `flush` offers it again.
+    """
+
+    def __init__(self, sock: socket.socket, receives: object, *, waits: bool) -> None:
+        sock.setblocking(False)
         self.socket = sock
+        self._waits = waits
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
         self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(receives)
         self._buffer = bytearray()
         self.closed = False
@@ -154,24 +179,46 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, message: ToWorker | ToCoordinator) -> None:
-        """Send whole; a peer that is gone is noticed by `receive`."""
-        data = _encoder.encode(message)
-        try:
-            self.socket.sendall(_HEADER.pack(len(data)) + data)
-        except OSError:
-            self.closed = True
+        """Send, or keep for `flush` what cannot be sent now; a peer that is gone is noticed by `receive`."""
+        data = msgspec.msgpack.encode(message)
+        with self._lock:
+            self._unsent += _HEADER.pack(len(data)) + data
+            self._write()
+
+    def flush(self) -> None:
+        """Send what is left, as far as the other end takes it."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        while self._unsent:
+            try:
+                sent = self.socket.send(self._unsent)
+            except BlockingIOError:
+                if not self._waits:
+                    return
+                self._await(select.POLLOUT, None)
+            except OSError:
+                self.closed = True
+                self._unsent.clear()
+            else:
+                del self._unsent[:sent]
+
+    def _await(self, event: int, timeout_s: float | None) -> None:
+        waiting = select.poll()
+        waiting.register(self.socket, event)
+        waiting.poll(None if timeout_s is None else 1000 * timeout_s)
 
     def receive(self, timeout_s: float | None = 0.0) -> Iterator[object]:
         """Messages that have come; waits up to *timeout_s* (None: until one comes) for the first. Sets `closed`."""
-        self.socket.settimeout(timeout_s)
+        if timeout_s != 0.0:
+            self._await(select.POLLIN, timeout_s)
         try:
             data = self.socket.recv(1 << 20)
-        except (BlockingIOError, TimeoutError):
+        except BlockingIOError:
             return
         except OSError:
             data = b""
-        finally:
-            self.socket.settimeout(None)
         if not data:
             self.closed = True
             return

@@ -1,7 +1,8 @@
 """Running a pipeline on this machine: life after life, until it ends cleanly or needs a person.
 
 A life ends without a person's fault when the broker is away or an outcome is unknown; the next life fences it and reads
-what is true. Everything else that ends a life ends the run.
+what is true. Everything else that ends a life ends the run. All lives share one restart strategy and one clock, so that
+a checkpoint that any of them completes counts as progress.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from exactlyonce.engines.local.reporting import JsonReporter, Reporter
 from exactlyonce.engines.local.workers import WorkerProcesses
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
 
 class Stopper:
-    """Whether the user asked for an end, and whom to tell."""
+    """Whether the user asked for an end, once or again, and whom to tell."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
+        self.asked_again = False
         self._job: Job | None = None
 
     def attach(self, job: Job) -> None:
@@ -37,19 +40,33 @@ class Stopper:
             job.stop()
 
     def stop(self, *_: Any) -> None:
-        """Signal handler, too."""
+        """The first time cleanly, after that at once. Signal handler, too."""
+        if self.asked.is_set():
+            self.asked_again = True
+            if self._job is not None:
+                self._job.end_at_once()
+            return
         self.asked.set()
         if self._job is not None:
             self._job.stop()
 
 
 @contextmanager
-def _signals(stopper: Stopper) -> Iterator[None]:
-    """SIGINT and SIGTERM stop cleanly, where this is the main thread."""
+def _signals(stopper: Stopper, *, inline: bool) -> Iterator[None]:
+    """SIGINT and SIGTERM stop cleanly, where this is the main thread; again, at once.
+
+    *inline*: the user's code runs on this thread, and may not return: only an exception gets it out.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.signal(each, stopper.stop) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(*_: Any) -> None:
+        stopper.stop()
+        if inline and stopper.asked_again:
+            raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -66,16 +83,16 @@ def run_loaded(
     graph = loaded.pipeline.build()
     physical = plan(graph, options.parallelism)
     restart, recovered = options.restart_strategy(), False
-    with _signals(stopper):
+    with _signals(stopper, inline=options.inline):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            job = Job(physical, loaded.reference, options, workers, reporter)
+            job = Job(physical, loaded.reference, options, workers, reporter, restart)
             stopper.attach(job)
             try:
                 return workers.host(job.run) if isinstance(workers, InlineWorker) else job.run()
             except (BrokerUnavailable, Undetermined) as error:
                 recovered = recovered or job.recovered
-                delay_ms = restart.failed(0)
+                delay_ms = restart.failed(SystemClock().monotonic_ms())
                 if not recovered or delay_ms is None or options.inline:
                     raise
                 job.report.note(f"{error} A new incarnation begins in {delay_ms} ms.")

@@ -22,6 +22,7 @@ from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import Input, SourceInput
 from exactlyonce.engines.local.messages import Acknowledge
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.order import OrderRuns
 from exactlyonce.pipeline.failpoints import hit
@@ -66,16 +67,29 @@ class Subtask:
         """Whether a snapshot is under way."""
         return bool(self._snapshots)
 
+    @property
+    def room(self) -> int:
+        """How many records may be taken; 0: what is behind this subtask must drain first."""
+        if any(sink.full for sink in self.sinks):
+            return 0
+        return min((channel.room for channel in self.outputs), default=BATCH_RECORDS_MAX)
+
+    @property
+    def waits(self) -> bool:
+        """Whether `step` waits for records of a source, if there are none."""
+        return bool(self.room) and any(each.waits and not self.alignment.is_held(each.name) for each in self.sources)
+
     def step(self, wait_s: float) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
-        if any(sink.full for sink in self.sinks) or any(channel.full for channel in self.outputs):
+        room = self.room
+        if not room:
             return False
         for _ in range(len(self._turn)):
             source = self._turn[0]
             self._turn.rotate(-1)
             if self.alignment.is_held(source.name):
                 continue
-            item = source.next(wait_s)
+            item = source.next(wait_s, room)
             if item is None:
                 continue
             if isinstance(item, BarrierFrame):
@@ -91,6 +105,7 @@ class Subtask:
                 self.order.note(source.name, partition, count)
             self.order.end_batch()
         source.push(batch)
+        source.processed()
 
     def _barrier(self, source: Input, frame: BarrierFrame) -> None:
         if isinstance(source, SourceInput):

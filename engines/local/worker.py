@@ -16,11 +16,13 @@ import sys
 import time
 from typing import Any
 
+from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
 from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
 from exactlyonce.engines.local.inputs import SourceTrigger
+from exactlyonce.engines.local.watch import Watch
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import (
     BrokerRefused,
@@ -37,6 +39,8 @@ IDLE_WAIT_S = 0.02
 BUSY_WAIT_S = 0.002
 SNAPSHOT_BUDGET_S = 0.004
 PROGRESS_INTERVAL_S = 0.25
+COSTS_INTERVAL_S = 10.0
+"""Over how long what operators cost is summed up."""
 PEER_GONE_WAIT_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
@@ -44,13 +48,15 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """The loop. `run` returns when the coordinator says so or is gone."""
 
-    def __init__(self, connection: msg.Connection, start: msg.Start) -> None:
+    def __init__(self, connection: msg.Connection, start: msg.Start, activity: Activity) -> None:
         self.connection = connection
         self.subtask = start.subtask
-        self.built: Built = build(start, self._send)
+        self.activity = activity
+        self.built: Built = build(start, self._send, activity)
         self._sources = [source for task in self.built.subtasks for source in task.sources]
         self._reported: set[str] = set()
         self._progress_at = 0.0
+        self._costs_at = time.monotonic() + COSTS_INTERVAL_S
         self._batch_at = time.monotonic()
         self._longest_gap_s = 0.0
         self._first_record_ms = self._last_record_ms = 0
@@ -60,6 +66,7 @@ class Worker:
     def run(self) -> None:
         """Until `Shutdown` or the end of the control channel."""
         while self._running and not self.connection.closed:
+            self.activity.turn()
             for message in self.connection.receive():
                 self._obey(message)
             try:
@@ -74,6 +81,7 @@ class Worker:
             if not moved:
                 self._rest()
         if not self._running:
+            self.activity.phase("closing its operators")
             self.built.close()
 
     def _send(self, message: msg.ToCoordinator) -> None:
@@ -93,12 +101,16 @@ class Worker:
         built, moved = self.built, False
         for channel in built.sockets:
             moved = channel.flush() or channel.fill() or moved
+        for channel in built.outgoing:
+            channel.hear()
         for task in reversed(built.subtasks):
             waiting = moved or task.busy or any(sink.open_transactions for sink in task.sinks)
             moved = task.step(BUSY_WAIT_S if waiting else IDLE_WAIT_S) or moved
+        self.activity.phase("flushing its sinks")
         for writer in built.writers:
             moved = writer.poll() or moved
         built.blocks.poll()
+        self.activity.phase("writing its state")
         for task in built.subtasks:
             moved = task.advance(SNAPSHOT_BUDGET_S) or moved
             if task.name not in self._reported and task.sources and all(s.finished for s in task.sources):
@@ -133,16 +145,21 @@ class Worker:
                 self._running = False
 
     def _rest(self) -> None:
-        """Nothing to do: wait for the coordinator or a channel. Sources with partitions have waited in their poll."""
-        if not any(source.reader.offsets for source in self._sources):
+        """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
+        if not any(task.waits for task in self.built.subtasks):
             waiting = select.poll()
             waiting.register(self.connection, select.POLLIN)
             for channel in self.built.sockets:
-                waiting.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
+                wanted = (select.POLLIN if channel.hungry else 0) | (select.POLLOUT if channel.unsent else 0)
+                waiting.register(channel, wanted)
             waiting.poll(1000 * (BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S))
 
     def _report(self, now: float) -> None:
         self._progress_at = now + PROGRESS_INTERVAL_S
+        cost = self.activity.costliest()
+        if now >= self._costs_at:
+            self._costs_at = now + COSTS_INTERVAL_S
+            self.activity.forget()
         positions: dict[str, dict[int, int]] = {}
         for source in self._sources:
             positions.setdefault(source.name, {}).update(source.reader.offsets)
@@ -160,6 +177,7 @@ class Worker:
                 sum(source.reader.lag() for source in self._sources),
                 [waiting for source in self._sources if (waiting := source.reader.waiting)],
                 [note for source in self._sources for note in source.notes],
+                *(cost or ()),
             )
         )
         for source in self._sources:
@@ -169,21 +187,25 @@ class Worker:
 
 def serve(connection: msg.Connection) -> None:
     """What a worker does, from `Start` to its end; its failure is reported and ends it."""
-    start = next(iter(connection.receive(None)), None)
+    start = None
+    while start is None and not connection.closed:
+        start = next(iter(connection.receive(None)), None)  # it may come in pieces
     if not isinstance(start, msg.Start):
         return
-    began = time.monotonic()
+    began, activity = time.monotonic(), Activity()
     try:
-        worker = Worker(connection, start)
-        with collecting_rarely():
-            hit("worker-restored")
-            elapsed_ms = int((time.monotonic() - began) * 1000)
-            connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
-            try:
-                worker.run()
-            finally:
-                for writer in worker.built.writers:
-                    writer.abandon()
+        with Watch(start.subtask, activity, connection):
+            worker = Worker(connection, start, activity)
+            activity.phase("its start")
+            with collecting_rarely():
+                hit("worker-restored")
+                elapsed_ms = int((time.monotonic() - began) * 1000)
+                connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
+                try:
+                    worker.run()
+                finally:
+                    for writer in worker.built.writers:
+                        writer.abandon()
     except (PeerGone, BrokerUnavailable) as error:
         connection.send(msg.WorkerFailed(start.subtask, "", str(error)))
     except ExactlyOnceError as error:
@@ -202,7 +224,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[2]):
         return
-    connection = msg.Connection(socket.socket(fileno=int(sys.argv[1])), msg.ToWorker)
+    connection = msg.Connection(socket.socket(fileno=int(sys.argv[1])), msg.ToWorker, waits=True)
     serve(connection)
     sys.stderr.flush()
     os._exit(0)

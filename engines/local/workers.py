@@ -1,22 +1,28 @@
 """Worker processes: started, watched, killed and waited for.
 
 Invariants: workers are spawned, never forked; none of an attempt is alive when the next attempt's first is started; a
-worker dies with its coordinator (by the kernel's signal and by the end of its control channel).
+worker dies with its coordinator (by the kernel's signal and by the end of its control channel). Whoever waits here for
+a worker is given *hurried*, and waits no longer once it says so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator
+
+Hurried = Callable[[], bool]
+LOOK_INTERVAL_S = 0.05
+"""How often somebody who waits looks whether it is in a hurry."""
+OBITUARY_WAIT_S = 5.0
 
 
 @dataclass
@@ -31,7 +37,10 @@ class Worker:
         """How it ended, for the log."""
         if self.process is None:
             return f"worker {self.subtask} ended"
-        code = self.process.wait()
+        try:
+            code = self.process.wait(OBITUARY_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return f"worker {self.subtask} (process {self.process.pid}) closed its control channel and does not end"
         if code < 0:
             return f"worker {self.subtask} (process {self.process.pid}) was killed by {signal.Signals(-code).name}"
         return f"worker {self.subtask} (process {self.process.pid}) ended with code {code}"
@@ -45,10 +54,10 @@ class Workers(Protocol):
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[Worker]:
         """Start a worker for each list of sockets, which it inherits under the same numbers."""
 
-    def finish(self, timeout_s: float) -> None:
+    def finish(self, timeout_s: float, hurried: Hurried) -> None:
         """Tell all to end, and wait a while until they have: the user's operators may have something to close."""
 
-    def kill(self) -> None:
+    def kill(self, hurried: Hurried) -> None:
         """SIGKILL to all, and wait until they are gone."""
 
 
@@ -65,27 +74,36 @@ class WorkerProcesses:
             command = [sys.executable, "-m", "exactlyonce.engines.local.worker", str(theirs.fileno()), str(os.getpid())]
             process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
             theirs.close()
-            self.alive.append(Worker(subtask, Connection(ours, ToCoordinator), process))
+            self.alive.append(Worker(subtask, Connection(ours, ToCoordinator, waits=False), process))
         for sockets in channel_sockets:
             for each in sockets:
                 each.close()
         return self.alive
 
-    def finish(self, timeout_s: float) -> None:
+    def finish(self, timeout_s: float, hurried: Hurried) -> None:
         deadline = time.monotonic() + timeout_s
         for worker in self.alive:
             worker.connection.send(Shutdown())
         for worker in self.alive:
-            assert worker.process is not None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            while not _gone(worker, LOOK_INTERVAL_S) and time.monotonic() < deadline and not hurried():
+                worker.connection.flush()
 
-    def kill(self) -> None:
+    def kill(self, hurried: Hurried) -> None:
         for worker in self.alive:
             assert worker.process is not None
             worker.process.kill()
         for worker in self.alive:
-            assert worker.process is not None
-            worker.process.wait()
+            while not _gone(worker, 1.0) and not hurried():
+                pass  # the kernel does not let it go yet: its disk is away
             worker.connection.socket.close()
         self.alive = []
+
+
+def _gone(worker: Worker, wait_s: float) -> bool:
+    """Whether its process ends within *wait_s*."""
+    assert worker.process is not None
+    try:
+        worker.process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

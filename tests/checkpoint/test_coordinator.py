@@ -20,7 +20,6 @@ from exactlyonce.checkpoint.coordinator import (
     Effect,
     Event,
     Failed,
-    JobState,
     Note,
     Plan,
     ProducerGranted,
@@ -35,6 +34,7 @@ from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse
 from exactlyonce.checkpoint.manifest import Manifest, OrderLog
 from exactlyonce.checkpoint.restart import FixedDelay, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.states import JobState
 from exactlyonce.pipeline.errors import Halt, InvariantViolation
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
@@ -214,6 +214,26 @@ def test_a_sink_that_gets_no_producer_restarts_the_job() -> None:
     assert job(Tick(), INTERVAL_MS + TIMEOUT_MS) == [
         Restart(1, 70, "no producer was ready for 5000 ms at sink out subtask 1", None)
     ]
+
+
+def test_a_worker_that_hangs_is_blamed_and_not_the_sink_that_waits_for_it() -> None:
+    """A producer is missing because its worker does not come back from somewhere: that is the reason given."""
+    job = Job().running(producers=1)
+    assert job(Tick("worker 1 has been in operator 'x' for 5 s"), INTERVAL_MS + TIMEOUT_MS) == [
+        Restart(
+            1, 70, "no checkpoint could be triggered for 5000 ms: worker 1 has been in operator 'x' for 5 s", None
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tick", [Tick("worker 0 hangs"), Tick("worker 0 hangs", "x is slow"), Tick("", "x is slow")])
+def test_a_late_checkpoint_is_explained(tick: Tick) -> None:
+    """The reason says which worker hangs, and which operator takes its time."""
+    job = Job().running()
+    job.trigger()
+    why = "; ".join(filter(None, (tick.hanging, tick.slow)))
+    reason = f"checkpoint 1 was not acknowledged within 5000 ms: {why}"
+    assert job(tick, INTERVAL_MS + TIMEOUT_MS) == [Note(f"{reason}; aborted"), Restart(1, 70, reason, None)]
 
 
 def test_a_coordinator_that_slept_does_not_blame_the_sinks() -> None:

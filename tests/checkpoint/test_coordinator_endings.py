@@ -24,6 +24,7 @@ from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.checkpoint.restart import FixedDelay, NoRestart, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS, CheckpointState, JobState
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, InvariantViolation, RecordError, Undetermined
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
@@ -94,7 +95,7 @@ def test_a_failure_waits_for_the_decision(failure: Failed) -> None:
     assert job(failure) == []
     job.now_ms += 99 * TIMEOUT_MS
     assert job(Tick()) == []
-    assert job.core.state is core.JobState.RUNNING
+    assert job.core.state is JobState.RUNNING
 
 
 def test_a_failure_that_waited_restarts_from_what_was_decided() -> None:
@@ -180,10 +181,10 @@ def test_what_was_decided_before_a_failure_is_known_is_finished_all_the_same() -
 
 def test_the_tables_have_an_end_and_every_state_is_reached() -> None:
     """Every state has a row, every state but the first is reached from another, and the end leads nowhere."""
-    over = {core.CheckpointState.FINALIZED, core.CheckpointState.ABORTED}
+    over = {CheckpointState.FINALIZED, CheckpointState.ABORTED}
     for table, first, ends in (
-        (core.JOB_TRANSITIONS, core.JobState.RECOVERING, {core.JobState.ENDED}),
-        (core.CHECKPOINT_TRANSITIONS, core.CheckpointState.TRIGGERED, over),
+        (JOB_TRANSITIONS, JobState.RECOVERING, {JobState.ENDED}),
+        (CHECKPOINT_TRANSITIONS, CheckpointState.TRIGGERED, over),
     ):
         states: set[object] = set(type(first))
         assert table.keys() == states
@@ -195,7 +196,34 @@ def test_a_checkpoint_moves_only_as_its_table_allows() -> None:
     """A move that the table does not have raises InvariantViolation."""
     plan = core.Plan(1, 0, 0, False, 0, 0)
     with pytest.raises(InvariantViolation):
-        plan.move(core.CheckpointState.FINALIZED)
+        plan.move(CheckpointState.FINALIZED)
+
+
+def test_workers_that_do_not_become_ready_restart_the_job() -> None:
+    """After the timeout for deploying the job restarts, says who is not ready and what to change, and so until its
+    strategy gives up; a delay before the start is not counted."""
+    job = Job(FixedDelay(attempts=1, delay_ms=70), deploy_timeout_ms=9_000)
+    job(Recovered(manifest(0)))
+    assert job.core.wake_ms == 9_000
+    job.now_ms = 8_999
+    assert job(Tick("worker 1 hangs")) == []
+    job.now_ms = 9_000
+    late = "the workers were not ready within 9000 ms: worker 1 hangs. If they only need longer, raise deploy_timeout"
+    assert job(Tick("worker 1 hangs")) == [Restart(1, 70, late, None)]
+    job(Recovered(manifest(0)))
+    job.now_ms += 9_000 + 69
+    assert job(Tick()) == []
+    job.now_ms += 1
+    (end,) = job(Tick())
+    assert isinstance(end, End)
+    assert "gives up: the workers were not ready within 9000 ms. If" in str(end.error)
+
+
+def test_workers_that_are_ready_in_time_are_not_replaced() -> None:
+    """Once all are ready the timeout for deploying is over."""
+    job = Job(deploy_timeout_ms=9_000).running()
+    job.now_ms = 9_000
+    assert isinstance(job(Tick())[0], Trigger)
 
 
 def test_a_worker_that_dies_while_restoring_restarts_the_job() -> None:
@@ -257,20 +285,13 @@ def test_a_stop_while_restarting_does_not_hide_that_a_checkpoint_is_unfinished()
     assert job(Recovered(manifest(1))) == [End(manifest(1), None)]
 
 
-def test_a_stop_while_deploying_takes_a_last_checkpoint_when_the_workers_are_ready() -> None:
-    """Workers that restore may have begun to write: the final checkpoint, or a restart, leaves nothing open."""
-    job = Job()
+def test_a_stop_while_deploying_ends_the_job_at_once() -> None:
+    """Workers that are starting are not waited for: they are replaced by nothing, once the transactions are aborted
+    that those may have opened which were ready before the others. That is no failure."""
+    job = Job(NoRestart())
     job(Recovered(manifest(4)))
-    assert job(Stop()) == []
-    assert job(core.Deployed()) == [Trigger(5, 4, final=True)]
-
-
-def test_a_stop_while_deploying_ends_with_the_sweep_if_the_deployment_fails() -> None:
-    """If the workers die instead, the job ends once their transactions are fenced."""
-    job = Job()
-    job(Recovered(manifest(4)))
-    job(Stop())
-    assert job(FAILED) == [RESTART]
+    assert job(Stop()) == [Restart(1, 0, "", None)]
+    assert job(core.Deployed()) == []
     assert job(Recovered(manifest(4))) == [End(manifest(4), None)]
 
 
@@ -367,16 +388,16 @@ def test_a_final_checkpoint_that_is_refused_ends_with_the_one_before() -> None:
     assert job(Recovered(manifest(0))) == [End(manifest(0), None)]
 
 
-@pytest.mark.parametrize("state", [core.JobState.RECOVERING, core.JobState.DEPLOYING, core.JobState.RUNNING])
-def test_a_failure_that_no_restart_can_help_ends_the_job(state: core.JobState) -> None:
+@pytest.mark.parametrize("state", [JobState.RECOVERING, JobState.DEPLOYING, JobState.RUNNING])
+def test_a_failure_that_no_restart_can_help_ends_the_job(state: JobState) -> None:
     """An error given with the failure ends the job in every state."""
     job = Job()
-    if state is not core.JobState.RECOVERING:
+    if state is not JobState.RECOVERING:
         job(Recovered(manifest(0)))
-    if state is core.JobState.RUNNING:
+    if state is JobState.RUNNING:
         job(core.Deployed())
     error = Halt("no")
-    assert job(Failed("no", error)) == [End(None if state is core.JobState.RECOVERING else manifest(0), error)]
+    assert job(Failed("no", error)) == [End(None if state is JobState.RECOVERING else manifest(0), error)]
 
 
 def test_a_strategy_that_gives_up_ends_the_job_with_the_reason() -> None:

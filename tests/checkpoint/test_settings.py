@@ -13,6 +13,7 @@ from exactlyonce.pipeline.errors import ConfigError
     [
         ("interval_ms", 9, "interval is 9 ms"),
         ("timeout_ms", 0, "timeout_ms is 0"),
+        ("deploy_timeout_ms", 0, "deploy_timeout_ms is 0"),
         ("max_concurrent", 0, "max_concurrent is 0"),
         ("num_retained", 0, "num_retained is 0"),
         ("min_pause_ms", -1, "min_pause_ms is -1"),

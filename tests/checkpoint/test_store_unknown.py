@@ -149,7 +149,12 @@ def test_one_request_without_an_answer(store: Any, proxy: LossyProxy, api: int, 
     """Where the broker can be reached again in time, the same is asked again: written once, and the log goes on."""
     log = store.living()
     proxy.armed = api, lost
-    healer = threading.Thread(target=lambda: proxy.lost.wait() and proxy.heal())
+
+    def heal() -> None:
+        proxy.lost.wait()
+        proxy.heal()
+
+    healer = threading.Thread(target=heal)
     healer.start()
     assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
     healer.join()

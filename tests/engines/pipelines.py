@@ -261,3 +261,86 @@ def partitioned(name: str) -> Pipeline:
         .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     )
     return pipeline
+
+
+def slow_behind_a_shuffle(name: str, pause_ms: int) -> Pipeline:
+    """`linear`, with a pause at every record where the state is kept."""
+    pipeline = Pipeline(name)
+
+    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
+        time.sleep(pause_ms / 1000)  # a slow user function
+        return add(total, order)
+
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add_slowly)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def stuck(name: str, folder: str) -> Pipeline:
+    """`linear`, whose map waits at order 100 for as long as there is a file FOLDER/wait."""
+    pipeline = Pipeline(name)
+
+    def wait(order: Order) -> Order:
+        while order.id == 100 and (Path(folder) / "wait").exists():
+            time.sleep(0.05)  # a call that does not come back
+        return order
+
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .map(wait, id="enrich")
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+class Hanging:
+    """An operator whose `open` does not return while there is a file FOLDER/wait; worker 1 alone if there are two."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def open(self, context: Context) -> None:
+        while context.subtask == context.parallelism - 1 and (self.folder / "wait").exists():
+            time.sleep(0.05)  # a server that does not answer
+
+    def __call__(self, order: Order) -> Order:
+        return order
+
+
+def hanging(name: str, folder: str) -> Pipeline:
+    """`linear`, with a `Hanging` in it."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .map(partial(Hanging, folder), id="enrich")
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def slices(name: str) -> Pipeline:
+    """Slow operators behind a shuffle, so that frames are taken in slices, whose limits decide the order of the output:
+    a stream parts and meets itself again."""
+    pipeline = Pipeline(name)
+
+    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
+        time.sleep(0.004)  # a slow user function
+        return add(total, order)
+
+    totals = (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add_slowly)
+    )
+    copies = totals.map(lambda total: Total(-total.id, total.customer, total.sum), output=Total)
+    totals.union(copies).sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    return pipeline

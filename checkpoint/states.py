@@ -1,0 +1,44 @@
+"""The states of a job and of one checkpoint, and the moves between them: the two tables that the coordinator follows.
+
+Whatever is not in them is a defect: `checkpoint.coordinator` raises InvariantViolation. ARCHITECTURE.md draws them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class JobState(enum.Enum):
+    """Where the job stands."""
+
+    RECOVERING = "recovering"
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.RECOVERING: frozenset({JobState.DEPLOYING, JobState.ENDED}),
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.ENDED}),
+    JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.ENDED}),
+    JobState.ENDED: frozenset(),
+}
+
+
+class CheckpointState(enum.Enum):
+    """Where one checkpoint stands."""
+
+    TRIGGERED = "triggered"
+    ACKNOWLEDGED = "acknowledged"
+    DECIDING = "deciding"
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+
+CHECKPOINT_TRANSITIONS: dict[CheckpointState, frozenset[CheckpointState]] = {
+    CheckpointState.TRIGGERED: frozenset({CheckpointState.ACKNOWLEDGED, CheckpointState.ABORTED}),
+    CheckpointState.ACKNOWLEDGED: frozenset({CheckpointState.DECIDING, CheckpointState.ABORTED}),
+    CheckpointState.DECIDING: frozenset({CheckpointState.FINALIZED, CheckpointState.ABORTED}),
+    CheckpointState.FINALIZED: frozenset(),
+    CheckpointState.ABORTED: frozenset(),
+}

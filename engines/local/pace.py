@@ -1,0 +1,53 @@
+"""How much to take at once so that it takes about a given time: by what the last slice cost per record.
+
+Invariants: the size is at least 1 and at most what was said; it grows to twice itself at most from one slice to the
+next, and shrinks at once. So a first slow slice is a short one, unless records become slow all of a sudden. Pure: the
+time is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BATCH_RECORDS_MAX = 2_000
+SLICE_S = 0.075
+"""How long a slice may take: barriers, producers and blocks wait for its end."""
+IN_FLIGHT_S = 0.5
+"""How long what waits in front of a subtask may take: a barrier waits behind it."""
+IN_FLIGHT_RECORDS_MAX = 1 << 20
+"""No bound: the bytes of a channel are bounded far below it."""
+
+
+@dataclass
+class Pace:
+    """
+    >>> pace = Pace(target_s=0.1, size=16, most=2_000)
+    >>> for elapsed_s in (0.001, 0.002, 3.2, 0.05):
+    ...     pace.took(pace.size, elapsed_s)
+    ...     print(pace.size)
+    32
+    64
+    2
+    4
+    """
+
+    target_s: float
+    size: int
+    """Records."""
+    most: int
+
+    def took(self, records: int, elapsed_s: float) -> None:
+        """A slice of *records* took *elapsed_s*."""
+        if records:
+            fits = records * self.target_s / max(elapsed_s, 1e-9)
+            self.size = max(1, min(int(fits), 2 * self.size, self.most))
+
+
+def slice_pace() -> Pace:
+    """Of an input: how many records are handed out at once."""
+    return Pace(SLICE_S, 16, BATCH_RECORDS_MAX)
+
+
+def in_flight_pace(channels: int) -> Pace:
+    """Of one of so many channels into a subtask: how many records may be on their way in it."""
+    return Pace(IN_FLIGHT_S / channels, 32, IN_FLIGHT_RECORDS_MAX)

@@ -1,0 +1,85 @@
+"""What is known of where the workers of an attempt are: for those who read why something is late.
+
+Invariant: only the newest word of each worker counts; what it was in is over once it tells of progress. Pure: the time
+is an argument, in seconds that only grow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from exactlyonce.engines.local.messages import Occupied, Progress
+
+HANGING_S = 1.0
+"""A worker that does not come back from something for this long is said to hang; so is one that is silent."""
+NOTED_S = 10.0
+"""After this long a note says so, once."""
+SLOW_MS, SLOW_SHARE = 1.0, 0.5
+"""An operator is called slow if a record takes so long in it, and it takes that share of its worker's time."""
+
+
+@dataclass
+class _Worker:
+    heard_s: float
+    ready: bool = False
+    occupied: Occupied | None = None
+    progress: Progress | None = None
+    noted: set[str] = field(default_factory=set)
+
+
+class Whereabouts:
+    """Told of every start and message of the workers."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, _Worker] = {}
+
+    def started(self, workers: int, now_s: float) -> None:
+        """An attempt begins with so many workers."""
+        self._workers = {subtask: _Worker(now_s) for subtask in range(workers)}
+
+    def ready(self, subtask: int) -> None:
+        """That one has restored its state."""
+        self._workers[subtask].ready, self._workers[subtask].occupied = True, None
+
+    def heard(self, subtask: int, message: object, now_s: float) -> str:
+        """Any message of a worker; what is worth a note, or nothing."""
+        worker = self._workers[subtask]
+        worker.heard_s = now_s
+        if isinstance(message, Progress):
+            worker.progress, worker.occupied = message, None
+        elif isinstance(message, Occupied):
+            worker.occupied = message
+            if message.seconds >= NOTED_S and message.place not in worker.noted:
+                worker.noted.add(message.place)
+                return f"{self._place(subtask, now_s)}: its checkpoints wait for it"
+        return ""
+
+    def hanging(self, now_s: float) -> str:
+        """The workers that are not ready yet, or do not come back from something, or say nothing."""
+        return "; ".join(
+            self._place(subtask, now_s) for subtask, worker in self._workers.items()
+            if not worker.ready or _silent_s(worker, now_s) >= HANGING_S
+            or (worker.occupied and worker.occupied.seconds >= HANGING_S)
+        )  # fmt: skip
+
+    def slow(self) -> str:
+        """The operators that take most of their workers' time, and much of it for each record."""
+        return "; ".join(
+            f"operator {told.busiest!r} takes {told.busiest_ms:,.0f} ms a record ({told.busiest_share:.0%} of the time "
+            f"of worker {told.subtask})"
+            for worker in self._workers.values()
+            if (told := worker.progress) and told.busiest_ms >= SLOW_MS and told.busiest_share >= SLOW_SHARE
+        )
+
+    def _place(self, subtask: int, now_s: float) -> str:
+        worker = self._workers[subtask]
+        silent_s = _silent_s(worker, now_s)
+        if worker.occupied is None:
+            ready = "" if worker.ready else " and is not ready"
+            return f"worker {subtask} has said nothing for {silent_s:.0f} s{ready}"
+        stopped = f", and has said nothing for {silent_s:.0f} s" if silent_s >= HANGING_S else ""
+        return f"worker {subtask} has been in {worker.occupied.place} for {worker.occupied.seconds:.0f} s{stopped}"
+
+
+def _silent_s(worker: _Worker, now_s: float) -> float:
+    return now_s - worker.heard_s

@@ -1,0 +1,212 @@
+"""Slices are as long as they may be to take a short time, and channels hold what is processed in a short time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.engines.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activity
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, BarrierFrame, Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.inputs import ChannelInput
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, SLICE_S, Pace, slice_pace
+from exactlyonce.engines.operators import Batch, Map, Process, Stateful
+from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.state.table import KeyedTable
+
+
+def steps(pace: Pace, cost_s: Callable[[int], float], count: int) -> list[int]:
+    """The sizes of *count* slices whose records cost *cost_s* of their size, the next one last."""
+    sizes = [pace.size]
+    for _ in range(count):
+        pace.took(pace.size, pace.size * cost_s(pace.size))
+        sizes.append(pace.size)
+    return sizes
+
+
+def test_a_fast_slice_is_followed_by_one_of_twice_its_size_up_to_the_most() -> None:
+    """From 16 records it takes seven slices to 2,000."""
+    assert steps(slice_pace(), lambda _: 4e-6, 8) == [16, 32, 64, 128, 256, 512, 1024, 2000, 2000]
+
+
+def test_slices_of_slow_records_keep_to_the_time() -> None:
+    """At 50 ms a record there is one record a slice, at 1 ms there are as many as fit, and it stays so."""
+    assert steps(slice_pace(), lambda _: 0.05, 3) == [16, 1, 1, 1]
+    assert steps(slice_pace(), lambda _: 0.001, 5)[-2:] == [75, 75]
+
+
+def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
+    """Whatever its size was before: by what a record cost."""
+    pace = Pace(SLICE_S, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX)
+    pace.took(2000, 100.0)
+    assert pace.size == 1
+    pace.took(0, 5.0)  # nothing was taken: that tells nothing
+    assert pace.size == 1
+
+
+@pytest.mark.parametrize("elapsed_s", [0.0, 1e-12, 1e6])
+def test_a_pace_is_always_between_one_and_the_most(elapsed_s: float) -> None:
+    """Also when no time passed by the clock, or a day."""
+    pace = slice_pace()
+    for _ in range(40):
+        pace.took(pace.size, elapsed_s)
+        assert 1 <= pace.size <= BATCH_RECORDS_MAX
+
+
+class Number(msgspec.Struct):
+    """A record."""
+
+    n: int
+
+
+def numbers(first: int, count: int) -> Batch:
+    records = [Number(n) for n in range(first, first + count)]
+    return Batch(records, [Coordinates("t", 0, each.n) for each in records], [b"%d" % each.n for each in records])
+
+
+def pairs() -> tuple[SocketChannel, SocketChannel]:
+    """Both ends of a channel between workers."""
+    ours, theirs = socket.socketpair()
+    return SocketChannel(ours), SocketChannel(theirs)
+
+
+def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> None:
+    """All records come once, in order, with their keys and origins; what is counted is what was handed out."""
+    channel = LocalChannel()
+    codec = BatchCodec(Number)
+    read = ChannelInput("edge:0", channel, codec, lambda _: None)
+    channel.send(codec.encode(numbers(0, 50)), 50)
+    channel.send(codec.encode(numbers(50, 3)), 3)
+    channel.send_barrier(BarrierFrame(7, 6))
+    channel.send(codec.encode(numbers(53, 1)), 1)
+    taken: list[Any] = []
+    counted = 0
+    read.pace = Pace(1e-9, 7, 7)
+    while not isinstance(item := read.next(0.0, 5), BarrierFrame):
+        assert item is not None
+        assert len(item.records) <= 5
+        assert item.keys == [b"%d" % each.n for each in item.records]
+        assert [each.offset() for each in item.origins] == [each.n for each in item.records]
+        taken += item.records
+        counted += sum(count for _, count in read.runs())
+        read.processed()
+    assert [each.n for each in taken] == list(range(53))
+    assert counted == 53
+    assert read.pace.size == 1, "a slice that took longer than the time shrinks the next"
+    assert isinstance(read.next(0.0, 5), Batch)
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "socket"])
+def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
+    """A writer may send what the window leaves; what is processed, and not what is received, makes room again."""
+    writer: Channel
+    reader: Channel
+    writer, reader = (both := LocalChannel(), both) if local else pairs()
+
+    def exchange() -> None:
+        for end in (writer, reader, writer):
+            end.flush()
+            end.fill()
+        if isinstance(writer, SocketChannel):
+            writer.hear()
+
+    assert writer.room == WINDOW_AT_FIRST
+    writer.send(b"x" * 10, WINDOW_AT_FIRST)
+    exchange()
+    assert reader.receive() == b"x" * 10
+    assert writer.room == 0
+    writer.send_barrier(BarrierFrame(1, 0))
+    exchange()
+    assert reader.receive() == BarrierFrame(1, 0), "a barrier is always accepted"
+    reader.took(12, WINDOW_AT_FIRST)
+    exchange()
+    assert writer.room == 12
+    reader.took(20, 100)
+    exchange()
+    assert writer.room == 100
+    writer.send(b"y", 60)
+    reader.took(0, 5)
+    exchange()
+    assert writer.room == 0
+
+
+def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
+    """A reader that tells a thousand times what it took, while nobody listens, loses nothing and does not block."""
+    writer, reader = pairs()
+    writer.send(b"x", 5000)
+    for _ in range(5000):
+        reader.took(1, 40)
+        reader.flush()
+    while writer.fill() or reader.flush():
+        writer.hear()
+    writer.hear()
+    assert writer.room == 40
+
+
+def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago() -> None:
+    """With no time passing since the last turn of the loop there is no breath; after long there is one a chunk."""
+    breaths: list[int] = []
+    done: list[int] = []
+    activity = Activity()
+    activity.breath = lambda: breaths.append(len(done))
+    operator = Map("enrich", done.append, activity=activity)
+    activity._breathe_at = float("inf")
+    operator(numbers(0, 4 * CHUNK_RECORDS))
+    assert breaths == []
+    activity.turn()
+    assert activity._breathe_at - activity.turned_s == pytest.approx(BREATH_INTERVAL_S)
+    done.clear()
+    activity._breathe_at = 0.0
+    operator(numbers(0, CHUNK_RECORDS + 1))
+    assert breaths == [CHUNK_RECORDS], "one breath, and then not for a while"
+
+
+def test_what_an_operator_costs_is_its_own() -> None:
+    """The time of the operators behind it is not in it, and the costliest is named with its share."""
+    activity = Activity()
+    behind = Map("slow", lambda each: sum(range(20_000)) and each, activity=activity)
+    first = Map("fast", lambda each: each, activity=activity, downstream=[behind])
+    first(numbers(0, 200))
+    cost = activity.costliest()
+    assert cost is not None
+    assert cost.operator == "slow"
+    assert 0.0 < cost.share <= 1.0
+    assert cost.record_ms > 0.0
+    assert str(activity.current) == "operator 'slow'"
+    activity.forget()
+    assert activity.costliest() is None
+
+
+@pytest.mark.parametrize("bad", [0, CHUNK_RECORDS - 1, CHUNK_RECORDS, 2 * CHUNK_RECORDS + 7])
+def test_the_record_that_fails_is_found_in_any_chunk(bad: int) -> None:
+    """An error has the coordinates of its record, whichever chunk that is in."""
+
+    def fail(each: Number) -> Number:
+        return Number(each.n // 0) if each.n == bad else each
+
+    def fail_at_state(_: int | None, each: Number) -> tuple[int, Number]:
+        return 1, fail(each)
+
+    batch = numbers(0, 3 * CHUNK_RECORDS)
+    table: KeyedTable[int] = KeyedTable("totals", int, range(128), 128)
+    for operator in (
+        Map("x", fail), Process("x", lambda each, emit: emit(fail(each))), Stateful("x", fail_at_state, table)
+    ):  # fmt: skip
+        with pytest.raises(RecordError, match=rf"t\[0\] offset {bad}\b"):
+            operator(batch)
+
+
+def test_outputs_do_not_depend_on_chunks() -> None:
+    """A batch of many chunks gives one batch to those behind, with what each record gave."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(128), 128)
+    pushed: list[Batch] = []
+    operator = Stateful("totals", lambda n, _: ((n or 0) + 1,) * 2, table, downstream=[pushed.append])
+    batch = numbers(0, 2 * CHUNK_RECORDS + 3)
+    batch.keys = [b"k"] * len(batch.records)
+    operator(batch)
+    (out,) = pushed
+    assert out.records == list(range(1, 2 * CHUNK_RECORDS + 4))
