@@ -113,3 +113,31 @@ def test_kills_around_the_taking_up(
     assert_copies(kafka, f"{topic_name}-copies", fed + right)
     assert_totals(kafka, f"{topic_name}-out", fed + right)
     assert audited(kafka, "pipelines:diamond", topic_name)["records_in"] == len(fed + right)
+
+
+@pytest.mark.slow
+def test_a_take_up_whose_checkpoint_is_aborted(kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]) -> None:
+    """A worker that sleeps makes the checkpoint that takes a partition up fail, and the job goes on: the next one has
+    what was read of it meanwhile, every record counts once, and an audit finds nothing."""
+    topic = kafka.create_topic(f"{topic_name}-in")
+    fed = orders(200)
+    kafka.produce(topic, fed)
+    arguments = ("--param", f"name={topic_name}", "--parallelism", "2", *RETAINED)
+    tolerant = ("--checkpoint-interval", "2s", "--checkpoint-timeout", "3s", "--tolerable-failed", "50")
+    job = run("pipelines:linear", *arguments, *tolerant)
+    read_of(job, 200)
+    kafka.add_partitions(topic, 2)
+    job.await_event(lambda event: f"topic {topic} has 2 partitions now" in event.get("text", ""))
+    deployed = next(event for event in reversed(job.events) if event.get("step") == "deployed")
+    os.kill(deployed["workers"][0], signal.SIGSTOP)
+    more = orders(300, first=200)
+    kafka.produce(topic, more, partition=1)
+    job.await_event(lambda event: "aborted, its output is carried" in event.get("text", ""))
+    os.kill(deployed["workers"][0], signal.SIGCONT)
+    read_of(job, 500)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 0, job.said
+    assert "restarting" not in job.said
+    assert_totals(kafka, f"{topic_name}-out", fed + more)
+    report = audited(kafka, "pipelines:linear", topic_name)
+    assert (report["records_in"], report["unjudged"]) == (500, [])
