@@ -27,6 +27,12 @@ def read_of(job: Run, records: int) -> None:
     job.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] >= records)
 
 
+def taken(job: Run, step: str, times: int, since_ms: int) -> None:
+    """Waits until the protocol has taken *step* so often since a time."""
+    for _ in range(times):
+        job.await_event(lambda event: event.get("step") == step and event["at_ms"] >= since_ms)
+
+
 def audited(kafka: KafkaCluster, target: str, name: str) -> dict[str, Any]:
     """The report of an audit of everything that is retained."""
     arguments = ("--param", f"name={name}", "--bootstrap-servers", kafka.bootstrap_servers, "--in-process", "--json")
@@ -97,8 +103,7 @@ def test_kills_around_the_taking_up(
         kafka.produce(topic, more)
         fed += more
         produced_ms = SystemClock().now_ms()
-        for _ in range(nth):
-            job.await_event(lambda event: event.get("step") == step and event["at_ms"] >= produced_ms)  # noqa: B023
+        taken(job, step, nth, produced_ms)
         if role == "coordinator":
             job.kill()
             job = run("pipelines:diamond", *arguments)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.manifest import SourceOffset
+from exactlyonce.checkpoint.manifest import Manifest, SourceOffset
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.topics import Topic
 from exactlyonce.engines.preflight import Inputs
@@ -29,42 +29,31 @@ class Brokers:
 
 def inputs(*views: Topic | None, targets: dict[str, dict[int, int]] | None = None) -> Inputs:
     source: KafkaSource[Any] = KafkaSource("orders", value=bytes)
-    return Inputs(Brokers(*views), {"in": source}, {"orders": KNOWN}, targets or {})  # type: ignore[arg-type]
+    brokers: Any = Brokers(*views)
+    return Inputs(brokers, {"in": source}, {"orders": KNOWN}, targets or {})
 
 
 @pytest.fixture
-def newest(manifest: Any) -> Any:
+def newest() -> Manifest:
     """A manifest of both partitions."""
-    return manifest(5, offsets=AFTER)
+    return Manifest("p", 5, 1, 0, "checkpoint", 0, 0, 0, 0, "", 128, 1, 5, (), 0, AFTER, (), (), (), ())
 
 
-@pytest.fixture
-def manifest() -> Any:
-    from exactlyonce.checkpoint.manifest import Manifest
-
-    def make(checkpoint: int, offsets: tuple[SourceOffset, ...]) -> Manifest:
-        return Manifest(
-            "p", checkpoint, 1, 0, "checkpoint", 0, 0, 0, 0, "", 128, 1, 5, (), 0, offsets, (), (), (), ()
-        )
-
-    return make
-
-
-def test_one_broker_that_knows_the_new_topic_is_enough(newest: Any) -> None:
+def test_one_broker_that_knows_the_new_topic_is_enough(newest: Manifest) -> None:
     """Another id, from whichever broker, is a halt with both ids: a record may have been read from that broker."""
     other = Topic("orders", "new", 2)
     with pytest.raises(Halt, match="'orders' was deleted and created again since checkpoint 5: its id was old, now it"):
         inputs(KNOWN, KNOWN, other).look_again(newest)
 
 
-def test_a_topic_that_no_broker_knows_was_deleted(newest: Any) -> None:
+def test_a_topic_that_no_broker_knows_was_deleted(newest: Manifest) -> None:
     """A topic is gone when all brokers say so; while one has it under its id, nobody can have read another."""
     inputs(None, KNOWN, None).look_again(newest)
     with pytest.raises(Halt, match="'orders' was deleted since checkpoint 5; its id was old"):
         inputs(None, None, None).look_again(newest)
 
 
-def test_partitions_count_once_every_broker_knows_them(newest: Any) -> None:
+def test_partitions_count_once_every_broker_knows_them(newest: Manifest) -> None:
     """A partition is taken up when no broker would tell a client that it does not exist, and none is ever dropped."""
     seen = inputs(msgspec.structs.replace(KNOWN, partitions=5), msgspec.structs.replace(KNOWN, partitions=4))
     seen.look_again(newest)
@@ -75,7 +64,7 @@ def test_partitions_count_once_every_broker_knows_them(newest: Any) -> None:
     assert lagging.offsets_from(newest) == {"in": {0: 7, 1: 9}}
 
 
-def test_a_run_up_to_a_target_takes_no_more_partitions(newest: Any) -> None:
+def test_a_run_up_to_a_target_takes_no_more_partitions(newest: Manifest) -> None:
     """What was to be read was known at the start."""
     seen = inputs(msgspec.structs.replace(KNOWN, partitions=3), targets={"in": {0: 10, 1: 10}})
     seen.look_again(newest)
