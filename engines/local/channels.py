@@ -50,8 +50,9 @@ class Flow:
 
     @property
     def room(self) -> int:
-        """How many more may be sent."""
-        return max(0, self.window - (self.sent - self.taken))
+        """How many more may be sent; 0 until half the window is free, for many small batches cost more than few."""
+        room = self.window - (self.sent - self.taken)
+        return room if 2 * room >= self.window else 0
 
 
 class Channel(Protocol):
