@@ -1,0 +1,146 @@
+"""What older attempts have left is ended once, however often it is looked at, and heartbeats say what they must."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.commit import sweep
+from exactlyonce.checkpoint.transaction import Outcome
+from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.log import Log
+from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.connectors.wire import Request, Wire
+from exactlyonce.engines.configuration import options_from
+from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undetermined
+from exactlyonce.pipeline.loading import load_reference
+
+pytestmark = pytest.mark.broker
+
+IDS = 1_000
+
+
+class Watched:
+    """A performer that keeps what it was asked."""
+
+    def __init__(self, config: ClientConfig, transactions: Transactions, log: Any) -> None:
+        output_log = Log(config, group="sweeping")
+        self._performer = Performer(config, transactions, output_log, log, 60_000, lambda *_: None)
+        self.asked: list[ask.Request] = []
+
+    def __call__(self, request: ask.Request) -> Any:
+        self.asked.append(request)
+        return self._performer(request)
+
+    @property
+    def ended(self) -> set[str]:
+        """The ids that were ended since the last look."""
+        endings = [each for asked in self.asked if isinstance(asked, ask.EndTransactions) for each in asked.endings]
+        self.asked = []
+        return {each.transactional_id for each in endings}
+
+
+@pytest.fixture
+def watched(kafka: Any) -> Iterator[Watched]:
+    """At the shared broker; nothing here touches a decision log."""
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    transactions = Transactions(config)
+    yield Watched(config, transactions, None)
+    transactions.close()
+
+
+def initialize(kafka: Any, ids: list[str]) -> None:
+    """As producers do that take these ids and write nothing yet."""
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    transactions = Transactions(config)
+    transactions.describe(ids)  # which makes the broker their coordinator
+    transactions.close()
+    wire = Wire(config, timeout_ms=120_000)
+    node = wire.metadata().brokers[0].node_id
+    waiting, deadline = set(ids), time.monotonic() + 120
+    while waiting:
+        assert time.monotonic() < deadline, f"{len(waiting)} ids are initialised"
+        asked = sorted(waiting)
+        requests = [
+            InitProducerIdRequest(
+                transactional_id=each, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+            )
+            for each in asked
+        ]  # fmt: skip
+        answers = wire.ask_all([Request(each, node) for each in requests])
+        waiting = {each for each, answer in zip(asked, answers, strict=True) if answer.error_code}
+    wire.close()
+
+
+def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, watched: Watched) -> None:
+    """A thousand ids of an earlier attempt of this life are ended by its first sweep and by no later one, but for one
+    that a zombie has initialised since."""
+    ids = [f"eo:{topic_name}:out:{number}:3.0:0" for number in range(IDS)]
+    initialize(kafka, ids)
+    ask.drive(sweep(topic_name, 3, 1), watched)
+    assert watched.ended == set(ids)
+    began = time.monotonic()
+    ask.drive(sweep(topic_name, 3, 1, fenced_below=(3, 1)), watched)
+    print(f"the second sweep of {IDS} ids took {(time.monotonic() - began) * 1000:.0f} ms")
+    assert watched.ended == set()
+    initialize(kafka, ids[7:8])
+    ask.drive(sweep(topic_name, 3, 2, fenced_below=(3, 1)), watched)
+    assert watched.ended == set(ids[7:8])
+
+
+def test_an_answer_that_no_rule_covers_is_no_absence(watched: Watched) -> None:
+    """An EndTxn that the broker answers with an error of no rule raises it, and is not asked again for ever."""
+    with pytest.raises(BrokerRefused, match=r"the broker answers InvalidRequestError \(42\)"):
+        watched(ask.EndTransactions((ask.Ending("", 1, 0),), commit=False))
+
+
+@pytest.fixture
+def decisions(kafka: Any, topic_name: str) -> Iterator[Decisions]:
+    """A life of a pipeline that has recovered."""
+    kafka.create_topic(f"{topic_name}-in", 1)
+    reference: dict[str, object] = {
+        "module": "pipelines", "attribute": "linear", "params": {"name": topic_name},
+        "path": __file__.rpartition("/")[0],
+    }  # fmt: skip
+    options = options_from({"bootstrap_servers": kafka.bootstrap_servers})
+    physical = plan(load_reference(reference).build(), 1)
+    made = Decisions(physical, options, lambda _: None, lambda *_: None, reference)
+    made.recover()
+    yield made
+    made.close()
+
+
+class TestHeartbeats:
+    """What a broker seldom does is said by the log in its place."""
+
+    def test_one_that_was_not_written_is_tried_again(self, decisions: Decisions, monkeypatch: Any) -> None:
+        """A broker that refuses a record, for whatever reason, says nothing of another life: it is asked again."""
+        real, outcomes = decisions._log.heartbeat, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
+        monkeypatch.setattr(decisions._log, "heartbeat", lambda **more: outcomes.pop() if outcomes else real(**more))
+        assert decisions.prepare_attempt(1, None) == decisions.manifest
+        assert outcomes == []
+
+    def test_one_that_is_never_written_is_an_absent_broker(self, decisions: Decisions, monkeypatch: Any) -> None:
+        """When the time of an append is over, the life ends as without a broker, never as fenced."""
+        monkeypatch.setattr(decisions._log, "append_timeout_s", 0.5)
+        monkeypatch.setattr(decisions._log, "heartbeat", lambda **_: Outcome.NOT_WRITTEN)
+        with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
+            decisions.prepare_attempt(1, None)
+        decisions.upkeep()
+
+    @pytest.mark.parametrize("act", [lambda each: each.prepare_attempt(1, None), lambda each: each.upkeep()])
+    def test_one_whose_outcome_is_unknown_ends_the_life(
+        self, act: Any, decisions: Decisions, monkeypatch: Any
+    ) -> None:
+        """The next life reads what is true."""
+        monkeypatch.setattr(decisions._log, "heartbeat", lambda **_: Outcome.UNKNOWN)
+        with pytest.raises(Undetermined, match="is not known"):
+            act(decisions)
