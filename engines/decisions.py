@@ -292,6 +292,10 @@ class Decisions:
         """Of the sinks' transactions."""
         return self._timeout_ms
 
+    def see_outputs(self) -> None:
+        """Look at the output topics again: one may have got more partitions since."""
+        self._sinks = prepare_outputs(self._topics, self._plan.graph, self._note)
+
     def abort_all_but(self, winners: Collection[str]) -> None:
         """Abort what the present attempt has left open, except the transactions of *winners*, which come to decision.
 

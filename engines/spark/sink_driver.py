@@ -208,7 +208,7 @@ class SinkDriver:
         self._sweep(self._life.incarnation, self._log.history)
 
     def _take_up(self, incarnation: int, checkpoint: int) -> None:
-        """Go on with the life that the tasks have written in, and with all that it has decided: *checkpoint* is next."""
+        """Go on with the life that the tasks have written in, knowing all that it has decided: *checkpoint* is next."""
         is_ours = self._life is not None and self._life.incarnation == incarnation
         if is_ours and _next(self._log.history) == checkpoint:
             return
@@ -303,7 +303,8 @@ class SinkDriver:
         An id whose transaction is complete is passed over: it was ended from outside or by the broker, both of which
         raise its epoch, so that its producer is fenced.
         """
-        topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks} | {self.options.topic} - {""}
+        topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
+        topics |= {self.options.topic} - {""}
         outputs = {(topic, each) for topic in topics for each in range(self._count_partitions(topic))}
         below = (incarnation + 1, 0)
         procedure = sweep(

@@ -1,7 +1,7 @@
 """The rows of a job in one figure: how many they are, and a sum of their hashes.
 
-Invariants: it is the same in whatever order and by whatever tasks the rows are written; rows of another job have, as far
-as anybody knows, another one. A row counts as its bytes: a string and a binary column with the same bytes are alike.
+Invariants: it is the same in whatever order and by whatever tasks the rows are written; other rows have, as far as
+anybody knows, another one. A row counts as its bytes: a string and a binary column with the same bytes are alike.
 """
 
 from __future__ import annotations

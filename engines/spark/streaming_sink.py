@@ -16,13 +16,14 @@ sink. Options:
 | `sinkId` | required: the name under which the cluster remembers what was written; one for every sink, for ever |
 | `topic` | where every row goes; without it the column `topic` says so |
 | `kafka.NAME` | librdkafka's settings; secrets as references, `env:NAME` or `file:/path` |
-| `transactionTimeout` | "5m": how long a batch may take from its first row on, and a dead query's rows hold readers back |
+| `transactionTimeout` | "5m": what a batch has from its first row on, and how long a dead query holds readers back |
 | `adoptQuery` | the id of the query that has written to the sink so far, if this one is to go on in its place |
 | `acceptLoss` | the number of a checkpoint whose loss is accepted, after a halt that named it |
 
 Invariants: a batch becomes visible as a whole, once; Spark may write a batch again, and abort one that is decided: the
-decision in `<sinkId>.checkpoints` stands, and other rows than those that were decided are not passed over in silence. Spark sends the writer to its executors before every batch, which is when the
-driver is asked; the writer that commits is another one, in another process.
+decision in `<sinkId>.checkpoints` stands, and rows other than those that were decided are never passed over in silence.
+Spark sends the writer to its executors before every batch, which is when the driver is asked; the writer that commits
+is another one, in another process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A driver: `foreachBatch` with a function that writes each batch in two parts, and falls over behind given writes.
 
-`python foreach_batch_job.py SERVERS SINK_ID TOPIC FOLDER FALLS`, where FALLS is a list of `BATCH.WRITE=raise|exit`, each
-of which happens once: a run that raised is followed by another one, one that exited is not.
+`python foreach_batch_job.py SERVERS SINK_ID TOPIC FOLDER FALLS`, where FALLS is a list of `BATCH.WRITE=raise|exit`,
+each of which happens once: a run that raised is followed by another one, one that exited is not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from streaming_sink_job import session
+from streaming_sink_job import session  # type: ignore[import-not-found]  # lies beside it
 
 from exactlyonce.engines.spark.data_source import register
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from exactlyonce.checkpoint.committable import transaction_prefix
+from exactlyonce.checkpoint.manifest import SourceOffset
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.checkpoint.store_topic import delete_topic
 from exactlyonce.connectors.client_config import ClientConfig
@@ -332,8 +333,11 @@ def test_a_gap_is_a_halt(world: World) -> None:
 
 def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a decision has no tally of its rows, their number is that of its transactions, if it is retained."""
-    older = lambda self: tuple(each for each in offsets(self) if each.source in ("query", "write"))  # noqa: E731
     offsets = Position.offsets
+
+    def older(position: Position) -> tuple[SourceOffset, ...]:
+        return tuple(each for each in offsets(position) if each.source in ("query", "write"))
+
     with monkeypatch.context() as patch:
         patch.setattr(Position, "offsets", older)
         planner = world.driver("a")
