@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
+from exactlyonce.checkpoint.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.committable import TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.store import read_history
+from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.settling import settle
+from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.store_topic import find_topic
 from exactlyonce.checkpoint.transaction import ListedTransaction, TransactionState
 from exactlyonce.cli import text
 from exactlyonce.cli.traces import Traces, find
 from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.log import Log
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
+SETTLED_TIMEOUT_MS = 30_000
+SETTLED_POLL_S = 0.05
 OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 
@@ -59,28 +69,51 @@ def find_open(config: ClientConfig, pipeline: str) -> list[Open]:
 def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], list[Open]]:
     """Fence the coordinator, then abort what it has not decided: what that was, and what is left.
 
-    `Halt` where it cannot be read what is decided.
+    What is decided is read once no decision can be on its way. `Halt` where it cannot be read. A life that begins
+    meanwhile has the next incarnation, whose transactions are not touched.
     """
-    transactions = Transactions(config)
+    if traces.topic is None:
+        raise Halt(
+            f"The topic of {traces.pipeline}'s decisions is gone, so that nobody can say which of its transactions are "
+            f"decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which aborts all."
+        )
+    transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
+    log = DecisionLog(
+        config.confluent(), traces.pipeline, find_topic(config.confluent(), traces.pipeline), SystemClock()
+    )
+    performer = Performer(config, transactions, output_log, log, 0, lambda step, checkpoint: None)
     try:
-        coordinator = coordinator_id(traces.pipeline)
-        transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
-        history = read_history(config.confluent(), traces.pipeline) if traces.topic else None
-        if history is not None:
-            history.halt_if_damaged()
-        elif traces.transactions:
-            raise Halt(
-                f"The topic of {traces.pipeline}'s decisions is gone, so that nobody can say which of its transactions "
-                f"are decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which "
-                f"aborts them all."
-            )
-        listed = _listed(transactions, traces.pipeline)
-        found = _open(transactions, listed, history)
-        undecided = {each.state.transactional_id for each in found if each.checkpoint is None}
-        transactions.abort_listed(each for each in listed if each.transactional_id in undecided)
+        partitions = [(log.topic.name, each) for each in range(log.topic.partitions)]
+        drive(settle(coordinator_id(traces.pipeline), partitions), performer)
+        history = _settled(log)
+        found = _open(transactions, _listed(transactions, traces.pipeline), history)
+        decided = [each for each in found if each.checkpoint is not None]
+        newest = max(history.incarnation_latest, incarnation_latest(traces.transactions))
+        procedure = sweep(
+            traces.pipeline, newest + 1, 0,
+            protected={each.state.transactional_id for each in decided}, fenced_below=newest + 1,
+            outputs={partition for each in found for partition in each.state.partitions},
+        )  # fmt: skip
+        drive(procedure, performer)
     finally:
-        transactions.close()
-    return [each for each in found if each.checkpoint is None], [each for each in found if each.checkpoint is not None]
+        for each in (log, transactions, output_log):
+            each.close()
+    return [each for each in found if each.checkpoint is None], decided
+
+
+def _settled(log: DecisionLog) -> History:
+    """What is decided, once readers of the log get to its end."""
+    clock = SystemClock()
+    until_ms = clock.monotonic_ms() + SETTLED_TIMEOUT_MS
+    while (history := log.look()) is None:
+        if clock.monotonic_ms() > until_ms:
+            raise BrokerUnavailable(
+                f"{log.topic.name} cannot be read to its end: somebody has a transaction open in it. Nothing was "
+                f"aborted. Run this again in a minute."
+            )
+        Event().wait(SETTLED_POLL_S)
+    history.halt_if_damaged()
+    return history
 
 
 def _listed(transactions: Transactions, pipeline: str) -> list[ListedTransaction]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructType
 
 from exactlyonce.checkpoint.committable import transaction_prefix
 from exactlyonce.checkpoint.manifest import SourceOffset
@@ -18,7 +19,7 @@ from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.spark.sink_driver import SinkDriver
-from exactlyonce.engines.spark.sink_options import SinkOptions
+from exactlyonce.engines.spark.sink_options import TIMEOUT_DEFAULT_MS, SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job, Position
 from exactlyonce.engines.spark.sink_task import Flushed, write_task
 from exactlyonce.pipeline import failpoints
@@ -391,3 +392,22 @@ def test_what_a_sink_refuses_before_it_writes(world: World) -> None:
     delete_topic(world.config.confluent(), world.options.sink_id)
     with pytest.raises(Halt, match="topic was deleted"):
         world.driver("b").assign()
+
+
+def test_the_transaction_timeout(world: World) -> None:
+    """It is fifteen minutes, where the broker allows as much, or what the option says, which the broker must allow; it
+    and a writeId have bounds."""
+    assert world.driver("a").assign().transaction_timeout_ms == TIMEOUT_DEFAULT_MS
+    assert world.options.timeout_within(60_000) == 60_000
+    given = {"sinkId": "a", "topic": "b", "kafka.bootstrap.servers": world.kafka.bootstrap_servers}
+    schema = StructType().add("value", StringType())
+    parsed = parse_sink_options({**given, "transactionTimeout": "20s"}, schema, streaming=True)
+    driver = world.driver("a", transaction_timeout_ms=parsed.transaction_timeout_ms)
+    flushed = world.tasks(driver, 0)
+    assert {state.timeout_ms for state in world.transactions.describe(list(world.states())).values() if state} == {20_000}
+    driver.commit(Job(QUERY, 0), flushed)
+    with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
+        world.driver("a", transaction_timeout_ms=1_000_000)
+    for wrong, said in (({"transactionTimeout": "1s"}, "10 s at least"), ({"writeId": "x" * 129}, "128 at most")):
+        with pytest.raises(ConfigError, match=said):
+            parse_sink_options({**given, **wrong}, schema, streaming=False)
