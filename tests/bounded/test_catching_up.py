@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from auditing import Quiet
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.cimpl import NewPartitions
 from running import assert_totals, orders
 
 from exactlyonce.cli.main import main

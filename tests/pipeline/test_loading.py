@@ -227,7 +227,12 @@ def test_a_pipeline_that_was_imported_costs_no_search(module: Write, monkeypatch
     unit of bounded work imports the pipeline."""
     invalidated: list[None] = []
     invalidate = importlib.invalidate_caches
-    monkeypatch.setattr(importlib, "invalidate_caches", lambda: (invalidated.append(None), invalidate())[1])
+
+    def counted() -> None:
+        invalidated.append(None)
+        invalidate()
+
+    monkeypatch.setattr(importlib, "invalidate_caches", counted)
     reference = load(f"{module(PIPELINE)}:pipeline").reference
     for _ in range(3):
         load_reference(reference)

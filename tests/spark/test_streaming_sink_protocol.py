@@ -404,7 +404,8 @@ def test_the_transaction_timeout(world: World) -> None:
     parsed = parse_sink_options({**given, "transactionTimeout": "20s"}, schema, streaming=True)
     driver = world.driver("a", transaction_timeout_ms=parsed.transaction_timeout_ms)
     flushed = world.tasks(driver, 0)
-    assert {state.timeout_ms for state in world.transactions.describe(list(world.states())).values() if state} == {20_000}
+    states = world.transactions.describe(list(world.states())).values()
+    assert {state.timeout_ms for state in states if state} == {20_000}
     driver.commit(Job(QUERY, 0), flushed)
     with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
         world.driver("a", transaction_timeout_ms=1_000_000)
