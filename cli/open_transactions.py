@@ -18,6 +18,7 @@ from exactlyonce.cli import text
 from exactlyonce.cli.traces import Traces, find
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.log import Log
+from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
@@ -78,9 +79,7 @@ def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], l
             f"decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which aborts all."
         )
     transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
-    log = DecisionLog(
-        config.confluent(), traces.pipeline, find_topic(config.confluent(), traces.pipeline), SystemClock()
-    )
+    log = decision_log(config, traces.pipeline, find_topic(config.confluent(), traces.pipeline), SystemClock())
     performer = Performer(config, transactions, output_log, log, 0, lambda step, checkpoint: None)
     try:
         partitions = [(log.topic.name, each) for each in range(log.topic.partitions)]
@@ -91,7 +90,7 @@ def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], l
         newest = max(history.incarnation_latest, incarnation_latest(traces.transactions))
         procedure = sweep(
             traces.pipeline, newest + 1, 0,
-            protected={each.state.transactional_id for each in decided}, fenced_below=newest + 1,
+            protected={each.state.transactional_id for each in decided}, fenced_below=(newest + 1, 0),
             outputs={partition for each in found for partition in each.state.partitions},
         )  # fmt: skip
         drive(procedure, performer)
