@@ -292,10 +292,6 @@ class Decisions:
         """Of the sinks' transactions."""
         return self._timeout_ms
 
-    def see_outputs(self) -> None:
-        """Look at the output topics again: one may have got more partitions since."""
-        self._sinks = prepare_outputs(self._topics, self._plan.graph, self._note)
-
     def abort_all_but(self, winners: Collection[str]) -> None:
         """Abort what the present attempt has left open, except the transactions of *winners*, which come to decision.
 
@@ -339,6 +335,7 @@ class Decisions:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self._topic.name}")
         try:
             self.look_at_inputs()
+            self._sinks = prepare_outputs(self._topics, self._plan.graph, self._note)  # which may have grown
         except BrokerUnavailable as error:
             return Refuse(str(error))
         verdict: Decided | Refuse | Unresolved = self._drive(

@@ -85,7 +85,6 @@ def advance(
     clock = SystemClock()
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
-    decisions.see_outputs()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
         common = _common(loaded, options, decisions, manifest, physical, folder)
         receipts = compute(physical, common, ranges, submit)
