@@ -6,6 +6,7 @@ Invariant: no message of a parser repeats the value of an argument that may hold
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,15 @@ def pair(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError("write it as NAME=VALUE")
     return name, value
+
+
+def named(args: argparse.Namespace) -> str:
+    """The pipeline as it was named, with its parameters, to be copied into another command.
+
+    >>> named(argparse.Namespace(pipeline="orders:make", param=[("name", "a b")]))
+    "orders:make --param 'name=a b'"
+    """
+    return " ".join([args.pipeline, *(f"--param {shlex.quote(f'{name}={value}')}" for name, value in args.param)])
 
 
 def pipeline_name(text: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline
+from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, named
 from exactlyonce.cli.spark_arguments import (
     SPARK_TEXT,
     add_json,
@@ -109,8 +109,8 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     latest = history.latest if history is not None else None
     if latest is None and not from_nothing:
         raise ConfigError(
-            f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {args.pipeline}` or "
-            f"`exactlyonce run {args.pipeline}`."
+            f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {named(args)}` or "
+            f"`exactlyonce run {named(args)}`."
         )
     if not args.take_over:
         refuse_if_running(history)
@@ -159,7 +159,7 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: 
     elif summary.checkpoints:
         print(
             f"{name}: {summary.records:,} records read, {summary.records_out:,} written, up to checkpoint "
-            f"{manifest.checkpoint}; `exactlyonce run {args.pipeline}` goes on from there.",
+            f"{manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
             file=sys.stderr,
         )
     else:

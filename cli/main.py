@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from exactlyonce.cli import audit, backfill, broker, checkpoints, explain, init, replay, reset, run
+from exactlyonce.cli import audit, backfill, broker, checkpoints, explain, init, replay, reset, run, transactions
 from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.text import terminal_width, wrapped
 from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
@@ -69,7 +69,7 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    for module in (init, broker, run, backfill, replay, audit, explain, checkpoints, reset):
+    for module in (init, broker, run, backfill, replay, audit, explain, checkpoints, transactions, reset):
         module.add(commands)
     return root
 

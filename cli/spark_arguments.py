@@ -6,9 +6,7 @@ Invariant: PySpark is imported only when such a command runs, and Java is asked 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +51,12 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
         "--staging",
         metavar="DIR",
         help="where stages leave files for each other (default, for a local master: a temporary folder)",
+    )
+    group.add_argument(
+        "--spark-log",
+        metavar="FILE",
+        type=Path,
+        help="a file for what Spark and its JVM write to stderr (default: it is dropped)",
     )
     if parallelism:
         group.add_argument("--parallelism", metavar="N", type=int, help="units of each stage (default: Spark's cores)")
@@ -124,21 +128,18 @@ def replaying(
     """Where units run, and where they are staged, of a command with the options of `add_replaying`."""
     if args.in_process:
         from exactlyonce.engines.bounded.submit import in_process
+        from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 
-        yield in_process, Path(args.staging or staging_of_this_machine())
+        yield in_process, Path(args.staging or THIS_MACHINE)
     else:
         with executors(args, name, started) as where:
             yield where.submit, where.staging
 
 
-def staging_of_this_machine() -> Path:
-    """A folder of this user's, for what a local master stages."""
-    return Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
-
-
 @contextmanager
 def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
     """A Spark session as the options say; *started* is told of each stage and how many units it has."""
+    from exactlyonce.engines.bounded.workplace import THIS_MACHINE
     from exactlyonce.engines.spark.session import cores, is_local, session
     from exactlyonce.engines.spark.submit import submit_to
     from exactlyonce.pipeline.errors import ConfigError
@@ -148,8 +149,8 @@ def executors(args: argparse.Namespace, name: str, started: Callable[[str, int],
             f"--staging is needed with --master {args.master}: a folder that all executors and this machine see under "
             f"the same path, with room for the input of a chunk."
         )
-    staging = Path(args.staging or staging_of_this_machine()).absolute()
+    staging = Path(args.staging or THIS_MACHINE).absolute()
     if sys.stderr.isatty():
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
-    with session(args.master, dict(args.spark_conf), f"exactlyonce {name}") as spark:
+    with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
         yield Executors(submit_to(spark, started), staging, lambda: cores(spark))

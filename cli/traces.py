@@ -22,6 +22,7 @@ from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.engines.spark.sink_position import KIND
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
 
@@ -53,10 +54,16 @@ class Traces:
             return ""
         return f"process {life.process} on {life.host} ran it {duration(max(0, now_ms - life.heartbeat_ms))} ago"
 
+    @property
+    def is_sink(self) -> bool:
+        """Whether it is a sink of Spark, and no pipeline."""
+        latest = self.history.latest if self.history else None
+        return latest is not None and latest.kind == KIND
+
     def inputs(self) -> dict[str, list[int]]:
         """The partitions it reads, by topic."""
         found: dict[str, set[int]] = {}
-        for manifest in self.history.retained if self.history else ():
+        for manifest in self.history.retained if self.history and not self.is_sink else ():
             for each in manifest.offsets:
                 found.setdefault(each.topic, set()).add(each.partition)
         return {topic: sorted(partitions) for topic, partitions in sorted(found.items())}

@@ -101,8 +101,9 @@ def _download_command(part: Path, java: Path) -> list[str]:
     ivy = next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"), None) if pyspark and pyspark.origin else None
     if not ivy:
         raise ConfigError(
-            "Nothing here can download the embedded broker: it takes Maven (mvn) or PySpark. Install one of them, "
-            "for example by pip install 'exactlyonce[broker]', or use a broker of your own: pass --bootstrap-servers."
+            "Nothing here can download the embedded broker: it takes Maven (mvn) or PySpark. Install one of them, in "
+            "the folder with exactlyonce's source by pip install '.[broker]', or use a broker of your own: pass "
+            "--bootstrap-servers."
         )
     (part / "ivy.xml").write_text(_ivy_module())
     pattern = f"{part / 'jars'}/[artifact]-[revision].[ext]"

@@ -335,6 +335,7 @@ class Decisions:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self._topic.name}")
         try:
             self.look_at_inputs()
+            self._sinks = prepare_outputs(self._topics, self._plan.graph, self._note)  # which may have grown
         except BrokerUnavailable as error:
             return Refuse(str(error))
         verdict: Decided | Refuse | Unresolved = self._drive(

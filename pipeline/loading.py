@@ -127,7 +127,8 @@ def _import(name: str, path: str) -> ModuleType:
         raise ConfigError(f"worker processes cannot import __main__: name the module; {_INLINE}")
     if path not in sys.path:
         sys.path.insert(0, path)
-    importlib.invalidate_caches()
+    if name not in sys.modules:  # for a file that is newer than the process; every unit of bounded work comes by here
+        importlib.invalidate_caches()
     try:
         with _users_code(f"importing {name}"), _import_of(name):
             return importlib.import_module(name)

@@ -7,7 +7,6 @@ the checkpoint is finalized, its blocks are tombstoned; the decision is the loca
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from exactlyonce.engines.bounded.messages import Publication, Published, Receipt
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit, is_retry
+from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.decisions import Decisions
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, plan
@@ -85,7 +85,7 @@ def advance(
     clock = SystemClock()
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
-    with _folder(staging, decisions, checkpoint) as folder:
+    with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
         common = _common(loaded, options, decisions, manifest, physical, folder)
         receipts = compute(physical, common, ranges, submit)
         hit("advance-computed")
@@ -129,21 +129,6 @@ def _common(
         origins=False,
         folder=str(folder),
     )
-
-
-@contextmanager
-def _folder(staging: Path, decisions: Decisions, checkpoint: int) -> Iterator[Path]:
-    """A folder for this checkpoint; what it holds is worthless afterwards, and what older lives left here is so now."""
-    name, life = f"{decisions.cluster_id}.{decisions.manifest.pipeline}", decisions.life.incarnation
-    for other in staging.glob(f"{name}.*"):
-        if int(other.name.rpartition(".")[2]) < life:
-            shutil.rmtree(other, ignore_errors=True)
-    folder = staging / f"{name}.{checkpoint}.{decisions.attempt}.{life}"
-    folder.mkdir(parents=True, mode=0o700)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -7,8 +7,6 @@ time is an error that says why, never a guess.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.staging import OutputBatch, OutputFile, read_outputs
 from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import GraphError, Halt
 from exactlyonce.pipeline.loading import Loaded
@@ -99,17 +98,13 @@ def recomputed(
             f"interval can be computed again only by the pipeline as it was then."
         )
     _require_same_topics(client, manifest)
-    staging.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"replay-{manifest.pipeline}-{manifest.checkpoint}-", dir=staging))
-    try:
+    with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
         common = _common(loaded, client, interval, folder, origins=origins)
         physical = plan(graph, manifest.parallelism)
         receipts = compute(physical, common, interval.ranges, submit, _order_logs(client, common, manifest))
         _require_same_topics(client, manifest)
         files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
         yield Recomputed(files, sum(each.records for each in receipts))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:

@@ -7,8 +7,6 @@ is produced, the counts of every partition are those that the broker had counted
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,11 +21,9 @@ from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.bounded.recompute import Recomputed, interval_of, recomputed
 from exactlyonce.engines.bounded.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
 from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
 from exactlyonce.pipeline.loading import Loaded
-
-STAGING = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
-"""Where units of this machine leave files for each other."""
 
 
 class ReplayRepair:
@@ -118,10 +114,10 @@ class ReplayRepair:
 def where_replayed(repair: str, units: tuple[Submit, Path] | None) -> tuple[Callable[[ExitStack], Submit], Path]:
     """What runs the units of a replay and where they are staged, by the option *repair*; *units*: a Spark at hand."""
     if repair != "spark":
-        return lambda stack: in_process, STAGING
+        return lambda stack: in_process, THIS_MACHINE
     if units is not None:
         return lambda stack: units[0], units[1]
-    return _embedded_spark, STAGING
+    return _embedded_spark, THIS_MACHINE
 
 
 def _embedded_spark(stack: ExitStack) -> Submit:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER_DEFAULT = "local[*]"
+STDERR = 2
+"""Its descriptor."""
 JAVA_VERSION_MIN = 17
 _TRUE = ("true", "1", "yes")
 _EMBEDDED = {
@@ -35,8 +37,11 @@ _EMBEDDED = {
 
 
 @contextmanager
-def session(master: str, conf: Mapping[str, str], name: str) -> Iterator[SparkSession]:
-    """A session at *master*, or the Connect server that it names (`sc://...`); stopped at the end."""
+def session(master: str, conf: Mapping[str, str], name: str, log: Path | None = None) -> Iterator[SparkSession]:
+    """A session at *master*, or the Connect server that it names (`sc://...`); stopped at the end.
+
+    What Spark and its JVM write to stderr goes to the file *log*, if there is one: our stderr has our lines alone.
+    """
     builder_of = _builder_class()
     settings = {**_defaults(master), **conf}
     refuse_speculation(settings)
@@ -50,16 +55,33 @@ def session(master: str, conf: Mapping[str, str], name: str) -> Iterator[SparkSe
     for setting, value in settings.items():
         builder = builder.config(setting, value)
     try:
-        spark = builder.getOrCreate()
+        with _stderr_into(log or Path(os.devnull)):
+            spark = builder.getOrCreate()
     except Exception as error:
         if not is_sparks(error):
             raise
         raise not_ready(f"Spark could not be started with --master {master}.", error) from None
     try:
+        refuse_speculation({"spark.speculation": spark.conf.get("spark.speculation", "false") or "false"})
         yield spark
     finally:
         with suppress(Exception):  # whatever py4j raises where the JVM is gone: then it has stopped
             spark.stop()
+
+
+@contextmanager
+def _stderr_into(log: Path) -> Iterator[None]:
+    """What is started meanwhile has *log* for its stderr: a JVM keeps it, and its Python workers have it of the JVM."""
+    sys.stderr.flush()
+    with log.open("ab") as file:
+        ours = os.dup(STDERR)
+        os.dup2(file.fileno(), STDERR)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, STDERR)
+        os.close(ours)
 
 
 def is_local(master: str) -> bool:
@@ -72,7 +94,7 @@ def refuse_speculation(settings: Mapping[str, str]) -> None:
     if settings.get("spark.speculation", "false").lower() in _TRUE:
         raise ConfigError(
             "spark.speculation is on: a task would run twice at the same time, and so would its transaction. Turn it "
-            "off: --spark-conf spark.speculation=false."
+            "off: --spark-conf spark.speculation=false, or in spark-defaults.conf."
         )
 
 
@@ -101,7 +123,7 @@ def _builder_class() -> type[SparkSession]:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"This needs PySpark with pandas and PyArrow, and {package} is not installed: "
-                f"pip install 'exactlyonce[spark]'."
+                f"install the extra `spark`, in the folder with exactlyonce's source by pip install '.[spark]'."
             )
     from pyspark.sql import SparkSession
 

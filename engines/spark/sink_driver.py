@@ -6,7 +6,8 @@ decided job is a checkpoint of it, and the same procedures check, decide, commit
 
 Invariants: no task begins before what older jobs decided is finished and what they did not decide is aborted; a job is
 decided once, by the newest life, and only if every transaction of it holds what its task wrote; a decided job is never
-aborted, whatever Spark asks for.
+aborted, whatever Spark asks for; rows that are passed over, because their job is decided, are those that were written
+then, or Spark does not get to go on.
 
 A life is one driver. Spark calls it in two processes, one that plans and one that commits, both of which it may replace
 whenever they are idle: the one that plans begins the life, the other takes it up.
@@ -25,7 +26,7 @@ from exactlyonce.checkpoint.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.decision import Decided, Dropped, Life, Precommit, Refuse, decide, finish
 from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import Incarnation, Manifest
+from exactlyonce.checkpoint.manifest import Incarnation, Manifest, SourceOffset
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.store import DecisionLog, superseded
@@ -37,7 +38,8 @@ from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink_options import SinkOptions
-from exactlyonce.engines.spark.sink_position import KIND, Job, Position
+from exactlyonce.engines.spark.sink_position import KIND, Job, Position, rows_decided
+from exactlyonce.engines.spark.sink_tally import Tally
 from exactlyonce.engines.spark.sink_task import SINK, Assignment, Flushed
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, InvariantViolation, Undetermined, require
@@ -76,8 +78,9 @@ class SinkDriver:
         self._transactions, self._topics = Transactions(config), Topics(config)
         self._output_log = Log(config, group=options.sink_id)
         self._life_of_cluster = (self._transactions.cluster_id(), self._transactions.transaction_version())
-        self._timeout_ms = self._transactions.max_timeout_ms()
+        self._timeout_ms = options.timeout_within(self._transactions.max_timeout_ms())
         self._partitions: dict[str, int] = {}
+        """By topic, as counted since the present job was begun: topics grow."""
         self._log, self._is_open = self._new_log(), False
         self._life: Incarnation | None = None
 
@@ -93,6 +96,7 @@ class SinkDriver:
 
     def assign(self) -> Assignment:
         """Finish and abort what earlier jobs have left, and say how the tasks of the next one are to write."""
+        self._partitions.clear()
         if self.options.topic:
             self._count_partitions(self.options.topic)
         history = self._log.look()
@@ -102,7 +106,7 @@ class SinkDriver:
             life = history.newest_life
         assert life is not None
         position = Position.of(history.latest)
-        self._sweep(life.incarnation, history.latest)
+        self._sweep(life.incarnation, history)
         hit("coordinator-swept")
         return Assignment(life.incarnation, _next(history), position, self._timeout_ms)
 
@@ -166,17 +170,29 @@ class SinkDriver:
     # --- after a job ----------------------------------------------------------------------------------------------
 
     def commit(self, job: Job, flushed: Sequence[Flushed]) -> None:
-        """Decide *job*, unless that has been done, and commit it. Raises, if it was not decided, `SinkFailed`."""
+        """Decide *job*, unless that has been done, and commit it. Raises, if it was not decided, `SinkFailed`, and if
+        other rows than now were, `Halt`."""
         incarnation = flushed[0].incarnation
         require(all((each.incarnation, each.job) == (incarnation, job) for each in flushed), "A job has one assignment")
-        self._take_up(incarnation)
-        position = Position.of(self._log.history.latest)
-        position.refuse_strangers(self.options.sink_id, job, self.options.adopt_query)
+        self._partitions.clear()
+        self._take_up(incarnation, flushed[0].checkpoint)
+        history = self._log.history
+        position, tally = Position.of(history.latest), sum((each.tally for each in flushed), start=Tally())
+        position.refuse(job, self.options)
         written = [each for each in flushed if each.precommit is not None]
-        if written and not position.holds(job):
-            self._sweep(incarnation, self._log.history.latest, {p.transactional_id for p in _precommits(written)})
-            self._decide(job, position, written)
-        self._sweep(incarnation, self._log.history.latest)
+        if position.holds(job):
+            position.refuse_other_rows(job, tally, rows_decided(history.retained, position), self.options)
+            if job.run:  # which of its function's writes comes next is to be known
+                self._decide(job, position, (), tally)
+        elif tally.rows and not written:
+            raise SinkFailed(
+                f"sink {self.options.sink_id!r}: {job} was decided when its tasks began, and is not any more: the "
+                f"sink's topic was changed meanwhile. Nothing of it was written now. Start it again."
+            )
+        elif written or job.query:
+            self._sweep(incarnation, history, {p.transactional_id for p in _precommits(written)})
+            self._decide(job, position, written, tally)
+        self._sweep(incarnation, self._log.history)
 
     def abort(self) -> None:
         """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left."""
@@ -189,11 +205,12 @@ class SinkDriver:
             return
         self._life = self._log.resume_life(opened.newest_life.incarnation)
         self._finish_decided()
-        self._sweep(self._life.incarnation, self._log.history.latest)
+        self._sweep(self._life.incarnation, self._log.history)
 
-    def _take_up(self, incarnation: int) -> None:
-        """Go on with the life that the tasks have written in."""
-        if self._life is not None and self._life.incarnation == incarnation:
+    def _take_up(self, incarnation: int, checkpoint: int) -> None:
+        """Go on with the life that the tasks have written in, knowing all that it has decided: *checkpoint* is next."""
+        is_ours = self._life is not None and self._life.incarnation == incarnation
+        if is_ours and _next(self._log.history) == checkpoint:
             return
         self._refuse_superseded(incarnation)
         self._open()
@@ -207,19 +224,21 @@ class SinkDriver:
         if newest is not None and newest.incarnation != incarnation:
             raise Fenced(superseded(self.options.sink_id, incarnation, newest))
 
-    def _decide(self, job: Job, position: Position, written: Sequence[Flushed]) -> None:
+    def _decide(self, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
+        """Also where nothing was written: a batch without rows, or one that was written before."""
         precommits, now_ms = _precommits(written), self._clock.now_ms()
         ages_ms = {
             p.transactional_id: max(p.open_ms, now_ms - each.opened_ms)
             for each, p in zip(written, precommits, strict=True)
         }
-        life = self._protocol_life()
+        life, began_ms = self._protocol_life(), now_ms - max(ages_ms.values(), default=0)
+        offsets = position.after(job, tally, _next(self._log.history)).offsets()
         verdict = self._drive(
             decide(
                 precommits,
                 ages_ms,
                 life,
-                lambda committables, ends: self._manifest(job, position, now_ms - max(ages_ms.values()), committables),
+                lambda committables, ends: self._manifest(offsets, began_ms, committables),
                 lambda manifest: self._expired(),
             )
         )
@@ -229,7 +248,8 @@ class SinkDriver:
             raise SinkFailed(
                 f"sink {self.options.sink_id!r}: the job was not decided, and nothing of it is visible: {reason}. "
                 f"Start it again: it is written anew. From its first row to the end of all tasks a job has "
-                f"{self._timeout_ms // 1000} s, the broker's transaction.max.timeout.ms."
+                f"{self._timeout_ms // 1000} s: as the option transactionTimeout says, or else the broker's "
+                f"transaction.max.timeout.ms, but 15 minutes at most."
             )
         if not isinstance(verdict, Decided):
             raise Undetermined(
@@ -239,7 +259,9 @@ class SinkDriver:
         if not verdict.finalized:
             self._finish_decided()
 
-    def _manifest(self, job: Job, position: Position, began_ms: int, committables: tuple[Committable, ...]) -> Manifest:
+    def _manifest(
+        self, offsets: tuple[SourceOffset, ...], began_ms: int, committables: tuple[Committable, ...]
+    ) -> Manifest:
         history, topic = self._log.history, self._log.topic
         assert self._life is not None
         topics = sorted({written.topic for each in committables for written in each.written})
@@ -259,7 +281,7 @@ class SinkDriver:
             block_partitions=topic.partitions,
             block_end_offsets=(),
             written_bytes=0,
-            offsets=position.after(job).offsets(),
+            offsets=offsets,
             operators=(),
             order_logs=(),
             committables=committables,
@@ -275,13 +297,13 @@ class SinkDriver:
 
     # --- both -----------------------------------------------------------------------------------------------------
 
-    def _sweep(self, incarnation: int, latest: Manifest | None, protected: Iterable[str] = ()) -> None:
+    def _sweep(self, incarnation: int, history: History, protected: Iterable[str] = ()) -> None:
         """Abort what no decision names and no task of *protected* has flushed.
 
         An id whose transaction is complete is passed over: it was ended from outside or by the broker, both of which
         raise its epoch, so that its producer is fenced.
         """
-        topics = {written.topic for each in (latest.committables if latest else ()) for written in each.written}
+        topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
         topics |= {self.options.topic} - {""}
         outputs = {(topic, each) for topic in topics for each in range(self._count_partitions(topic))}
         below = (incarnation + 1, 0)
@@ -325,7 +347,8 @@ _drivers: dict[tuple[Any, ...], SinkDriver] = {}
 
 def with_driver(options: SinkOptions, use: Callable[[SinkDriver], R]) -> R:
     """*use* the driver that this process keeps for *options*; after an error it is gone."""
-    key = (options.sink_id, options.topic, options.accept_loss, *sorted(options.client_settings.items()))
+    told = (options.sink_id, options.topic, options.accept_loss, options.transaction_timeout_ms)
+    key = (*told, *sorted(options.client_settings.items()))
     driver = _drivers.pop(key, None) or SinkDriver(options, driver_name())
     driver.options = options
     try:

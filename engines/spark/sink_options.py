@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.engines.configuration import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import name_problem, topic_problem
 
@@ -18,8 +19,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 KAFKA = "kafka."
-OPTIONS = ("sinkId", "topic", "adoptQuery", "acceptLoss", "writeId")
-STREAM_ONLY, BATCH_ONLY = ("adoptQuery",), ("writeId",)
+OPTIONS = ("sinkId", "topic", "transactionTimeout", "adoptQuery", "acceptLoss", "writeId")
+BATCH_ONLY = ("writeId",)
+WRITE_ID_BYTES_MAX = 128
+"""A decision holds the last thousand of them, and is one record."""
+TIMEOUT_DEFAULT_MS = 15 * 60_000
+"""What a job has from its first row to its decision, and what a dead query's open transactions hold readers back for,
+unless the broker allows less: as long as brokers allow by default. The cap of a cluster that was raised, for jobs that
+take hours, is no reason to hold readers back for hours."""
+TIMEOUT_MIN_MS = 10_000
 _SPARKS_OWN = ("checkpointlocation", "path", "queryname")
 """What Spark passes on though it is not meant for us."""
 _HEADERS = "array<struct<key:string,value:binary>>"
@@ -45,11 +53,24 @@ class SinkOptions:
     adopt_query: str
     accept_loss: int | None
     write_id: str
+    transaction_timeout_ms: int | None
+    """None: see `timeout_within`."""
     client_settings: Mapping[str, str] = field(repr=False)
 
     def client(self) -> ClientConfig:
         """How to reach the cluster; made where it is used, so that no looked-up secret travels."""
         return ClientConfig(self.client_settings)
+
+    def timeout_within(self, cap_ms: int) -> int:
+        """How long the broker keeps a transaction open for; *cap_ms*: the longest that it allows."""
+        if self.transaction_timeout_ms is None:
+            return min(TIMEOUT_DEFAULT_MS, cap_ms)
+        if self.transaction_timeout_ms > cap_ms:
+            raise ConfigError(
+                f"transactionTimeout is {self.transaction_timeout_ms // 1000} s, but the broker allows "
+                f"{cap_ms // 1000} s at most, its transaction.max.timeout.ms: give less, or raise that."
+            )
+        return self.transaction_timeout_ms
 
 
 def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> SinkOptions:
@@ -73,13 +94,14 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
         _columns(schema, topic),
         options.get("adoptquery", ""),
         _checkpoint(options.get("acceptloss")),
-        options.get("writeid", ""),
+        _write_id(options.get("writeid", "")),
+        _timeout_ms(options.get("transactiontimeout")),
         client_settings,
     )
 
 
 def _refuse_unknown(options: Mapping[str, str], streaming: bool) -> None:
-    misplaced = BATCH_ONLY if streaming else STREAM_ONLY
+    misplaced = BATCH_ONLY if streaming else ()
     known = {name.lower() for name in OPTIONS if name not in misplaced}
     unknown = [name for name in options if name not in known and name not in _SPARKS_OWN and not name.startswith(KAFKA)]
     if unknown:
@@ -117,3 +139,18 @@ def _checkpoint(text: str | None) -> int | None:
     if not text.isdecimal():
         raise ConfigError(f"acceptLoss is {text!r}: write the number of the checkpoint that the halt has named.")
     return int(text)
+
+
+def _write_id(text: str) -> str:
+    if len(text.encode()) > WRITE_ID_BYTES_MAX:
+        raise ConfigError(f"writeId has {len(text.encode())} bytes: it must have {WRITE_ID_BYTES_MAX} at most.")
+    return text
+
+
+def _timeout_ms(text: str | None) -> int | None:
+    if text is None:
+        return None
+    timeout_ms = duration_ms(text, "transactionTimeout")
+    if timeout_ms < TIMEOUT_MIN_MS:
+        raise ConfigError(f"transactionTimeout is {text!r}: it must be {TIMEOUT_MIN_MS // 1000} s at least.")
+    return timeout_ms

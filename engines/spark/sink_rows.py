@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from exactlyonce.pipeline.errors import RecordError
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ BY_KEY = -1
 
 def rows(batch: RecordBatch, columns: Mapping[str, int], topic: str) -> Iterator[tuple[Any, ...]]:
     """(topic, value, key, partition, headers) of every row; *columns* are those that there are."""
-    lists = {name: batch.column(place).to_pylist() for name, place in columns.items()}
+    lists = {name: _column(batch, name, place).to_pylist() for name, place in columns.items()}
     values = lists["value"]
     keys = lists.get("key") or repeat(None)
     topics = repeat(topic) if topic else _named(lists["topic"])
@@ -29,6 +31,16 @@ def rows(batch: RecordBatch, columns: Mapping[str, int], topic: str) -> Iterator
     if partitions is None and headers is None:
         return zip(topics, values, keys)  # noqa: B905 - topics and keys may be endless
     return zip(topics, values, keys, partitions or repeat(BY_KEY), headers or repeat([]))  # noqa: B905 - so may these
+
+
+def _column(batch: RecordBatch, name: str, place: int) -> pa.Array:
+    """What a producer would encode is taken as bytes, which Arrow has already."""
+    column = batch.column(place)
+    if name in ("value", "key") and pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    if name in ("value", "key") and pa.types.is_large_string(column.type):
+        return column.cast(pa.large_binary())
+    return column
 
 
 def _named(topics: list[str | None]) -> list[str | None]:

@@ -3,7 +3,8 @@
 Invariants: no two attempts that a task is in at a time share a transactional id, and one is taken only while nobody has
 a transaction open under it; the producer's id and epoch are read after its initialisation and before its first record;
 a delivery error fails the task; the producer is dropped, never closed, for that would abort what the driver may decide.
-A row of a decided job is not written again.
+A row of a decided job is not written again, but counted and hashed, so that the driver sees whether it is one of those
+that were decided.
 
 An id is `eo:<sinkId>:spark:<partition>:<life>.0-<attempt>:<slot>`, where Spark counts the attempts of a task. It is
 used again by a later job, once the one that used it is finalized, so that a stream does not leave ids behind with every
@@ -13,7 +14,7 @@ attempt 0 again, and takes another slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -33,6 +34,7 @@ from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.spark.sink_options import SinkOptions
 from exactlyonce.engines.spark.sink_position import Job, Position
 from exactlyonce.engines.spark.sink_rows import rows
+from exactlyonce.engines.spark.sink_tally import Tally, tally_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.kafka_writer import SinkFailed
@@ -78,6 +80,10 @@ class Flushed(msgspec.Struct, frozen=True):
     """None: there was no row, or the job is decided."""
     opened_ms: int = 0
     """When, by the task's clock."""
+    tally: Tally = Tally()
+    """Of the task's rows, whether they were written or not."""
+    checkpoint: int = 0
+    """The number that the assignment gave the job."""
 
 
 def write_task(
@@ -89,13 +95,13 @@ def write_task(
     batches: Iterable[RecordBatch],
 ) -> Flushed:
     """Write all of *batches*, a partition's, in one transaction, unless *job* is decided."""
-    assignment.position.refuse_strangers(options.sink_id, job, options.adopt_query)
+    assignment.position.refuse(job, options)
     batches = (each for each in batches if each.num_rows)
-    ahead = list(islice(batches, 1))
+    ahead, tally = list(islice(batches, 1)), Tally()
     if not ahead or assignment.position.holds(job):
-        for _ in batches:  # Spark feeds the task to its end
-            pass
-        return Flushed(assignment.incarnation, job, None)
+        for batch in chain(ahead, batches):
+            tally += tally_of(rows(batch, options.columns, options.topic))
+        return Flushed(assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint)
     opened_ms, began_ms = SystemClock().now_ms(), SystemClock().monotonic_ms()
     with ThreadPoolExecutor(1, "producer") as executor:
         beginning = executor.submit(_begin, options, assignment, partition, attempt)
@@ -103,7 +109,9 @@ def write_task(
             ahead.append(batch)
         transaction = beginning.result()
     for batch in chain(ahead, batches):
-        transaction.write(rows(batch, options.columns, options.topic))
+        written = list(rows(batch, options.columns, options.topic))
+        transaction.write(written)
+        tally += tally_of(written)
     transaction.flush()
     precommit = Precommit(
         transaction.name,
@@ -117,7 +125,7 @@ def write_task(
     )
     transaction.drop()
     hit("worker-flushed")
-    return Flushed(assignment.incarnation, job, precommit, opened_ms)
+    return Flushed(assignment.incarnation, job, precommit, opened_ms, tally, assignment.checkpoint)
 
 
 def _begin(options: SinkOptions, assignment: Assignment, partition: int, attempt: int) -> TaskTransaction:
@@ -198,7 +206,7 @@ class TaskTransaction:
         self.producer_id, self.epoch = state.producer_id, state.epoch
         self.producer.begin_transaction()
 
-    def write(self, arguments: Iterator[tuple[Any, ...]]) -> None:
+    def write(self, arguments: Iterable[tuple[Any, ...]]) -> None:
         """Produce rows; waits where the client's queue is full."""
         produce, records, row = self.producer.produce, 0, ("",)
         try:

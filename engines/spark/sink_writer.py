@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
 
 
+QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
+APPLICATION_PROPERTY, ROOT_PROPERTY = "spark.app.id", "spark.sql.execution.root.id"
+"""Of the JVM, and of what it executes on behalf of others: all jobs of one batch, in one run of it, have one root."""
+
+
 class TaskMessage(WriterCommitMessage):
     """What Spark carries from a task to the driver."""
 
@@ -57,6 +62,23 @@ def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:
     flushed = [each.flushed for each in messages if isinstance(each, TaskMessage)]
     require(len(flushed) == len(messages), "Spark commits only what all tasks have written")
     return flushed
+
+
+def batch_of(context: TaskContext) -> Job | None:
+    """The batch of a streaming query that a task works for, if it does, and in which run of it."""
+    query = context.getLocalProperty(QUERY_PROPERTY)
+    if not query:
+        return None
+    batch, application, root = (
+        _property(context, name) for name in (BATCH_PROPERTY, APPLICATION_PROPERTY, ROOT_PROPERTY)
+    )
+    return Job(query, int(batch), run=f"{application}/{root}")
+
+
+def _property(context: TaskContext, name: str) -> str:
+    found = context.getLocalProperty(name)
+    require(found, f"Spark tells its tasks {name}")
+    return str(found)
 
 
 def _task_context() -> TaskContext:

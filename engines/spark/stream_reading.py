@@ -96,6 +96,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if name not in end:  # subscribed to since the batch was planned
                 continue
             starts = self._starts(begin.get(name), topic)
+            if lossless:
+                require_same_topic(topic, end[name].topic_id)
             for partition, until in sorted(end[name].offsets.items()):
                 start = starts.get(partition, 0)
                 ranges.append(available(Range(name, topic.topic_id, partition, start, until), topic, lossless))

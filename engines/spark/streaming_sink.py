@@ -16,12 +16,14 @@ sink. Options:
 | `sinkId` | required: the name under which the cluster remembers what was written; one for every sink, for ever |
 | `topic` | where every row goes; without it the column `topic` says so |
 | `kafka.NAME` | librdkafka's settings; secrets as references, `env:NAME` or `file:/path` |
+| `transactionTimeout` | "5m": what a batch has from its first row on, and how long a dead query holds readers back |
 | `adoptQuery` | the id of the query that has written to the sink so far, if this one is to go on in its place |
-| `acceptLoss` | the number of a decided batch whose rows are given up, after a halt that named it |
+| `acceptLoss` | the number of a checkpoint whose loss is accepted, after a halt that named it |
 
 Invariants: a batch becomes visible as a whole, once; Spark may write a batch again, and abort one that is decided: the
-decision in `<sinkId>.checkpoints` stands. Spark sends the writer to its executors before every batch, which is when the
-driver is asked; the writer that commits is another one, in another process.
+decision in `<sinkId>.checkpoints` stands, and rows other than those that were decided are never passed over in silence.
+Spark sends the writer to its executors before every batch, which is when the driver is asked; the writer that commits
+is another one, in another process.
 """
 
 from __future__ import annotations
@@ -34,14 +36,12 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from exactlyonce.engines.spark.sink_driver import with_driver
 from exactlyonce.engines.spark.sink_options import parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job
-from exactlyonce.engines.spark.sink_writer import SinkWriter, flushed_of
+from exactlyonce.engines.spark.sink_writer import SinkWriter, batch_of, flushed_of
 from exactlyonce.pipeline.errors import require
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
     from pyspark.sql.types import StructType
-
-BATCH_PROPERTY, QUERY_PROPERTY = "streaming.sql.batchId", "sql.streaming.queryId"
 
 
 class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
@@ -49,7 +49,10 @@ class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
 
     def job_of(self, context: TaskContext) -> Job:
         """One batch of one query."""
-        return Job(_property(context, QUERY_PROPERTY), int(_property(context, BATCH_PROPERTY)))
+        batch = batch_of(context)
+        require(batch is not None, "A batch of a query has its number")
+        assert batch is not None
+        return Job(batch.query, batch.batch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Once all tasks are done."""
@@ -68,8 +71,3 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     """The writer of a stream; output mode complete writes all rows of every batch, as Spark's own Kafka sink does."""
     return StreamWriter(parse_sink_options(options, schema, streaming=True))
 
-
-def _property(context: TaskContext, name: str) -> str:
-    found = context.getLocalProperty(name)
-    require(found, f"Spark tells its tasks {name}")
-    return str(found)

@@ -64,5 +64,5 @@ def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[
 def _failed(stage: str, reason: str) -> StageFailed:
     return StageFailed(
         f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the command "
-        f"again once the cause is mended. Spark says:\n  {in_short(reason)}"
+        f"again once the cause is mended; --spark-log FILE keeps all that Spark writes. It says:\n  {in_short(reason)}"
     )

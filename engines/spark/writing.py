@@ -7,10 +7,15 @@
         .option("writeId", "2025-11-21")
         .save())
 
-Options and columns are those of `streaming_sink`, without `adoptQuery`. With a `writeId` the write happens once: a job
-that is run again with an id that is among the last thousand of its sink writes nothing. Without one, a job whose driver
-died after its decision cannot be told from one that was not decided. One job at a time may write to a sink; others take
-one of their own.
+Options and columns are those of `streaming_sink`. With a `writeId` the write happens once: a job that is run again with
+an id that is among the last thousand of its sink writes nothing. Without one, a job whose driver died after its
+decision cannot be told from one that was not decided; except in a function of `foreachBatch`, where the query, the
+batch and the write's place in the function are its id. One job at a time may write to a sink; others take one of their
+own.
+
+Spark tells only the tasks, and not its driver's Python processes, of which query and batch they are part. So the driver
+tells all of them what is decided, they find out whether they are, and their messages say to it what they were. On Spark
+Connect the tasks are not told either: there a function gives a `writeId` with the batch's number in it.
 
 All transactions of a write are open until its last task ends: that must take less time than the broker's
 `transaction.max.timeout.ms`, 15 minutes by default. Compute first (into a table), publish after; if need be in parts.
@@ -28,7 +33,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from exactlyonce.engines.spark.sink_driver import with_driver
 from exactlyonce.engines.spark.sink_options import parse_sink_options
 from exactlyonce.engines.spark.sink_position import Job
-from exactlyonce.engines.spark.sink_writer import SinkWriter, flushed_of
+from exactlyonce.engines.spark.sink_writer import SinkWriter, batch_of, flushed_of
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +46,8 @@ class BatchWriter(SinkWriter, DataSourceArrowWriter):
 
     def job_of(self, context: TaskContext) -> Job:
         """The whole write is one."""
-        return Job(write_id=self.options.write_id)
+        batch = None if self.options.write_id else batch_of(context)
+        return batch or Job(write_id=self.options.write_id)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Once all tasks are done."""

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import HERE, Fed, Silent, catch_up, load_pipeline
-from running import orders
+from auditing import Quiet
+from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local
+from confluent_kafka.cimpl import NewPartitions
+from running import assert_totals, orders
 
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.engines.bounded import leadership
 from exactlyonce.engines.bounded.advance import Advanced
+from exactlyonce.engines.bounded.audit import Audit
 from exactlyonce.engines.bounded.goal import Goal
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
@@ -74,7 +78,7 @@ def test_what_is_refused_at_once(
 ) -> None:
     """A catch-up without a checkpoint, speculation, a cluster without a staging folder, and wrong goals."""
     wrong = {
-        ("catch-up",): "has no checkpoint to go on from",
+        ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
         ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
         ("backfill", "--to", "yesterday"): "is no place to go to",
@@ -259,3 +263,38 @@ class Following(Silent):
             self.fed.feed(90)
         elif self.records == len(self.fed.all):
             self.stop()
+
+
+def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
+    """Subtasks that own no key group have nothing to do behind a shuffle, in either engine; the output is exact."""
+    loaded = load_pipeline("bounded_pipelines", "narrow", fed.name)
+    fed.feed(300)
+    assert catch_up(fed, loaded, 5, tmp_path).records == len(fed.all)
+    fed.feed(300)
+    run_local(fed, 4, "bounded_pipelines:narrow")
+    fed.feed(300)
+    assert catch_up(fed, loaded, 3, tmp_path).checkpoints == 1
+    assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
+
+
+def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
+    """A chunk notes how many partitions the output had when it was computed, not when the command began."""
+
+    class Growing(Silent):
+        def advanced(self, advanced: Advanced, offsets: int) -> None:
+            """After the first chunk the topic grows."""
+            if not self.checkpoints:
+                admin, topic = fed.kafka.admin(), f"{fed.name}-out"
+                admin.create_partitions([NewPartitions(topic, 7)])[topic].result(60)
+            super().advanced(advanced, offsets)
+
+    fed.feed(900)
+    progress = Growing()
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    catch_up(fed, loaded, 2, tmp_path, progress=progress, chunk_records=500)
+    counts = [{sink: count for sink, _, count in each.sinks}["out"] for each in progress.checkpoints]
+    assert counts == [counts[0], *[7] * (len(counts) - 1)]
+    assert counts[0] < 7
+    assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
+    report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
+    assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)

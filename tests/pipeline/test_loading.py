@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -219,3 +220,20 @@ def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.Monkey
     """`run` returns what the engine returns."""
     monkeypatch.syspath_prepend(str(engine.folder))
     assert run(of_this_module, "some", {"inline": True}) == 7
+
+
+def test_a_pipeline_that_was_imported_costs_no_search(module: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is newer than the process is found; from then on nothing is looked for on the disk again, for every
+    unit of bounded work imports the pipeline."""
+    invalidated: list[None] = []
+    invalidate = importlib.invalidate_caches
+
+    def counted() -> None:
+        invalidated.append(None)
+        invalidate()
+
+    monkeypatch.setattr(importlib, "invalidate_caches", counted)
+    reference = load(f"{module(PIPELINE)}:pipeline").reference
+    for _ in range(3):
+        load_reference(reference)
+    assert len(invalidated) == 1

@@ -105,6 +105,21 @@ def assert_finished(fed: Fed, folder: Path) -> None:
     fed.assert_nothing_left()
 
 
+def test_speculation_in_sparks_own_settings(
+    fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What spark-defaults.conf turns on is refused as well, before anything is begun; Spark's lines are kept in a file
+    where one is named."""
+    fed.feed(300)
+    (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    command = Command(fed, "backfill", "--spark-log", str(tmp_path / "spark.log"), folder=tmp_path)
+    assert command.wait() == 2
+    assert command.stderr.read_text().startswith("exactlyonce: spark.speculation is on")
+    assert "log4j" in (tmp_path / "spark.log").read_text()
+    assert f"{fed.name}.checkpoints" not in fed.kafka.admin().list_topics().topics
+
+
 def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
     """Backfill with Spark, run locally, catch up with Spark: one output; each begins where the other ended."""
     fed.feed(6_000)
@@ -112,6 +127,7 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
     assert command.wait() == 0, command.stderr.read_text()
     assert (command.summary["records_in"], command.summary["checkpoints"]) == (9_000, 2)
     assert command.summary["records_out"] == 27_000
+    assert [json.loads(line)["event"] for line in command.stderr.read_text().splitlines()], "our lines, and no others"
     fed.assert_output()
     fed.feed(600)
     run_local(fed, 3)

@@ -25,17 +25,22 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds a driver's processes in /proc"),
 ]
 HERE = Path(__file__).parent
+EXIT_CODE = 9
+"""Of `foreach_batch_job.py`, when it is told to die."""
 FILES, ROWS, LIMIT_S = 5, 200, 200
 
 
 class Driver:
-    """`streaming_sink_job.py` with all its processes: Python, JVM, and the JVM's Python workers."""
+    """A job of this folder with all its processes: Python, JVM, and the JVM's Python workers."""
 
-    def __init__(self, kafka: KafkaCluster, name: str, folder: Path, armed: str, kind: str = "classic") -> None:
+    def __init__(
+        self, kafka: KafkaCluster, name: str, folder: Path, armed: str, kind: str = "classic",
+        script: str = "streaming_sink_job.py",
+    ) -> None:  # fmt: skip
         self.fired = folder / "fired"
         self.fired.mkdir(exist_ok=True)
         self.mark = f"EXACTLYONCE_FAILPOINTS_FIRED={self.fired}"
-        job = [sys.executable, "streaming_sink_job.py"]
+        job = [sys.executable, script]
         command = [*job, kafka.bootstrap_servers, name, f"{name}-out", str(folder), kind]
         environment = {**os.environ, "EXACTLYONCE_FAILPOINTS": armed, **dict([self.mark.split("=", 1)])}
         self.output = (folder / "said").open("a+")
@@ -45,9 +50,9 @@ class Driver:
         self.output.seek(0)
         return self.output.read()
 
-    def end(self) -> None:
+    def end(self, code: int = 0) -> None:
         """It ends by itself."""
-        assert self.process.wait(LIMIT_S) == 0, self.said()
+        assert self.process.wait(LIMIT_S) == code, self.said()
 
     def kill_at(self, name: str) -> None:
         """SIGKILL for all its processes once one of them stands at the failpoint."""
@@ -136,4 +141,18 @@ def test_the_driver_is_killed(kafka: KafkaCluster, topic_name: str, folder: Path
         last.end()
     finally:
         last.kill()
+    assert_exact(kafka, topic_name)
+
+
+def test_a_driver_dies_behind_a_write_of_foreach_batch(kafka: KafkaCluster, topic_name: str, folder: Path) -> None:
+    """A function of foreachBatch writes each batch in two parts, without a writeId; it raises, and its driver dies,
+    behind the first of them and behind the second: every row is there once."""
+    kafka.create_topic(f"{topic_name}-out", 2)
+    for falls, code in (("0.0=raise,0.1=raise,1.0=exit", EXIT_CODE), ("2.1=exit", EXIT_CODE), ("", 0)):
+        driver = Driver(kafka, topic_name, folder, "", falls, "foreach_batch_job.py")
+        try:
+            driver.end(code)
+        finally:
+            driver.kill()
+    assert len(list(folder.glob("fell-*"))) == 4, driver.said()
     assert_exact(kafka, topic_name)

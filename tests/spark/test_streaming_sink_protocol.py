@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructType
 
 from exactlyonce.checkpoint.committable import transaction_prefix
+from exactlyonce.checkpoint.manifest import SourceOffset
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.checkpoint.store_topic import delete_topic
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.spark.sink_driver import SinkDriver
-from exactlyonce.engines.spark.sink_options import SinkOptions
-from exactlyonce.engines.spark.sink_position import Job
+from exactlyonce.engines.spark.sink_options import TIMEOUT_DEFAULT_MS, SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink_position import Job, Position
 from exactlyonce.engines.spark.sink_task import Flushed, write_task
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, TopicError
@@ -37,7 +39,7 @@ class World:
         self.kafka, self.topic = kafka, f"{name}-out"
         kafka.create_topic(self.topic, 2)
         self.config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-        self.options = SinkOptions(name, self.topic, {"value": 0}, "", None, "", self.config.settings)
+        self.options = SinkOptions(name, self.topic, {"value": 0}, "", None, "", None, self.config.settings)
         self.transactions = Transactions(self.config)
         self.made: list[SinkDriver] = []
 
@@ -48,11 +50,15 @@ class World:
         return self.made[-1]
 
     def tasks(self, planner: SinkDriver, batch: int, partitions: int = 2, query: str = QUERY) -> list[Flushed]:
-        """Plan a batch of two rows for each partition, and run its tasks."""
+        """Plan a batch of two rows for each partition, and run its tasks; of a batch without rows Spark runs one."""
+        return self.job(planner, Job(query, batch), [rows(batch, each) for each in range(partitions)])
+
+    def job(self, planner: SinkDriver, job: Job, tasks: Sequence[Any]) -> list[Flushed]:
+        """Plan *job*, and run one task for each of *tasks*."""
         assignment = planner.assign()
         return [
-            write_task(planner.options, assignment, Job(query, batch), each, 0, [rows(batch, each)])
-            for each in range(partitions)
+            write_task(planner.options, assignment, job, place, 0, [each])
+            for place, each in enumerate(tasks or [rows(0, 0)[:0]])
         ]
 
     def visible(self) -> list[str]:
@@ -109,8 +115,7 @@ def test_batches_are_visible_once_decided_and_leave_one_id_for_each_task(world: 
     for batch, partitions in enumerate((3, 3, 0, 1, 2, 2)):
         flushed = world.tasks(planner, batch, partitions)
         assert not [row for row in world.visible() if row.startswith(f"{batch}-")]
-        if flushed:
-            committer.commit(Job(QUERY, batch), flushed)
+        committer.commit(Job(QUERY, batch), flushed)
         assert len([row for row in world.visible() if row.startswith(f"{batch}-")]) == 2 * partitions
     assert len(world.states()) == 3
     world.assert_settled()
@@ -284,6 +289,98 @@ def test_batch_writes_with_an_id_happen_once(world: World) -> None:
     world.assert_settled()
 
 
+def test_other_rows_under_a_decided_number_are_a_halt(world: World) -> None:
+    """The decided rows of a batch, distributed otherwise, are passed over; other ones, more, fewer or as many, are a
+    halt that names the choices, and are given up when the user says so; then the next batch is written."""
+    world.driver("a").commit(Job(QUERY, 0), world.tasks(world.driver("a"), 0))
+    job, planner = Job(QUERY, 1), world.driver("a")
+    planner.commit(job, world.tasks(planner, 1))
+    one_task = pa.concat_batches([rows(1, 1), rows(1, 0)])
+    planner.commit(job, world.job(planner, job, [one_task]))
+    for others in ([rows(1, 0), rows(2, 1)], [rows(1, 0)], [rows(1, 0), rows(1, 1), rows(1, 1)], []):
+        driver = world.driver("b")
+        with pytest.raises(Halt, match=r"(?s)batch 1 .*with 4 rows.*older copy.*rand\(\).*sinkId.*acceptLoss.* \"2\""):
+            driver.commit(job, world.job(driver, job, others))
+        driver.abort()
+        world.assert_settled()
+        assert world.visible() == expected(0, 1)
+    accepting = world.driver("b", accept_loss=2)
+    accepting.commit(job, world.job(accepting, job, [rows(9, 9)]))
+    accepting.commit(Job(QUERY, 2), world.tasks(accepting, 2))
+    assert world.visible() == expected(0, 1, 2)
+    world.assert_settled()
+
+
+def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
+    """A decided batch without rows that Spark plans anew is written; one more of it is passed over."""
+    planner = world.driver("a")
+    planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions=0))
+    for _ in range(2):
+        planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    assert world.visible() == expected(0)
+
+
+def test_a_gap_is_a_halt(world: World) -> None:
+    """A query that goes on behind batches that the sink has never seen is told so, and goes on if that is accepted."""
+    planner = world.driver("a")
+    planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    with pytest.raises(Halt, match=r"(?s)up to batch 0, but Spark goes on with batch 2.*acceptLoss.* \"1\""):
+        world.tasks(planner, 2)
+    accepting = world.driver("a", accept_loss=1)
+    accepting.commit(Job(QUERY, 2), world.tasks(accepting, 2))
+    planner.commit(Job(QUERY, 3), world.tasks(planner, 3))
+    assert world.visible() == expected(0, 2, 3)
+
+
+def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a decision has no tally of its rows, their number is that of its transactions, if it is retained."""
+    offsets = Position.offsets
+
+    def older(position: Position) -> tuple[SourceOffset, ...]:
+        return tuple(each for each in offsets(position) if each.source in ("query", "write"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Position, "offsets", older)
+        planner = world.driver("a")
+        planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+        plain = Job(write_id="monday")
+        planner.commit(plain, world.job(planner, plain, [rows(7, 0)]))
+    planner = world.driver("b")
+    planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    with pytest.raises(Halt, match="with 4 rows"):
+        planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions=1))
+    planner = world.driver("b")
+    planner.commit(Job(QUERY, 5), world.tasks(planner, 5))
+    assert world.visible() == sorted([*expected(0, 5), *expected(7, partitions=1)])
+
+
+def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
+    """Each write of a function is done once, however often a batch is run again, and with it what the function writes
+    to this sink after it; two writes of the same rows are two; other rows than in the run before are a halt."""
+
+    def run(name: str, batch: int, *writes: int, **changes: Any) -> None:
+        """One run of the function, which writes the rows of *writes*, -1 for none, each in a job of its own."""
+        for write in writes:
+            driver, job = world.driver("a", **changes), Job(QUERY, batch, run=name)
+            driver.commit(job, world.job(driver, job, [rows(batch, write)] if write >= 0 else []))
+
+    run("app/1", 0, 0)
+    run("app/2", 0, 0, -1, 1, 1)
+    run("app/3", 0, 0, -1, 1, 1)
+    run("app/4", 0, 0, -1, 1, 1, 2)
+    assert world.visible() == sorted([*expected(0, partitions=3), "0-1-a", "0-1-b"])
+    with pytest.raises(Halt, match=r"(?s)write 3 to sink .* in batch 0.*acceptLoss.* \"1\""):
+        run("app/5", 0, 0, -1, 3)
+    for name in ("app/6", "app/7"):
+        run(name, 0, 0, -1, 3, 4, 2, accept_loss=1)
+    run("app/8", 2, 0, 1)
+    run("app/9", 2, 0, 1)
+    assert world.visible() == sorted([*expected(0, partitions=3), "0-1-a", "0-1-b", *expected(2)])
+    with pytest.raises(ConfigError, match="an older copy"):
+        run("app/10", 0, 0)
+    world.assert_settled()
+
+
 def test_what_a_sink_refuses_before_it_writes(world: World) -> None:
     """A missing topic, the name of a pipeline, decisions that were deleted, and a row without topic are told."""
     with pytest.raises(TopicError, match="nowhere"):
@@ -295,3 +392,23 @@ def test_what_a_sink_refuses_before_it_writes(world: World) -> None:
     delete_topic(world.config.confluent(), world.options.sink_id)
     with pytest.raises(Halt, match="topic was deleted"):
         world.driver("b").assign()
+
+
+def test_the_transaction_timeout(world: World) -> None:
+    """It is fifteen minutes, where the broker allows as much, or what the option says, which the broker must allow; it
+    and a writeId have bounds."""
+    assert world.driver("a").assign().transaction_timeout_ms == TIMEOUT_DEFAULT_MS
+    assert world.options.timeout_within(60_000) == 60_000
+    given = {"sinkId": "a", "topic": "b", "kafka.bootstrap.servers": world.kafka.bootstrap_servers}
+    schema = StructType().add("value", StringType())
+    parsed = parse_sink_options({**given, "transactionTimeout": "20s"}, schema, streaming=True)
+    driver = world.driver("a", transaction_timeout_ms=parsed.transaction_timeout_ms)
+    flushed = world.tasks(driver, 0)
+    states = world.transactions.describe(list(world.states())).values()
+    assert {state.timeout_ms for state in states if state} == {20_000}
+    driver.commit(Job(QUERY, 0), flushed)
+    with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
+        world.driver("a", transaction_timeout_ms=1_000_000)
+    for wrong, said in (({"transactionTimeout": "1s"}, "10 s at least"), ({"writeId": "x" * 129}, "128 at most")):
+        with pytest.raises(ConfigError, match=said):
+            parse_sink_options({**given, **wrong}, schema, streaming=False)

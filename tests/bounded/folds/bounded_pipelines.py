@@ -56,6 +56,17 @@ def every(name: str) -> Pipeline:
     return pipeline
 
 
+def narrow(name: str) -> Pipeline:
+    """Running totals whose keys are divided into two groups only."""
+    pipeline = Pipeline(name, max_parallelism=2)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
+        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
+    )
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    return pipeline
+
+
 def chained(state: int | None, order: Order) -> tuple[int, Total]:
     """A number that tells in which order the orders of a customer came."""
     number = ((state or 0) * 31 + order.id) % (1 << 61)
