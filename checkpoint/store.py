@@ -122,11 +122,11 @@ class DecisionLog:
         (see `settling`), and the end of the next would decide it.
         """
         try:
-            return self._patiently(lambda: self._is_stable(self._end(IsolationLevel.READ_UNCOMMITTED)))
+            return self.patiently(lambda: self._is_stable(self._end(IsolationLevel.READ_UNCOMMITTED)))
         except BrokerUnavailable:
             return False
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
+    def patiently(self, ask: Callable[[], T]) -> T:
         """The answer of *ask*, asked again while the broker is away: for as long as an append is tried."""
         deadline = time.monotonic() + self.append_timeout_s
         while True:
@@ -274,7 +274,7 @@ class DecisionLog:
         that this life has read no longer names); somebody deletes the first records of a partition; somebody deletes
         the topic. A key is never written twice, so no other record can replace it.
         """
-        firsts = self._patiently(self._first_offsets)
+        firsts = self.patiently(self._first_offsets)
         if firsts is None:
             return list(refs)
         return [ref for ref in refs if ref.key in self._tombstoned or ref.offset < firsts[ref.partition]]
@@ -289,7 +289,7 @@ class DecisionLog:
 
     def end_offsets(self) -> tuple[int, ...]:
         """The end of every partition of the topic: `Manifest.block_end_offsets`."""
-        ends = self._patiently(self._end_offsets)
+        ends = self.patiently(self._end_offsets)
         return tuple(ends[partition] for partition in range(self.topic.partitions))
 
     def _end_offsets(self) -> dict[int, int]:

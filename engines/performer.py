@@ -81,9 +81,12 @@ class Performer:
                 hit("coordinator-checked")
                 return self.log.end_offsets()
             case ask.ScanBlocks(start_offsets):
-                return scan_blocks(self.config.confluent(), self.log.topic, start_offsets)
+                return self.log.patiently(
+                    lambda: scan_blocks(self.config.confluent(), self.log.topic, start_offsets)
+                )
             case ask.FindReferences(manifest):
-                return references_or_why(manifest, BlockReader(self.config.confluent(), self.log.topic))
+                reader = BlockReader(self.config.confluent(), self.log.topic)
+                return self.log.patiently(lambda: references_or_why(manifest, reader))
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):

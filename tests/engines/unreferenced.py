@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, TopicPartition
+import time
+from collections.abc import Iterable
 
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+
+from exactlyonce.checkpoint import store_client
 from exactlyonce.checkpoint.manifest import BlockRef
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.checkpoint.store_client import end_offsets
 from exactlyonce.checkpoint.store_topic import find_topic
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.cluster import KafkaCluster
+
+
+def _await_markers(kafka: KafkaCluster, topic: str, partitions: Iterable[int]) -> None:
+    """Until no transaction is open in the partitions: the markers of the last one may have been on their way."""
+    client, deadline = store_client.admin({"bootstrap.servers": kafka.bootstrap_servers}), time.monotonic() + 60
+    while (stable := end_offsets(client, topic, partitions, IsolationLevel.READ_COMMITTED)) != (
+        ends := end_offsets(client, topic, partitions)
+    ):
+        print(f"{topic}: readers get to {stable} of {ends}")
+        assert time.monotonic() < deadline, "every transaction ends"
 
 
 def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
@@ -21,6 +36,7 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
         }
     )  # fmt: skip
     unread = set(range(1, partitions))
+    _await_markers(kafka, topic, unread)
     consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
     live: set[str] = set()
     while unread:
