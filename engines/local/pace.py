@@ -1,7 +1,7 @@
 """How much to take at once so that it takes about a given time: by what the last slice cost per record.
 
-Invariants: the size is at least 1 and at most what was said; it grows to twice itself at most from one slice to the
-next, and shrinks at once. So a first slow slice is a short one, unless records become slow all of a sudden. Pure: the
+Invariants: the size is at least 1 and at most what was said; it grows by its factor at most from one slice to the next,
+and shrinks at once. So a first slow slice is a short one, unless records become slow all of a sudden. Pure: the
 time is an argument.
 """
 
@@ -35,12 +35,13 @@ class Pace:
     size: int
     """Records."""
     most: int
+    growth: int = 2
 
     def took(self, records: int, elapsed_s: float) -> None:
         """A slice of *records* took *elapsed_s*."""
         if records:
             fits = records * self.target_s / max(elapsed_s, 1e-9)
-            self.size = max(1, min(int(fits), 2 * self.size, self.most))
+            self.size = max(1, min(int(fits), self.growth * self.size, self.most))
 
 
 def slice_pace() -> Pace:
@@ -49,5 +50,8 @@ def slice_pace() -> Pace:
 
 
 def in_flight_pace(channels: int) -> Pace:
-    """Of one of so many channels into a subtask: how many records may be on their way in it."""
-    return Pace(IN_FLIGHT_S / channels, 32, IN_FLIGHT_RECORDS_MAX)
+    """Of one of so many channels into a subtask: how many records may be on their way in it.
+
+    Each growth takes a round trip, in which the writer may have to pause: so there are few of them.
+    """
+    return Pace(IN_FLIGHT_S / channels, 32, IN_FLIGHT_RECORDS_MAX, growth=8)
