@@ -433,11 +433,12 @@ class Decisions:
     def conclude(self) -> None:
         """After a clean stop: all that the last checkpoints committed is visible to readers, and this life is over.
 
-        A zombie's open transaction would hold readers before it, so that older attempts are swept first.
+        A zombie's open transaction would hold readers before it, so that older attempts are swept first. Records that
+        retention has taken meanwhile hold nobody back, and were visible: their markers had been seen.
         """
         self._sweep(everything=False)
         for committable in self._last_committables:
-            if committable.records and self._output_log.fate(committable) is not Fate.COMMITTED:
+            if committable.records and self._output_log.fate(committable) is Fate.ABORTED:
                 raise Halt(
                     f"Checkpoint {self.manifest.checkpoint} is finalized, but the records of "
                     f"{committable.transactional_id} are not visible to readers. Run the pipeline again: it repairs "
