@@ -7,7 +7,6 @@ no record comes between them; acknowledgements are sent in order.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -119,8 +118,6 @@ class Subtask:
         began = time.monotonic()
         frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
         log = self.order.cut() if self.order is not None and self.order.runs else None
-        gc.collect(1)
-        gc.freeze()  # state lives long: the collector need not walk through it again and again
         for channel in self.outputs:
             channel.send_barrier(frame)
         for sink in self.sinks:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,32 @@ def stopping(name: str, folder: str) -> Pipeline:
         .stateful_map("totals", add)
         .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     )
+    return pipeline
+
+
+class Cyclic:
+    """It refers to itself, so that only the collector frees it."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.itself = self
+        Cyclic.alive += 1
+
+    def __del__(self) -> None:
+        Cyclic.alive -= 1
+
+
+def cyclic(name: str, keep: int) -> Pipeline:
+    """For each record how many `Cyclic` there are, of which the last *keep* are in use."""
+    pipeline = Pipeline(name)
+    kept: deque[Cyclic] = deque(maxlen=keep)
+
+    def count(order: Order) -> int:
+        kept.append(Cyclic())
+        return Cyclic.alive
+
+    pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).map(count).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
 
 
