@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, cast
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.checkpoint.store_confluent import make_consumer
 from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
@@ -130,7 +130,8 @@ class KafkaReader:
         partition = message.partition()
         where = self.topic if partition is None or partition < 0 else f"{self.topic}[{partition}]"
         last = next((_offset(each) for each in reversed(before) if each.partition() == partition), None)
-        wanted = self.offsets.get(partition or 0, OFFSET_BEGINNING) if last is None else last + 1
+        read = self.offsets.get(-1 if partition is None else partition, min(self.offsets.values()))
+        wanted = read if last is None else last + 1
         if error.code() in RETENTION_ERRORS:
             raise self._missing(where, partition or 0, wanted)
         if error.code() in TOPIC_ERRORS:
