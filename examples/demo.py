@@ -25,6 +25,7 @@ from demo_kills import Job, Killer
 from demo_spark import audit, backfill
 
 from exactlyonce.connectors.broker import EmbeddedBroker
+from exactlyonce.connectors.progress import told_on
 from exactlyonce.engines.spark.session import require_java
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
@@ -131,7 +132,7 @@ def main() -> int:
     else:
         with tempfile.TemporaryDirectory(prefix="exactlyonce-demo-") as folder:
             broker = EmbeddedBroker(Path(folder), port=0)
-            broker.start(say)
+            broker.start(told_on(sys.stdout))
             try:
                 good = play(broker.bootstrap_servers, arguments)
             finally:
