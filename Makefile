@@ -1,7 +1,8 @@
-# make demo | test | bench | lint: each sets up what it needs in .venv, once. Needs make, Python 3.10 or newer, a network.
+# make demo | test | test-all | bench | lint: each sets up what it needs in .venv, once. Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
+# make test takes minutes: all but tests that repeat case by case what a sample of them shows; make test-all leaves out none.
 
-.PHONY: demo test bench lint image clean
+.PHONY: demo test test-all bench lint image clean kafka
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -22,8 +23,18 @@ demo: .venv/run.stamp .venv/java.stamp
 bench: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python benchmarks/run.py $(ARGS)
 
-test: .venv/dev.stamp .venv/java.stamp
-	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+# Most tests wait more than they compute: three processes; what uses a Spark session shares one, in one of them.
+PYTEST := .venv/bin/pytest -n 3 --dist loadgroup --no-loadscope-reorder
+
+test: .venv/dev.stamp .venv/java.stamp kafka
+	$(PYTEST) --sample $(ARGS)
+
+test-all: .venv/dev.stamp .venv/java.stamp kafka
+	$(PYTEST) $(ARGS)
+
+# Three processes cannot show how far a download is.
+kafka: .venv/dev.stamp
+	@.venv/bin/python -m exactlyonce.connectors.jars
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .

@@ -20,9 +20,7 @@ from exactlyonce.connectors import jars, java
 from exactlyonce.connectors.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
 from exactlyonce.connectors.progress import Passing
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
-from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
-
-LIMIT_S = 60.0
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 
 @pytest.fixture
@@ -318,6 +316,7 @@ def test_the_list_is_shared_out_whole() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ivy_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no Maven, the Ivy that PySpark carries brings every listed jar, byte for byte."""
     found = java.find_java()
