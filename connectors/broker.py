@@ -34,8 +34,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 
 HOST = "127.0.0.1"
 PORT_DEFAULT = 9092
-START_LIMIT_S = 90.0
-STOP_LIMIT_S = 30.0
+START_LIMIT_S = 300.0
+STOP_LIMIT_S = 120.0
 
 Lifetime = Literal["detached", "process"]
 """A detached broker outlives who started it; the kernel kills the other together with the thread that started it."""
@@ -137,7 +137,7 @@ class EmbeddedBroker:
         progress(f"Kafka {KAFKA_VERSION} answers on {HOST}:{port}; its data is in {self.data_dir}.")
 
     def stop(self) -> None:
-        """End the broker as it likes to be ended, by force after 30 s. Nothing happens if none runs."""
+        """End the broker as it likes to be ended, by force after two minutes. Nothing happens if none runs."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
