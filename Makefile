@@ -1,7 +1,9 @@
-# make demo | test | bench | lint: each sets up what it needs in .venv, once. Needs make, Python 3.10 or newer, a network.
+# make demo | test | test-all | bench | lint: each sets up what it needs in .venv, once.
+# Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
+# make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves nothing out.
 
-.PHONY: demo test bench lint image clean
+.PHONY: demo test test-all bench lint image clean kafka
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,6 +12,10 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.{14,13,12,11,10}; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 JAVA_17 := java -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])'
+# What pip is doing, without what it passes over: Spark alone is half a gigabyte.
+install = @echo 'Installing what is needed into .venv, once; Spark is large.'; \
+	.venv/bin/pip install --disable-pip-version-check --progress-bar off -e '$(1)' 2>&1 | \
+	sed -unE 's/^(.{117})....*/\1.../; /^ *(Collecting|Downloading .*MB|Building|Installing coll|Successfully|WARNING|ERROR)|rror:/p'
 AS_ROOT_WITH_APT := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 
@@ -22,8 +28,18 @@ demo: .venv/run.stamp .venv/java.stamp
 bench: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python benchmarks/run.py $(ARGS)
 
-test: .venv/dev.stamp .venv/java.stamp
-	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+# Most tests wait more than they compute: three processes; what uses a Spark session shares one, in one of them.
+PYTEST := .venv/bin/pytest -n 3 --dist loadgroup --no-loadscope-reorder
+
+test: .venv/dev.stamp .venv/java.stamp kafka
+	$(PYTEST) --sample $(ARGS)
+
+test-all: .venv/dev.stamp .venv/java.stamp kafka
+	$(PYTEST) $(ARGS)
+
+# Three processes cannot show how far a download is.
+kafka: .venv/dev.stamp
+	@.venv/bin/python -m exactlyonce.connectors.jars
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .
@@ -36,17 +52,17 @@ clean:
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/run.stamp: pyproject.toml | .venv/bin/python
-	.venv/bin/pip install -qq --disable-pip-version-check -e '.[$(RUN_EXTRAS)]'
+	$(call install,.[$(RUN_EXTRAS)])
 	touch $@
 
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
-	.venv/bin/pip install -qq --disable-pip-version-check -e '.[dev]'
+	$(call install,.[dev])
 	touch $@
 
 # Spark, unlike the broker, needs a whole Java 17 or 21 of the system.
 .venv/java.stamp: | .venv/bin/python
 	@if $(JAVA_17); then :; \
-	elif $(AS_ROOT_WITH_APT); then apt-get update -qq; \
+	elif $(AS_ROOT_WITH_APT); then echo 'Installing Java 17 or 21 with apt-get, once.'; apt-get update -qq; \
 		$(APT_INSTALL) openjdk-17-jre-headless || $(APT_INSTALL) openjdk-21-jre-headless; \
 	elif [ "$$(id -u)" = 0 ] && command -v dnf >/dev/null; then dnf install -y -q java-21-openjdk-headless; \
 	else echo 'What runs on Spark needs Java 17 or 21: install it (Debian, Ubuntu: openjdk-17-jre-headless).'; fi
@@ -55,7 +71,8 @@ clean:
 .venv/bin/python:
 	@if [ -z '$(PYTHON)' ]; then echo 'exactlyonce needs Python 3.10 or newer: install it, or set PYTHON=.'; exit 1; fi
 	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
-		if $(AS_ROOT_WITH_APT); then apt-get update -qq; $(APT_INSTALL) python3-venv; \
+		if $(AS_ROOT_WITH_APT); then echo 'Installing python3-venv with apt-get, once.'; \
+			apt-get update -qq; $(APT_INSTALL) python3-venv; \
 		else echo 'This Python cannot make a virtual environment: install it (Debian, Ubuntu: python3-venv).'; exit 1; fi; \
 	fi
 	$(PYTHON) -m venv .venv

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 PARTITIONS = 4
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 QUIET = {"log_level": 2}
 """The broker ends before its clients do: they need not say so."""
 READER = {"fetch.queue.backoff.ms": 10}

@@ -17,7 +17,7 @@ from typing import Any
 from cluster import WRITER
 
 HERE = Path(__file__).parent
-LIMIT_S = 300.0
+LIMIT_S = 900.0
 
 Event = dict[str, Any]
 

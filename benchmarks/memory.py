@@ -26,16 +26,18 @@ def resident(bench: Bench) -> Iterator[Figure]:
     late = bench.size(LATE, 60)
     source, sink = f"orders-{uuid.uuid4().hex[:8]}", f"totals-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(source, sink)
-    feeder = [sys.executable, "paced.py", bench.cluster.servers, source, str(CUSTOMERS), str(RATE), "600"]
+    feeder = [sys.executable, "paced.py", bench.cluster.servers, source, str(CUSTOMERS), str(RATE), "0"]
     sizes: list[int] = []
     with (
         Job(bench.cluster.servers, "totals", interval=f"{INTERVAL_MS}ms", name=sink, source=source, sink=sink) as job,
-        subprocess.Popen(feeder, cwd=HERE) as feeding,
+        subprocess.Popen(feeder, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as feeding,
     ):
-        while len(sizes) <= late + AROUND:
-            job.next_checkpoint()
-            sizes.append(job.resident_bytes())
-        feeding.kill()
+        try:
+            while len(sizes) <= late + AROUND:
+                job.next_checkpoint()
+                sizes.append(job.resident_bytes())
+        finally:
+            feeding.kill()
     bench.cluster.delete(source, sink)
     before, after = (median(sizes[number - AROUND : number + AROUND]) for number in (EARLY, late))
     detail = f"{before / 1e6:.0f} MB, then {after / 1e6:.0f} MB"

@@ -1,8 +1,8 @@
 """Reads totals as they become visible, as a process of its own: `python observer.py SERVERS TOPIC WARM_UP_S`.
 
-Reads until its standard input ends, then prints, as JSON, how long after it was produced each record was seen: both by
-the wall clock of this machine. What was produced in the first WARM_UP_S seconds is left out. It shares the machine with
-what it observes, so it counts times as bytes, of which a batch has few different ones.
+Prints a line when it reads, reads until its standard input ends, then prints, as JSON, how long after it was produced
+each record was seen: both by the wall clock of this machine. What was produced in the first WARM_UP_S seconds is left
+out. It shares the machine with what it observes, so it counts times as bytes, of which a batch has few different ones.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def observe(servers: str, topic: str, warm_up_s: float) -> Counter[int]:
         }
     )
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+    print("reading", flush=True)
     waits_us: Counter[int] = Counter()
     from_us = 0
     while not _ended():
@@ -61,7 +62,7 @@ def _shared_by(waits_us: Counter[int], percent: int) -> float:
         left -= waits_us[wait_us]
         if left <= 0:
             return wait_us / 1000
-    raise ValueError("nothing was seen")
+    sys.exit("observer: no record was seen that was produced after the warm-up, so there is nothing to time")
 
 
 def main() -> None:

@@ -1,15 +1,17 @@
 """Feeds a topic at an even pace, as a process of its own: `python paced.py SERVERS TOPIC CUSTOMERS RATE SECONDS`.
 
-RATE is in records a second; `inf` is as many as the machine takes. Each order says when it was produced; a full queue
-is waited for, and what has become late meanwhile follows at once. Prints, as JSON, how many there were, and how late
-the turns were, by the pace: a feeder that cannot keep it measures itself. It shares the machine with what it feeds, so
-it does as little as it can.
+RATE is in records a second; `inf` is as many as the machine takes. Prints a line when it begins, feeds for SECONDS at
+least and until its standard input ends: who started it closes that once it has seen enough. Each order says when it was
+produced; a full queue is waited for, and what has become late meanwhile follows at once. Prints, as JSON, how many
+there were, and how late the turns were, by the pace: a feeder that cannot keep it measures itself. It shares the
+machine with what it feeds, so it does as little as it can.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import select
 import sys
 import time
 from typing import Any
@@ -28,8 +30,9 @@ FULL_WAIT_S = 0.01
 def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: float) -> tuple[int, list[float]]:
     """The number of records, and how many seconds late the first one of each turn was."""
     producer, orders = cluster.producer(), itertools.cycle(unfinished(DIFFERENT_RECORDS, customers))
+    print("feeding", flush=True)
     sent, late_s, began = 0, [], time.monotonic()
-    while (elapsed := time.monotonic() - began) < seconds:
+    while (elapsed := time.monotonic() - began) < seconds or not _is_enough():
         late_s.append(elapsed - sent / rate)
         due = int(min(elapsed * rate, sent + TURN_RECORDS))
         while sent < due:
@@ -41,6 +44,10 @@ def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: flo
     if producer.flush(LIMIT_S):
         raise TimeoutError(f"{topic}: not everything could be written")
     return sent, late_s
+
+
+def _is_enough() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def _produce(producer: Producer, topic: str, batch: list[tuple[bytes, bytes]]) -> None:

@@ -27,6 +27,7 @@ from cluster import Cluster
 from figures import Figure, as_json, table
 
 from exactlyonce.connectors.broker import EmbeddedBroker
+from exactlyonce.connectors.progress import told_on
 
 SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "pass-through": throughput.passing,
@@ -56,7 +57,7 @@ def cluster(servers: str | None) -> Iterator[Cluster]:
         return
     with tempfile.TemporaryDirectory(prefix="exactlyonce-bench-") as folder:
         broker = EmbeddedBroker(Path(folder), port=0, lifetime="process")
-        broker.start(lambda line: print(line, flush=True))
+        broker.start(told_on(sys.stdout))
         try:
             yield Cluster(broker.bootstrap_servers)
         finally:

@@ -20,6 +20,7 @@ from bench import Bench
 from cluster import QUIET, WRITER
 from figures import Figure
 from job import Failed, Job
+from throughput import rate_of
 
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
@@ -72,10 +73,7 @@ def local(bench: Bench, source: str, sink: str, records: int) -> float:
     """Records a second of the local engine."""
     arguments = ("--until", "latest", "--parallelism", str(PARALLELISM))
     with Job(bench.cluster.servers, "totals", *arguments, name=sink, source=source, sink=sink) as job:
-        first, *rest = job.finish()
-    committed = sum(each["records_committed"] for each in rest)
-    share = committed / (first["records_committed"] + committed)
-    return float(records * share / (rest[-1]["at_ms"] - first["at_ms"]) * 1000)
+        return rate_of(job.finish(), records)
 
 
 def by_hand(spark: SparkSession, bench: Bench, source: str, sink: str, records: int) -> float:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROWS = 200_000
 PARALLELISM = 2
-LIMIT_S = 300
+LIMIT_S = 1800
 
 
 def lines(folder: Path, batches: int) -> None:
@@ -47,7 +47,8 @@ def run(bench: Bench, spark: SparkSession, sink: str, source: Path, checkpoint: 
     keyed = orders.selectExpr("substring(value, 7, 6) as key", "value")
     writer = keyed.writeStream.format(sink).options(**options).option("checkpointLocation", str(checkpoint / topic))
     query = writer.trigger(availableNow=True).start()
-    query.awaitTermination(LIMIT_S)
+    if not query.awaitTermination(LIMIT_S):
+        raise Failed(f"{topic}: the query has not ended in {LIMIT_S} s; the last it said is {query.lastProgress}")
     done = [each for each in query.recentProgress if each["numInputRows"]]
     if bench.cluster.digest(topic).records != ROWS * len(done):
         raise Failed(f"{topic} has not the rows of {len(done)} batches")

@@ -1,5 +1,8 @@
 """From produced to visible to a read_committed reader, by one clock, at half of the rate that the machine sustains.
 
+Nothing is fed before the job takes checkpoints and the observer reads, and the feeder feeds on, on a machine that is
+slow, until as many checkpoints as a figure needs were completed meanwhile.
+
 Feeder, engine, observer and broker share the machine, so what it sustains is measured with all of them live: the
 feeder feeds as fast as it can, and what the engine processes meanwhile counts.
 """
@@ -24,6 +27,8 @@ HERE = Path(__file__).parent
 INTERVAL_MS = 500
 WARM_UP_S = 5
 CUSTOMERS = 1_000
+CHECKPOINTS_MIN = 3
+"""As few can be judged: a rate lies between the first and the last."""
 
 Process = subprocess.Popen[str]
 
@@ -33,7 +38,7 @@ class Load(NamedTuple):
 
     fed: dict[str, Any]
     checkpoints: list[Event]
-    """Those that were completed while the feeder fed."""
+    """Those with records that were completed while the feeder fed, `CHECKPOINTS_MIN` at least."""
     seen: dict[str, Any]
 
 
@@ -52,7 +57,7 @@ def visible(bench: Bench) -> Iterator[Figure]:
 
 def _sustained(bench: Bench) -> float:
     """Records a second that the engine processes while as many as possible are fed, and an observer reads."""
-    first, *_, last = (each for each in _load(bench, math.inf, bench.size(15, 6)).checkpoints if each["records_in"])
+    first, *_, last = _load(bench, math.inf, bench.size(15, 6)).checkpoints
     rate: float = (last["records_in"] - first["records_in"]) / (last["at_ms"] - first["at_ms"]) * 1000
     bench.say(f"{rate:,.0f} records/s are sustained, fed and observed")
     return rate
@@ -64,10 +69,15 @@ def _load(bench: Bench, rate: float, seconds: float) -> Load:
     with (
         Job(bench.cluster.servers, "totals", interval=f"{INTERVAL_MS}ms", name=sink, source=source, sink=sink) as job,
         _script("observer.py", bench, sink, WARM_UP_S) as observer,
-        _script("paced.py", bench, source, CUSTOMERS, rate, seconds) as feeder,
     ):
-        fed = _told(feeder)
-        checkpoints = job.checkpoints
+        _await_line(observer)
+        job.next_checkpoint()
+        with _script("paced.py", bench, source, CUSTOMERS, rate, seconds) as feeder:
+            _await_line(feeder)
+            for _ in range(CHECKPOINTS_MIN):
+                job.next_checkpoint(1)
+            fed = _told(feeder)
+        checkpoints = [each for each in job.checkpoints if each["records_in"]]
         job.next_checkpoint(fed["records"])
         job.stop()
         seen = _told(observer)
@@ -84,6 +94,13 @@ def _script(name: str, bench: Bench, *arguments: object) -> Iterator[Process]:
             yield process
         finally:
             process.kill()
+
+
+def _await_line(process: Process) -> None:
+    """Until it says, by a line, that it is at work."""
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        raise Failed(f"{process.args!r} ended before it was at work, with {process.wait()}")
 
 
 def _told(process: Process) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from exactlyonce.checkpoint import store_client
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
 
 PARTITIONS_MIN = 2
-_VISIBLE_TIMEOUT_S = 20.0
+_VISIBLE_TIMEOUT_S = 60.0
 _HOUR_MS = 60 * 60 * 1000
 
 

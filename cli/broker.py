@@ -49,10 +49,11 @@ def add(commands: Commands) -> None:
 def start(args: argparse.Namespace) -> int:
     """Start it, and print how other commands find it."""
     from exactlyonce.connectors.broker import EmbeddedBroker
+    from exactlyonce.connectors.progress import told_on
     from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE
 
     broker = EmbeddedBroker(args.data_dir, args.port, dict(args.set))
-    broker.start(_tell)
+    broker.start(told_on(sys.stderr))
     print(f"export {BOOTSTRAP_VARIABLE}={broker.bootstrap_servers}")
     return 0
 

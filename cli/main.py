@@ -23,7 +23,7 @@ INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
 """Exit codes as the shell gives them to a command that a signal has ended."""
 
 _EXAMPLES = """\
-Exactly-once pipelines between Kafka and other stores, in Python.
+Exactly-once pipelines from Kafka to Kafka, in Python.
 
 examples:
   exactlyonce init totals                write a pipeline to start from

@@ -19,24 +19,24 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from exactlyonce.connectors.child import dying_with_parent
 from exactlyonce.connectors.jars import KAFKA_VERSION, kafka_jars
 from exactlyonce.connectors.java import find_java
+from exactlyonce.connectors.progress import Progress
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 
 HOST = "127.0.0.1"
 PORT_DEFAULT = 9092
-START_LIMIT_S = 90.0
-STOP_LIMIT_S = 30.0
+START_LIMIT_S = 300.0
+STOP_LIMIT_S = 120.0
 
-Progress = Callable[[str], None]
 Lifetime = Literal["detached", "process"]
 """A detached broker outlives who started it; the kernel kills the other together with the thread that started it."""
 
@@ -68,14 +68,6 @@ appender.console.type = Console
 appender.console.name = console
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d %p %c{1}: %m%n
-"""
-_DIE_WITH_PARENT = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the process that wanted this broker is gone")
-os.execv(sys.argv[2], sys.argv[2:])
 """
 _LINES_OF_LOG = 15
 
@@ -145,7 +137,7 @@ class EmbeddedBroker:
         progress(f"Kafka {KAFKA_VERSION} answers on {HOST}:{port}; its data is in {self.data_dir}.")
 
     def stop(self) -> None:
-        """End the broker as it likes to be ended, by force after 30 s. Nothing happens if none runs."""
+        """End the broker as it likes to be ended, by force after two minutes. Nothing happens if none runs."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -232,7 +224,7 @@ class EmbeddedBroker:
     def _launch(self, command: list[str], port: int, lock_fd: int) -> None:
         """Start the process, handing it the lock, and wait until it answers; leave none behind if it does not."""
         if self._lifetime == "process":
-            command = [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+            command = dying_with_parent(command)
         with open(self.log_path, "ab") as log:
             log_start = log.tell()
             self._child = subprocess.Popen(

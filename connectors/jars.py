@@ -14,30 +14,42 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from exactlyonce.connectors.java import java_of_pypi
+from exactlyonce.connectors.child import dying_with_parent
+from exactlyonce.connectors.java import find_java, java_of_pypi
+from exactlyonce.connectors.progress import Passing, Progress, told_on
 from exactlyonce.connectors.trust_store import write_trust_store
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, UserError
 
 KAFKA_VERSION = "4.3.1"
 
-Progress = Callable[[str], None]
-
-_COORDINATES = [
-    ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
-    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),  # without it the broker is silent, even on its death
-]
+_ROOTS = ("kafka_2.13", "log4j-slf4j-impl")
+"""What Maven is asked for, with all they need; without the second the broker is silent, even on its death."""
+_SIDE_BY_SIDE = 4
+_LOOK_INTERVAL_S = 0.5
+_REQUEST_BYTES = 300_000
+"""What a request costs beside its bytes, in bytes: as much as comes in a fifth of a second on a modest line."""
 _LINES_OF_ERROR = 15
 
 
 class Jar(NamedTuple):
     sha256: str
     size: int
-    name: str
+    group: str
+    artifact: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """Its file."""
+        return f"{self.artifact}-{self.version}.jar"
 
 
 def kafka_jars(java: Path, progress: Progress) -> Path:
@@ -50,7 +62,7 @@ def kafka_jars(java: Path, progress: Progress) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.parent / f"{folder.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits here and then finds the folder complete
+        _lock(lock.fileno(), progress)
         if not is_complete(folder):
             _download(folder, java, progress)
     return folder
@@ -64,7 +76,7 @@ def cache_dir() -> Path:
 def listed_jars() -> list[Jar]:
     """Every file the broker needs."""
     lines = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.jars").read_text().splitlines()
-    return [Jar(sha256, int(size), name) for sha256, size, name in map(str.split, lines)]
+    return [Jar(sha256, int(size), *place.split(":")) for sha256, size, place in map(str.split, lines)]
 
 
 def is_complete(folder: Path) -> bool:
@@ -75,13 +87,22 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
+def _lock(descriptor: int, progress: Progress) -> None:
+    """Wait, and say so, while another process downloads; it leaves a complete folder, or the lock and nothing."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        progress(f"Another process is downloading Kafka {KAFKA_VERSION}: waiting for it.")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 def _download(folder: Path, java: Path, progress: Progress) -> None:
     for leftover in folder.parent.glob(f"{folder.name}.part-*"):
         shutil.rmtree(leftover)
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
     try:
-        progress(f"Downloading Kafka {KAFKA_VERSION} ({sum(jar.size for jar in listed_jars()) >> 20} MB, once).")
-        _run(_download_command(part, java), _environment(part, java), progress)
+        progress(f"Downloading Kafka {KAFKA_VERSION} ({_megabytes(listed_jars())} MB, once).")
+        _run(_download_commands(part, java), part, _environment(part, java), progress)
         _check(part / "jars")
         shutil.rmtree(folder, ignore_errors=True)
         (part / "jars").rename(folder)
@@ -90,13 +111,19 @@ def _download(folder: Path, java: Path, progress: Progress) -> None:
     progress(f"Kafka {KAFKA_VERSION} is in {folder}.")
 
 
-def _download_command(part: Path, java: Path) -> list[str]:
-    """What to run so that the jars come to *part*/jars: Maven where it is installed, otherwise Ivy out of PySpark."""
+def _download_commands(part: Path, java: Path) -> list[list[str]]:
+    """What to run side by side so that the jars come to *part*/jars.
+
+    Maven, where it is installed, fetches side by side by itself. Ivy, out of PySpark, fetches one after the other: so
+    several of them take a share of the list each. They ask for the jars alone, without descriptions, of which there are
+    more than jars: what is to come is known, byte for byte.
+    """
     maven = shutil.which("mvn")
     if maven:
         (part / "pom.xml").write_text(_maven_project())
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={part / 'jars'}"]
-        return [maven, "--batch-mode", "--file", str(part / "pom.xml"), *goal]
+        parallel = f"-Dmaven.artifact.threads={_SIDE_BY_SIDE}"
+        return [[maven, "--batch-mode", "--file", str(part / "pom.xml"), parallel, *goal]]
     pyspark = importlib.util.find_spec("pyspark")
     ivy = next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"), None) if pyspark and pyspark.origin else None
     if not ivy:
@@ -105,10 +132,25 @@ def _download_command(part: Path, java: Path) -> list[str]:
             "the folder with exactlyonce's source by pip install '.[broker]', or use a broker of your own: pass "
             "--bootstrap-servers."
         )
-    (part / "ivy.xml").write_text(_ivy_module())
+    (part / "settings.xml").write_text(_IVY_SETTINGS)
+    main = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", str(ivy), "org.apache.ivy.Main"]
+    return [[*main, *_ivy_options(part, number, share)] for number, share in enumerate(_shares(listed_jars()))]
+
+
+def _ivy_options(part: Path, number: int, share: Sequence[Jar]) -> list[str]:
+    """Those of the Ivy that fetches *share*; two may not have one cache."""
+    module, cache = part / f"ivy-{number}.xml", part / f"cache-{number}"
+    module.write_text(_ivy_module(share))
     pattern = f"{part / 'jars'}/[artifact]-[revision].[ext]"
-    options = ["-cache", str(part / "ivy"), "-ivy", str(part / "ivy.xml"), "-retrieve", pattern]
-    return [str(java), "-cp", str(ivy), "org.apache.ivy.Main", *options, "-types", "jar", "bundle"]
+    return ["-settings", str(part / "settings.xml"), "-cache", str(cache), "-ivy", str(module), "-retrieve", pattern]
+
+
+def _shares(jars: Sequence[Jar]) -> list[list[Jar]]:
+    """The jars in shares that take about as long as each other: the largest first, to whoever has least."""
+    shares: list[list[Jar]] = [[] for _ in range(min(_SIDE_BY_SIDE, len(jars)))]
+    for jar in sorted(jars, key=lambda jar: jar.size, reverse=True):
+        min(shares, key=lambda share: sum(each.size + _REQUEST_BYTES for each in share)).append(jar)
+    return shares
 
 
 def _environment(part: Path, java: Path) -> dict[str, str]:
@@ -120,26 +162,63 @@ def _environment(part: Path, java: Path) -> dict[str, str]:
     return environment
 
 
-def _run(command: list[str], environment: dict[str, str], progress: Progress) -> None:
-    """Run *command*, telling *progress* each jar once as it comes; addresses of registries are not passed on."""
-    wanted = [jar.name for jar in listed_jars()]
-    seen: dict[str, None] = {}
-    lines: list[str] = []
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout or ():
-            lines.append(line.rstrip())
-            jar = re.match(r"(?:\[INFO\] )?downloading.*/(\S+\.jar)", line, re.IGNORECASE)
-            if jar and jar[1] in wanted and jar[1] not in seen:
-                seen[jar[1]] = None
-                progress(f"  {jar[1]} ({len(seen)} of {len(wanted)})")
-    if process.returncode:
-        tail = "\n".join(lines[-_LINES_OF_ERROR:])
-        raise BrokerUnavailable(
-            f"Kafka {KAFKA_VERSION} could not be downloaded: {Path(command[0]).name} ended with {process.returncode}. "
-            f"Check the network and the proxy settings, then start again. Its last lines:\n{tail}"
-        )
+def _run(commands: Sequence[list[str]], part: Path, environment: Mapping[str, str], progress: Progress) -> None:
+    """Run *commands* side by side, telling how much has come; the first that fails ends the others.
+
+    What they say is kept in files: addresses of registries are passed on only to explain a failure.
+    """
+    began_s, whole = time.monotonic(), _megabytes(listed_jars())
+    with ExitStack() as cleanup:
+        running = []
+        for number, command in enumerate(commands):
+            log = part / f"{number}.log"
+            with open(log, "wb") as output:
+                process = subprocess.Popen(
+                    dying_with_parent(command), env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
+            cleanup.callback(_end, process)
+            running.append((process, command, log))
+        while running:
+            for each in running:
+                if each[0].poll():
+                    raise _failure(*each)
+            running = [each for each in running if each[0].poll() is None]
+            progress(Passing(f"  {_megabytes(_arrived(part))} of {whole} MB, {time.monotonic() - began_s:.0f} s"))
+            if running:
+                with suppress(subprocess.TimeoutExpired):
+                    running[0][0].wait(_LOOK_INTERVAL_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _failure(process: subprocess.Popen[bytes], command: Sequence[str], log: Path) -> BrokerUnavailable:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES_OF_ERROR:])
+    return BrokerUnavailable(
+        f"Kafka {KAFKA_VERSION} could not be downloaded: {Path(command[0]).name} ended with {process.returncode}. "
+        f"Check the network and the proxy settings, then start again. Its last lines:\n{tail}"
+    )
+
+
+def _arrived(part: Path) -> list[Jar]:
+    """The jars as far as they have come: with the size that their file in *part* has, or whole where Maven said so."""
+    sizes: dict[str, int] = {}
+    for path in part.rglob("*.jar*"):
+        name = path.name.removesuffix(".part")  # an Ivy calls a file so while it comes
+        with suppress(FileNotFoundError):  # it has just been given its name
+            sizes[name] = max(sizes.get(name, 0), path.stat().st_size)
+    said = "".join(log.read_text(errors="replace") for log in part.glob("*.log"))
+    whole = set(re.findall(r"(?m)^\[INFO\] Downloaded from .*/(\S+\.jar)", said))  # to Maven's own repository
+    return [
+        jar._replace(size=jar.size if jar.name in whole else min(jar.size, sizes.get(jar.name, 0)))
+        for jar in listed_jars()
+    ]
+
+
+def _megabytes(jars: Sequence[Jar]) -> int:
+    return sum(jar.size for jar in jars) // 1_000_000
 
 
 def _check(folder: Path) -> None:
@@ -158,8 +237,10 @@ def _is_intact(path: Path, sha256: str) -> bool:
 
 def _maven_project() -> str:
     dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version></dependency>"
-        for group, name, version in _COORDINATES
+        f"<dependency><groupId>{jar.group}</groupId><artifactId>{jar.artifact}</artifactId>"
+        f"<version>{jar.version}</version></dependency>"
+        for jar in listed_jars()
+        if jar.artifact in _ROOTS
     )
     return (
         "<project><modelVersion>4.0.0</modelVersion><groupId>exactlyonce</groupId><artifactId>broker</artifactId>"
@@ -167,13 +248,29 @@ def _maven_project() -> str:
     )
 
 
-def _ivy_module() -> str:
+_IVY_SETTINGS = """\
+<ivysettings>
+  <settings defaultResolver="jars"/>
+  <resolvers><ibiblio name="jars" m2compatible="true" usepoms="false"/></resolvers>
+</ivysettings>
+"""
+
+
+def _ivy_module(jars: Sequence[Jar]) -> str:
     dependencies = "".join(
-        f'<dependency org="{group}" name="{name}" rev="{version}" conf="default->runtime(default),master(default)"/>'
-        for group, name, version in _COORDINATES
+        f'<dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" transitive="false"'
+        ' conf="default->default"/>'
+        for jar in jars
     )
     return (
         '<ivy-module version="2.0"><info organisation="exactlyonce" module="broker"/>'
         '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
+
+
+if __name__ == "__main__":
+    try:
+        kafka_jars(find_java(), told_on(sys.stderr))
+    except UserError as error:
+        sys.exit(f"exactlyonce: {error}")

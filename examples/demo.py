@@ -25,11 +25,13 @@ from demo_kills import Job, Killer
 from demo_spark import audit, backfill
 
 from exactlyonce.connectors.broker import EmbeddedBroker
+from exactlyonce.connectors.progress import told_on
 from exactlyonce.engines.spark.session import require_java
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 INPUT, OUTPUT, PIPELINE = "flights", "flight-totals", "flights"
 PARTITIONS = 4
+TAPER_S = 100.0
 RETAINED = 20
 """Checkpoints that are kept, for the audit to judge what they published."""
 
@@ -38,8 +40,11 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def feed(servers: str, rows: Sequence[Row], seconds: float = 0.0) -> None:
-    """Produce the flights at an even pace."""
+def feed(servers: str, rows: Sequence[Row], seconds: float = 0.0, enough: threading.Event | None = None) -> None:
+    """Produce the flights at an even pace; until *enough* is set, the last tenth of them ever more slowly.
+
+    So there is input as long as somebody is to be killed, however slow the machine is.
+    """
     settings = {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 10, "log_level": 3}
     producer = Producer(settings)
     began, total = time.monotonic(), len(rows)
@@ -53,6 +58,9 @@ def feed(servers: str, rows: Sequence[Row], seconds: float = 0.0) -> None:
             ahead = began + seconds * number / total - time.monotonic()
             if ahead > 0:
                 time.sleep(ahead)  # the pace of the input is the point
+        if enough is not None and number > total * 0.9:
+            producer.poll(0)
+            enough.wait(TAPER_S / (total - number))  # after which nobody waits any more
     producer.flush()
 
 
@@ -62,10 +70,10 @@ class Feeder(threading.Thread):
     def __init__(self, servers: str, rows: Sequence[Row], seconds: float) -> None:
         super().__init__(daemon=True)
         self.servers, self.rows, self.seconds = servers, rows, seconds
-        self.done = threading.Event()
+        self.enough, self.done = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        feed(self.servers, self.rows, self.seconds)
+        feed(self.servers, self.rows, self.seconds, self.enough)
         self.done.set()
 
 
@@ -85,6 +93,8 @@ def stream(servers: str, rows: Sequence[Row], checkpoint: int, arguments: argpar
     output = [(OUTPUT, partition) for partition in range(PARTITIONS)]
     killer = Killer(job, servers, output, arguments.kills, arguments.seed, arguments.seconds, arguments.parallelism)
     killed = killer.run(feeder.done)
+    feeder.enough.set()
+    say("  the rest of the input, and a clean stop")
     feeder.done.wait()
     job.catch_up()
     code, left_open = job.stop(), killer.open_transactions(f"eo:{PIPELINE}:")
@@ -94,12 +104,14 @@ def stream(servers: str, rows: Sequence[Row], checkpoint: int, arguments: argpar
 
 
 def play(servers: str, arguments: argparse.Namespace) -> bool:
+    say("Reading the flights.")
     rows = flights()
     half = len(rows) // 2
     create_topics(servers)
     say()
     say(f"History: {half:,} flights, computed by Spark (exactlyonce backfill)")
     feed(servers, rows[:half])
+    say("  it is in the topic; Spark starts, which takes some twenty seconds")
     checkpoint = backfill(servers, half)
     say()
     say(
@@ -131,7 +143,7 @@ def main() -> int:
     else:
         with tempfile.TemporaryDirectory(prefix="exactlyonce-demo-") as folder:
             broker = EmbeddedBroker(Path(folder), port=0)
-            broker.start(say)
+            broker.start(told_on(sys.stdout))
             try:
                 good = play(broker.bootstrap_servers, arguments)
             finally:

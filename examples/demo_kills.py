@@ -24,7 +24,7 @@ from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 STEPS = ("triggered", "acknowledged", "decided", "finalized")
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 
 
 class Job:

@@ -30,7 +30,8 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from exactlyonce.connectors.broker import EmbeddedBroker
 
-LIMIT_S = 60.0
+LIMIT_S = 600
+"""How long a test waits for a state: a limit for what hangs, which a machine that is merely slow does not reach."""
 PAUSE_S = 0.01
 BY_KEY = -1
 

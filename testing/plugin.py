@@ -109,5 +109,7 @@ def _embedded(
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
     """Where a wait of half a minute for a download is explained, past pytest's capture."""
+    from exactlyonce.connectors.progress import seldom
+
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return reporter.write_line if reporter else lambda line: None
+    return seldom(reporter.write_line) if reporter else lambda line: None

@@ -1,4 +1,7 @@
-"""What holds for all tests: which may be skipped, what the repository holds, and the image of the container tests."""
+"""What holds for all tests: which are left out, what the repository holds, and the image of the container tests.
+
+Invariant: what is left out is counted, and said at the end.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,78 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, str]]
+LEFT_OUT = pytest.StashKey[tuple[int, int]]()
+"""How many tests that are marked exhaustive, and how many that need a Docker engine."""
+LEFT_OUT_KEY = "left_out"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one."""
-    marked = [item for item in items if item.get_closest_marker("docker")]
-    if marked and os.environ.get("CI") != "true" and not _docker_answers():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample", action="store_true", help="of tests that are marked exhaustive run those that their mark names"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is to be left out, and put the tests that share a Spark session into one process, which begins
+    with them: it comes up in twenty seconds, and is the longest group.
+
+    Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one.
+    """
+    left_out = [item for item in items if config.getoption("--sample") and _is_beyond_the_sample(item)]
+    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: not _is_on_spark(item))
+    config.hook.pytest_deselected(items=left_out)
+    without_docker = [item for item in items if item.get_closest_marker("docker")]
+    if without_docker and (os.environ.get("CI") == "true" or _docker_answers()):
+        without_docker = []
+    for item in without_docker:
+        item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if _is_on_spark(item) else item.location[0]))
+    config.stash[LEFT_OUT] = (len(left_out), len(without_docker))
+
+
+def _is_beyond_the_sample(item: pytest.Item) -> bool:
+    """Whether only `make test-all` runs it."""
+    marker = item.get_closest_marker("exhaustive")
+    case = item.callspec.id if hasattr(item, "callspec") else None
+    return marker is not None and case not in marker.kwargs.get("but", ())
+
+
+def _is_on_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
+
+
+class WorkersOfXdist:
+    """Only its worker processes collect: they tell the one that sums up."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if LEFT_OUT_KEY in getattr(node, "workeroutput", {}):
+            node.config.stash[LEFT_OUT] = tuple(node.workeroutput[LEFT_OUT_KEY])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(WorkersOfXdist())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[LEFT_OUT_KEY] = session.config.stash.get(LEFT_OUT, (0, 0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    beyond, without_docker = config.stash.get(LEFT_OUT, (0, 0))
+    said = [f"{beyond} tests marked exhaustive: make test-all runs them"] if beyond else []
+    said += [f"{without_docker} tests marked docker: no Docker engine runs"] if without_docker else []
+    terminalreporter.write_line(f"left out: {'; '.join(said) or 'nothing'}")
 
 
 @pytest.fixture(scope="session")

@@ -21,11 +21,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs h
 )
 
 from exactlyonce.connectors.broker import EmbeddedBroker, free_port
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-LIMIT_S = 60.0
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_totals="secret";'
 MODULE = """\
 from exactlyonce import Pipeline

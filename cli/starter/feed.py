@@ -11,7 +11,7 @@ CUSTOMERS = ("ann", "bob", "cho", "dee", "eve")
 
 admin = AdminClient({"bootstrap.servers": SERVERS})
 try:
-    admin.create_topics([NewTopic("orders", num_partitions=2)], request_timeout=10)["orders"].result()
+    admin.create_topics([NewTopic("orders", num_partitions=2)], request_timeout=60)["orders"].result()
 except KafkaException as error:
     if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
         raise SystemExit(f"{SERVERS} made no topic: {error.args[0].str()}") from None

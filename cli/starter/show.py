@@ -14,7 +14,7 @@ consumer = Consumer(
         "enable.partition.eof": True,
     }
 )
-unread = set(consumer.list_topics("order-totals", timeout=10).topics["order-totals"].partitions)
+unread = set(consumer.list_topics("order-totals", timeout=60).topics["order-totals"].partitions)
 consumer.assign([TopicPartition("order-totals", partition, OFFSET_BEGINNING) for partition in unread])
 totals: dict[str, int] = {}
 updates = 0

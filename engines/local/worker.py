@@ -41,7 +41,8 @@ SNAPSHOT_BUDGET_S = 0.004
 PROGRESS_INTERVAL_S = 0.25
 COSTS_INTERVAL_S = 10.0
 """Over how long what operators cost is summed up."""
-PEER_GONE_WAIT_S = 2.0
+PEER_GONE_WAIT_S = 30.0
+"""A slow coordinator sends a worker its `Shutdown` so long after the first one; where there is none it kills all."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -1,4 +1,4 @@
-"""Exactly-once pipelines between Kafka and other stores, in Python."""
+"""Exactly-once pipelines from Kafka to Kafka, in Python."""
 
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-LIMIT_S = 180.0
 FIGURES = {
     "totals": {"running total, 1,000 keys, ratio": "", "running total, 1,000 keys, longest gap": "ms"},
     "visibility": {

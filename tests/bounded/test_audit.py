@@ -14,7 +14,7 @@ import pytest
 from auditing import FOLDS, TARGET, Quiet, order_at, run_flawed
 from bounded import Fed
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
-from running import LIMIT_S, Run, abort_while_a_worker_sleeps, orders
+from running import Run, abort_while_a_worker_sleeps, orders
 
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.cli.main import main
@@ -24,7 +24,7 @@ from exactlyonce.engines.bounded import audit as audits
 from exactlyonce.engines.bounded.reproduce import Count, agree
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.pipeline.loading import Loaded, load_reference
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 

@@ -11,6 +11,7 @@ import pytest
 from bounded import HERE, Fed, catch_up, load_pipeline
 
 from exactlyonce.pipeline.failpoints import NAMES
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
@@ -26,11 +27,12 @@ def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
     arguments = [fed.kafka.bootstrap_servers, fed.name, str(staging), "2", "1500"]
     done = subprocess.run(
         [sys.executable, str(HERE / "driving.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": path, **armed}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": path, **armed}, capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     return done.returncode
 
 
+@pytest.mark.exhaustive(but=["coordinator-decided", "publication-flushed"])
 @pytest.mark.parametrize("failpoint", [name for name in STEPS if name != "coordinator-triggered"])
 def test_a_killed_driver(failpoint: str, fed: Fed, tmp_path: Path) -> None:
     """A backfill killed in its second checkpoint and run again gives what an undisturbed one gives."""

@@ -25,11 +25,9 @@ from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, InvariantViolation, TopicError
 from exactlyonce.testing.clock import SimulatedClock
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
-
-LIMIT_S = 30.0
-
 
 COMMITTABLE = Committable("eo:p:out:0:1.0:0", 4001, 7, 2, "cluster", "out", 0, 0, (Written("totals", 0, 5, 6),))
 

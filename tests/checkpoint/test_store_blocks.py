@@ -20,10 +20,9 @@ from exactlyonce.checkpoint.store_topic import delete_topic, prepare_topic
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.checkpoint.wire import Block, BlockKey, encode
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
-
-LIMIT_S = 60.0
 
 
 def block(body: bytes, checkpoint: int = 1, operator: str = "totals") -> Block:

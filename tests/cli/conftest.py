@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-LIMIT_S = 60.0
 MODULE = '''\
 import msgspec
 from exactlyonce import Pipeline

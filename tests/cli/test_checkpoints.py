@@ -14,11 +14,10 @@ from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.cli.checkpoints import Listed, as_json, as_text
+from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Orders
-
-LIMIT_S = 60.0
 
 
 def committable(subtask: int, *counts: int) -> Committable:

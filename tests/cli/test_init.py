@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exactlyonce.cli.init import FILES
+from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
@@ -59,7 +60,7 @@ def test_first_day(command: Command, tmp_path: Path) -> None:
 
         def script(file: str) -> str:
             done = subprocess.run(
-                [sys.executable, file], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+                [sys.executable, file], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
             )
             assert done.returncode == 0, done.stderr
             return done.stdout

@@ -18,11 +18,11 @@ from exactlyonce.checkpoint.transaction import ListedTransaction
 from exactlyonce.cli.traces import Traces
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Orders
 
-LIMIT_S = 60.0
 NOW_MS = 1_000_000
 
 

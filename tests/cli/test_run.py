@@ -17,13 +17,13 @@ import pytest
 
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster
     from tests.cli.conftest import Orders
 
 pytestmark = pytest.mark.broker
-LIMIT_S = 60.0
 TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
 """What 700 orders of 1 by 7 customers come to."""
 
@@ -145,7 +145,7 @@ def test_wrong_port(orders: Orders) -> None:
     """Where no broker listens, every command says so within 20 s, with exit code 4."""
     commands = (("run", "orders:pipeline"), ("checkpoints", orders.name), ("reset", orders.name))
     for process in [orders.command.start(*each, "--bootstrap-servers", "127.0.0.1:1") for each in commands]:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, out) == (4, "")
         assert "127.0.0.1:1" in err
         assert "Check that " in err

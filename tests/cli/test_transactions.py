@@ -12,12 +12,12 @@ import pytest
 
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
+from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Orders
 
 pytestmark = pytest.mark.broker
-LIMIT_S = 60.0
 
 
 def killed_at(orders: Orders, failpoint: str) -> None:

@@ -13,9 +13,7 @@ from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.testing.cluster import KafkaCluster
-
-LIMIT_S = 60.0
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 class Cluster:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -16,10 +18,9 @@ import pytest
 
 from exactlyonce.connectors import jars, java
 from exactlyonce.connectors.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
+from exactlyonce.connectors.progress import Passing
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
-from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
-
-LIMIT_S = 60.0
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 
 @pytest.fixture
@@ -191,7 +192,10 @@ class TestJars:
     def small(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A list of two jars, a cache of its own, and a Maven that is a script."""
         content = {"a-1.jar": b"content of a", "b-1.jar": b"content of b"}
-        listed = [jars.Jar(hashlib.sha256(body).hexdigest(), len(body), name) for name, body in content.items()]
+        listed = [
+            jars.Jar(hashlib.sha256(body).hexdigest(), len(body), "some.group", *name.removesuffix(".jar").split("-"))
+            for name, body in content.items()
+        ]
         monkeypatch.setattr(jars, "listed_jars", lambda: listed)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -206,17 +210,62 @@ class TestJars:
 
     WHOLE = (
         "mkdir -p $out; printf 'content of a' > $out/a-1.jar; printf 'content of b' > $out/b-1.jar\n"
-        "echo '[INFO] Downloading from somewhere: https://registry.example/x/a-1.jar'\n"
+        "echo '[INFO] Downloaded from somewhere: https://registry.example/x/a-1.jar (12 B at 1 kB/s)'\n"
     )
 
-    def test_progress_names_jars_and_no_registry(self, tmp_path: Path) -> None:
-        """A download tells each jar as it comes, not where from; the second time there is nothing to tell."""
-        assert self.download(tmp_path, self.WHOLE) == self.folder
-        assert "  a-1.jar (1 of 2)" in self.lines
+    def test_progress_tells_bytes_and_seconds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A download tells how much has come and for how long it goes on, not where from; the second time nothing."""
+        listed = [jar._replace(size=12_000_000) for jar in jars.listed_jars()]
+        script = f"""
+            echo '[INFO] Downloaded from somewhere: https://registry.example/x/a-1.jar (12 MB at 1 MB/s)'
+            cd {self.folder}.part-*; head -c 9000000 /dev/zero > b-1.jar.part
+            until [ -e {tmp_path}/seen ]; do sleep 0.05; done; exit 1"""
+        monkeypatch.setattr(jars, "listed_jars", lambda: listed)
+        program(tmp_path / "bin" / "mvn", script)
+
+        def tell(line: str) -> None:
+            self.lines.append(line)
+            if line.startswith("  21 of 24 MB, "):
+                (tmp_path / "seen").touch()
+
+        with pytest.raises(BrokerUnavailable):
+            jars.kafka_jars(java.find_java(), tell)
+        assert self.lines[0] == f"Downloading Kafka {jars.KAFKA_VERSION} (24 MB, once)."
+        assert re.fullmatch(r"  21 of 24 MB, \d+ s", self.lines[-1])
+        assert isinstance(self.lines[-1], Passing)
         assert not [line for line in self.lines if "registry.example" in line]
+
+    def test_what_is_there_is_not_told(self, tmp_path: Path) -> None:
+        """The second time nothing is downloaded, and nothing told."""
+        assert self.download(tmp_path, self.WHOLE) == self.folder
         self.lines.clear()
         assert self.download(tmp_path, "exit 1") == self.folder
         assert self.lines == []
+
+    def test_the_first_failure_ends_the_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of several Ivies the first that fails ends the download, shows its last lines, and leaves none running."""
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        hangs = f'case "$*" in *ivy-0*) echo $$ > {tmp_path}/pid; exec sleep 600;; esac\n'
+        fails = f"until [ -s {tmp_path}/pid ]; do sleep 0.05; done; echo Unknown host; exit 1"
+        with pytest.raises(BrokerUnavailable, match=r"(?s)java ended with 1.*Unknown host"):
+            jars.kafka_jars(program(tmp_path / "bin" / "java", hangs + fails), self.lines.append)
+        assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+        assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
+
+    def test_a_second_process_says_that_it_waits(self, tmp_path: Path) -> None:
+        """Who comes while another process downloads says so, waits, and then finds the jars complete."""
+        (tmp_path / "cache" / "exactlyonce").mkdir(parents=True)
+        with open(self.folder.parent / f"{self.folder.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+            def tell(line: str) -> None:
+                self.lines.append(line)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+            program(tmp_path / "bin" / "mvn", "exit 1")
+            with pytest.raises(BrokerUnavailable):
+                jars.kafka_jars(java.find_java(), tell)
+        assert self.lines[0] == f"Another process is downloading Kafka {jars.KAFKA_VERSION}: waiting for it."
 
     @pytest.mark.parametrize(
         "change", ["rm $out/b-1.jar", "printf 'content of x' > $out/b-1.jar", "printf 'content' > $out/b-1.jar"]
@@ -258,13 +307,22 @@ class TestJars:
             jars.kafka_jars(found, self.lines.append)
 
 
+def test_the_list_is_shared_out_whole() -> None:
+    """Each jar is in one share, and no share has more to bring than another and its largest jar."""
+    shares = jars._shares(jars.listed_jars())
+    assert sorted(jar for share in shares for jar in share) == sorted(jars.listed_jars())
+    weights = [sum(jar.size + jars._REQUEST_BYTES for jar in share) for share in shares]
+    assert max(weights) - min(weights) <= max(jar.size for jar in jars.listed_jars())
+
+
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ivy_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no Maven, the Ivy that PySpark carries brings every listed jar, byte for byte."""
     found = java.find_java()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    folder = jars.kafka_jars(found, print)
+    folder = jars.kafka_jars(found, print)  # each is held against its hash in the list
     assert {path.name for path in folder.iterdir()} == {jar.name for jar in jars.listed_jars()}
 
 

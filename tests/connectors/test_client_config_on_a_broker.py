@@ -24,11 +24,11 @@ from exactlyonce.connectors.broker import EmbeddedBroker, free_port
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 CANARY = "c4nary-Zr9"
-LIMIT_S = 60.0
 PLAIN_LOGIN = (
     f'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="{CANARY}" '
     f'username="alice" password="{CANARY}";'
@@ -122,7 +122,7 @@ def both_reach(config: ClientConfig) -> str:
     try:
         cluster_id = transactions.cluster_id()
         assert transactions.transaction_version() >= 2
-        assert consumer.list_topics(timeout=20).cluster_id == cluster_id
+        assert consumer.list_topics(timeout=LIMIT_S).cluster_id == cluster_id
         return cluster_id
     finally:
         consumer.close()

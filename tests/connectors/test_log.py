@@ -19,9 +19,9 @@ from exactlyonce.connectors.broker import EmbeddedBroker, free_port
 from exactlyonce.connectors.log import Log, RecordsGone, parse_batches
 from exactlyonce.connectors.wire import Wire
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+from exactlyonce.testing.cluster import LIMIT_S
 
 VALUES = [b"%03d" % number for number in range(100)]
-LIMIT_S = 60.0
 
 
 @pytest.fixture

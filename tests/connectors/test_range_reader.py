@@ -12,8 +12,8 @@ from exactlyonce.connectors.broker import free_port
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.range_reader import RangeGone, RangeReader
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
+from exactlyonce.testing.cluster import LIMIT_S
 
-LIMIT_S = 60.0
 CANARY = "canary-7f3a"
 
 

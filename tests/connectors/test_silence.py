@@ -13,9 +13,7 @@ import pytest
 
 from exactlyonce.connectors.kafka_reader import KafkaReader
 from exactlyonce.connectors.silence import INTERVAL_MS, SILENT_AFTER_S, Silence
-from exactlyonce.testing.cluster import OwnCluster
-
-LIMIT_S = 120.0
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
 
 def statistics(

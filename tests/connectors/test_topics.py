@@ -10,10 +10,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
-
-LIMIT_S = 60.0
 
 
 def write(cluster: Any, topic: str, timestamps_ms: list[int]) -> None:

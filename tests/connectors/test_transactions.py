@@ -325,6 +325,7 @@ class TestFencing:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_last_epochs(cluster: Any, topic: str) -> None:
     """At the last epoch a commit is as repeatable as ever, though the id goes on under another producer id.
 

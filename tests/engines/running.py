@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 HERE = Path(__file__).parent
-LIMIT_S = 120.0
 QUICK = ("--checkpoint-interval", "200ms")
 
 

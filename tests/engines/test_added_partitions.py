@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from running import HERE, LIMIT_S, QUICK, Run, assert_copies, assert_totals, orders
+from running import HERE, QUICK, Run, assert_copies, assert_totals, orders
 
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 

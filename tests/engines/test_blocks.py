@@ -19,10 +19,10 @@ from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.key_groups import group_range
 from exactlyonce.state.table import KeyedTable
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
-LIMIT_S = 60.0
 KEYS = [canonical_key(number) for number in range(200_000)]
 
 

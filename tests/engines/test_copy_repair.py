@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import LIMIT_S, assert_copies, assert_totals, orders
+from running import assert_copies, assert_totals, orders
 
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -51,6 +51,7 @@ def lose_one(kafka: KafkaCluster, name: str) -> Committable:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive(but=["repair-recorded"])
 @pytest.mark.parametrize("killed", [None, "repair-copied", "repair-recorded", "coordinator-committed"])
 def test_one_of_four_is_lost(
     killed: str | None, quick_broker: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path

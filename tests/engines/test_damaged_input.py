@@ -16,13 +16,12 @@ from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.consumed import DamagedRecords
 from exactlyonce.connectors.log import Log, parse_batches
 from exactlyonce.connectors.range_reader import RangeReader
-from exactlyonce.testing.cluster import OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COUNT = 400
-LIMIT_S = 60.0
 HALT = 6
 HEADER_BYTES = 61
 

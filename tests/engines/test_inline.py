@@ -14,11 +14,10 @@ from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.errors import UserError
 from exactlyonce.sinks import KafkaSink
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
-LIMIT_S = 60.0
 RUNS = 4
 
 

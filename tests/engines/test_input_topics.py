@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from running import LIMIT_S, QUICK, assert_totals, orders
+from running import QUICK, assert_totals, orders
 
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.pipeline.errors import TopicError
-from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
 

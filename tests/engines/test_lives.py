@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from running import LIMIT_S, QUICK, Run, assert_totals, orders
+from running import QUICK, Run, assert_totals, orders
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 @contextmanager

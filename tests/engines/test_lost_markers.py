@@ -111,6 +111,7 @@ def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id
     return committable, bool(stage.hanging(committable))
 
 
+@pytest.mark.exhaustive(but=["at once"])
 @pytest.mark.parametrize("broken_off", [False, True], ids=["at once", "broken off before"])
 def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage, broken_off: bool) -> None:
     """The broker is killed behind its answer to EndTxn, until it has lost a marker or the tries are used up; every time

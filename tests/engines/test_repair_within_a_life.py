@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import LIMIT_S, assert_totals, orders
+from running import assert_totals, orders
 
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.testing.cluster import OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import HERE, LIMIT_S, QUICK, assert_totals, orders
+from running import HERE, QUICK, assert_totals, orders
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import LIMIT_S, QUICK, Run, assert_totals, orders
+from running import QUICK, Run, assert_totals, orders
 
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -33,6 +33,7 @@ def started(run: Any, name: str, *arguments: str, **options: Any) -> Run:
     return zombie
 
 
+@pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("coordinator-")))
 def test_a_zombie_coordinator(name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any) -> None:
     """A coordinator that sleeps through its replacement ends with the exit code for fenced; the output is exact."""
@@ -52,6 +53,7 @@ def test_a_zombie_coordinator(name: str, kafka: KafkaCluster, topic_name: str, r
     assert_totals(kafka, f"{topic_name}-out", fed + more)
 
 
+@pytest.mark.exhaustive(but=["worker-flushed"])
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("worker-")))
 def test_a_zombie_worker(name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any) -> None:
     """A worker that sleeps through its replacement, its coordinator asleep too, writes nothing that can be seen."""

@@ -15,11 +15,10 @@ from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.sinks.kafka_writer import KafkaWriter, Outputs, SinkFailed
 from exactlyonce.sinks.transaction_pool import TransactionPool
-from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
 
-LIMIT_S = 60.0
 LINGER_MS = 200_000
 MEGABYTE = 1_000_000
 HELD_MAX = 200 * MEGABYTE

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from bounded import HERE, Fed, catch_up, load_pipeline, run_local
 
+from exactlyonce.testing.cluster import LIMIT_S
+
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow]
-LIMIT_S = 180.0
 
 
 @pytest.fixture
@@ -138,6 +139,7 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
     assert_finished(fed, tmp_path)
 
 
+@pytest.mark.exhaustive(but=["kill-raise"])
 @pytest.mark.parametrize(("computing", "publishing"), [("kill", "raise"), ("raise", "kill")])
 def test_tasks_that_fail_are_tried_again(computing: str, publishing: str, fed: Fed, tmp_path: Path) -> None:
     """A Python worker killed, or failing, after its work, or after its pre-commit: another attempt, one output."""
@@ -151,6 +153,7 @@ def test_tasks_that_fail_are_tried_again(computing: str, publishing: str, fed: F
     assert_finished(fed, tmp_path)
 
 
+@pytest.mark.exhaustive(but=["publication-flushed"])
 @pytest.mark.parametrize("failpoint", ["unit-computed", "publication-flushed"])
 def test_the_jvm_is_killed_under_a_task(failpoint: str, fed: Fed, tmp_path: Path, ending: list[int]) -> None:
     """Without its JVM the driver ends with a message, and whoever comes next finishes what was begun."""
@@ -164,6 +167,7 @@ def test_the_jvm_is_killed_under_a_task(failpoint: str, fed: Fed, tmp_path: Path
     assert_finished(fed, tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("failpoint", ["coordinator-checked", "coordinator-committed"])
 def test_the_jvm_is_killed_at_the_decision(failpoint: str, fed: Fed, tmp_path: Path, ending: list[int]) -> None:
     """At the manifest and at the end of the checkpoint Spark is not needed any more: the driver ends well."""

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 ON_THIS_MACHINE = PAGE.partition("## On a cluster")[0]
-LIMIT_S = 120.0
 
 
 def blocks(kind: str) -> list[str]:

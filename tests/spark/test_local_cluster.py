@@ -14,10 +14,11 @@ from typing import Any
 import pyspark
 import pytest
 
+from exactlyonce.testing.cluster import LIMIT_S
+
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 240.0
 BASE_PYTHON = Path(sys.base_prefix, "bin", "python3")
 """It has none of our packages."""
 PIPELINE = """\

@@ -18,10 +18,10 @@ from exactlyonce.engines.spark.ranges import held, resolve
 from exactlyonce.engines.spark.read_options import Bound, parse_read_options, read_schema
 from exactlyonce.engines.spark.reading import RangesReader
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
-LIMIT_S = 60.0
 CANARY = "canary-5e1c"
 
 

@@ -16,10 +16,10 @@ from exactlyonce.connectors.range_reader import RangeGone
 from exactlyonce.engines.spark.read_options import parse_read_options, read_schema
 from exactlyonce.engines.spark.stream_reading import StreamReader
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
-LIMIT_S = 60.0
 ALL = ReadAllAvailable()
 
 

@@ -13,14 +13,13 @@ from pyspark.errors import StreamingQueryException
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
-LIMIT_S = 120
 CANARY = "canary-7d21"
 
 

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.committable import transaction_prefix
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [
     pytest.mark.broker,
@@ -27,7 +27,7 @@ pytestmark = [
 HERE = Path(__file__).parent
 EXIT_CODE = 9
 """Of `foreach_batch_job.py`, when it is told to die."""
-FILES, ROWS, LIMIT_S = 5, 200, 200
+FILES, ROWS = 5, 200
 
 
 class Driver:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.testing import Error, Produced
+from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.histories import (
     Add,
     AddPartitions,
@@ -35,8 +36,6 @@ from exactlyonce.testing.histories import (
 )
 from exactlyonce.testing.real_broker import RealBroker
 from exactlyonce.testing.transaction_coordinator import EPOCH_LAST
-
-LIMIT_S = 120.0
 
 OPEN: Sequence[Step] = (CreateTopic("t", 2), Init("a"), Produce("a", "t", 0, ["x", "y"]))
 """Producer a (p0, epoch 0) has two records in an open transaction."""
@@ -401,6 +400,7 @@ def test_at_the_last_epoch_an_end_gives_a_new_producer_id(stage: Stage, commit: 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive(but=["model"])
 def test_epochs_run_out_under_every_operation(stage: Stage) -> None:
     """Init over an open transaction, init of an idle id and a fence all pass from epoch 32766 to a new producer id."""
     play([CreateTopic("t", 1)], stage)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.scripted import CRASH, crash_once, fired, script_topic
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tm
         env={**os.environ, "SCRIPT_FIRED": str(path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 from bounded import Fed, Silent
 from flawed_pipelines import FLAWED
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 FOLDS = Path(__file__).parent
 TARGET = "flawed_pipelines:flawed"
@@ -32,7 +32,7 @@ def run_flawed(fed: Fed, *arguments: str, parallelism: int = 2) -> None:
     done = subprocess.run(
         [*command, *options, "--until", "latest", "--checkpoint-interval", "200ms", *arguments],
         cwd=FOLDS, env={**os.environ, "PYTHONPATH": path, FLAWED: "1"},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

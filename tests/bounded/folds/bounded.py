@@ -27,7 +27,7 @@ from exactlyonce.engines.bounded.catching_up import CatchingUp, Summary
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 HERE = Path(__file__).parent
 
@@ -171,6 +171,6 @@ def run_local(
     done = subprocess.run(
         [*command, *options, "--until", "latest", "--checkpoint-interval", interval],
         cwd=HERE, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from running import LIMIT_S, Run, assert_copies, assert_totals, orders
+from running import Run, assert_copies, assert_totals, orders
 
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.testing.cluster import Committed, KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, Committed, KafkaCluster
 
 TIMEOUTS = (
     "--checkpoint-interval", "300ms", "--checkpoint-timeout", "2s", "--restart-budget", "1s",

@@ -1,0 +1,71 @@
+"""What `make test` leaves out is run by `make test-all`, and both say what they have left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exactlyonce.testing.cluster import LIMIT_S
+
+ROOT = Path(__file__).parents[1]
+MATRIX = "tests/engines/test_kill_matrix.py"
+
+
+def collected(*options: str) -> list[str]:
+    """The lines of a pytest that only collects, where no Docker engine answers."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
+    environment = {**os.environ, "CI": "", "DOCKER_HOST": "unix:///nowhere", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_sample_runs_the_cases_that_the_mark_names() -> None:
+    """Of a matrix of kills a sample keeps the named cases, and says how many it leaves out."""
+    lines = collected("--sample", MATRIX)
+    cases = [line.split("::")[1] for line in lines if "::" in line]
+    assert cases == [
+        "test_linear[coordinator-decided]",
+        "test_linear[worker-flushed]",
+        "test_diamond[coordinator-committed]",
+        "test_diamond[worker-aligned]",
+    ]
+    whole = [line for line in collected(MATRIX) if "::" in line]
+    assert f"left out: {len(whole) - 4} tests marked exhaustive: make test-all runs them" in lines
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_what_is_left_out_is_said_at_the_end(processes: str) -> None:
+    """However many processes collect, the end says once what was left out, and for want of what."""
+    options = ("-n", processes, "--dist", "loadgroup", "-k", "nothing_is_called_so")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "--sample", MATRIX, "tests/docker"]
+    environment = {**os.environ, "CI": "", "DOCKER_HOST": "unix:///nowhere", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    said = re.findall(r"^left out: .*", done.stdout, re.MULTILINE)
+    assert len(said) == 1, done.stdout + done.stderr
+    assert re.fullmatch(
+        r"left out: \d+ tests marked exhaustive: make test-all runs them; \d+ tests marked docker: .* runs", said[0]
+    )
+
+
+def test_nothing_is_left_out_of_everything() -> None:
+    """Without a sample nothing is left out, and the end says so."""
+    assert "left out: nothing" in collected("tests/state/test_key_groups.py")
+
+
+def test_every_sample_exists(request: pytest.FixtureRequest) -> None:
+    """Each case that a mark names is one of its test's cases."""
+    cases: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for item in request.session.items:
+        marker = item.get_closest_marker("exhaustive")
+        if marker is not None and hasattr(item, "callspec"):
+            test = item.nodeid.split("[")[0]
+            cases.setdefault(test, set()).add(item.callspec.id)
+            named[test] = set(marker.kwargs.get("but", ()))
+    assert {test: missing for test in cases if (missing := named[test] - cases[test])} == {}
