@@ -41,7 +41,7 @@ def await_aborted(servers: dict[str, str], name: str) -> None:
 def test_a_clean_stop_after_a_repair(
     own_broker: Callable[..., OwnCluster], topic_name: str, run: Any, failpoint: Any
 ) -> None:
-    """The repairs are visible in the place of what was lost, so that a clean stop ends with 0."""
+    """The repairs are visible in the place of what was lost, so that a clean stop ends with 0, and a run goes on."""
     kafka = own_broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"})
     kafka.create_topic(f"{topic_name}-in", 3)
     fed = orders(3000)
@@ -60,4 +60,9 @@ def test_a_clean_stop_after_a_repair(
     job.await_event(lambda event: event["event"] == "note" and "repaired" in event["text"])
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 0, job.said
+    rest = run(
+        "pipelines:slow", "--param", f"name={topic_name}", "--param", "pause_ms=1", "--until", "latest", *TIMEOUTS,
+        servers=kafka.bootstrap_servers,
+    )  # fmt: skip
+    assert rest.wait() == 0, rest.said
     assert_totals(kafka, f"{topic_name}-out", fed)
