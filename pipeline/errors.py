@@ -17,7 +17,7 @@
     │   ├── DamagedRecord       checkpoint.wire: a record of the checkpoint topic is not what was written
     │   │   └── DamagedBlock        checkpoint.store_blocks: a block is missing, or is not what was written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
-    │   ├── DamagedRecords      connectors.consumed: records are stored that are not what was written
+    │   ├── DamagedBatch        connectors.consumed: a batch of an input or an output is not what was written
     │   ├── RangeGone           connectors.range_reader: offsets that were to be read are no longer in the topic
     │   └── RecordsGone         connectors.log: a transaction's records are no longer all in the log
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
