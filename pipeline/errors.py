@@ -109,6 +109,29 @@ class InvariantViolation(ExactlyOnceError):
     exit_code = 70
 
 
+def is_fatal(error: ExactlyOnceError) -> bool:
+    """Whether another attempt would meet *error* again.
+
+    >>> is_fatal(ConfigError("no such setting")), is_fatal(BrokerUnavailable("it restarts"))
+    (True, False)
+    """
+    fatal = isinstance(error, (UserError, BrokerRefused, Halt, Fenced, InvariantViolation))
+    return fatal and not isinstance(error, BrokerUnavailable)
+
+
+def class_name(error: ExactlyOnceError) -> str:
+    """The nearest class of *error* that is defined here: another process knows it, and makes the error from it."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+
+
+def made_from(name: str, text: str) -> ExactlyOnceError:
+    """The error that another process has told of by its `class_name` and its message."""
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
+        raise InvariantViolation(f"Another process told of an unknown error {name!r}: {text}")
+    return kind(text)
+
+
 def require(condition: object, rule: str) -> None:
     """Raise `InvariantViolation` naming *rule* unless *condition* holds; unlike `assert`, also under ``python -O``."""
     if not condition:
