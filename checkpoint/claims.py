@@ -98,8 +98,8 @@ class Claims:
         self._ends = {each: known for each, known in self._ends.items() if each >= base} | {checkpoint: ends}
         return self._ends[base] if self._concurrent and not final else ends
 
-    def look_for_strays(self) -> None:
-        """Work of the present attempt was tried more than once: with its checkpoint all of it is over."""
+    def expect_own_orphans(self) -> None:
+        """Work of the present attempt was tried more than once: what its checkpoint does not name is orphaned."""
         self._look_again = self._own_too = True
 
     def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:

@@ -20,8 +20,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyO
 REQUEST_TIMEOUT_S = 8.0
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
 """Of a record batch: a block of the largest size, its key and what Kafka adds."""
-QUEUE_KILOBYTES = 256 * 1024
-"""What a producer holds at most: far more than the blocks that are written at once."""
+BLOCKS_KILOBYTES = 256 * 1024
+"""What the producer of blocks holds at most: far more than those that are written at once."""
 FETCH_SIZE_MAX = 2 * MESSAGE_SIZE_MAX
 """Of what is fetched of a partition at once. A batch that is larger comes nevertheless, alone."""
 
@@ -111,7 +111,7 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
             enable_idempotence=True,
             linger_ms=0,
             message_max_bytes=MESSAGE_SIZE_MAX,
-            queue_buffering_max_kbytes=QUEUE_KILOBYTES,
+            queue_buffering_max_kbytes=BLOCKS_KILOBYTES,
             **own,
         )
     )

@@ -20,11 +20,12 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 IDLE_TIMEOUT_S = 30.0
 REMOVED = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 DAMAGED = {
-    KafkaError._BAD_MSG,  # its checksum is not that of its bytes
+    KafkaError._BAD_MSG,  # its checksum is not that of its bytes, or it has not the form of a batch
     KafkaError._BAD_COMPRESSION,
-    KafkaError._NOT_IMPLEMENTED,  # its version is none that there is
+    KafkaError._NOT_IMPLEMENTED,  # its version or its codec is none that there is
     KafkaError.INVALID_MSG,  # the broker itself cannot read it
 }
+"""What a batch meets that cannot be read, of any topic: a scan skips it, whoever needs what is in it halts."""
 
 
 def read_range(

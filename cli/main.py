@@ -37,7 +37,7 @@ _EPILOG = f"""\
 
 exit codes:
   0  a clean end
-  1  an audit or a replay has found a difference
+  1  an audit or a replay has found a difference; or retries did not help
   2  something to correct: a setting, a topic, the pipeline
   3  a record that cannot be decoded or processed
   4  no broker answers

@@ -2,7 +2,8 @@
 
 Invariant: an error that is not known to pass by itself is raised, with topic, partition and the offset that comes next.
 Which errors pass is one list, `store_client.is_passing`: brokers that are away or change their roles, which librdkafka
-itself tries again. There is no third kind.
+itself tries again. Two lists of `store_scan` say which mean damage and which that records were removed; those that only
+readers of inputs and outputs meet are added here. There is no other kind.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from confluent_kafka import KafkaError
 
 from exactlyonce.checkpoint.store_client import is_passing
+from exactlyonce.checkpoint.store_scan import DAMAGED, REMOVED
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt, TopicError
 
-RETENTION_ERRORS = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION)
+RETENTION_ERRORS = REMOVED | {KafkaError._LOG_TRUNCATION}  # seen by leader epochs, which only reads of inputs give
 TOPIC_ERRORS = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.UNKNOWN_TOPIC_ID,
@@ -25,18 +27,11 @@ RIGHTS_ERRORS = (
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError._AUTHENTICATION,
 )
-DAMAGE_ERRORS = (
-    KafkaError._BAD_MSG,  # its checksum, or its form
-    KafkaError._BAD_COMPRESSION,
-    KafkaError._UNDERFLOW,
-    KafkaError._NOT_IMPLEMENTED,  # a format or a codec that there is none of
-    KafkaError.INVALID_MSG,  # the broker itself cannot read it
-    KafkaError.INVALID_MSG_SIZE,
-)
+DAMAGE_ERRORS = DAMAGED | {KafkaError._UNDERFLOW, KafkaError.INVALID_MSG_SIZE}  # and lengths that cannot be
 
 
-class DamagedRecords(Halt):
-    """Records are stored that are not what was written."""
+class DamagedBatch(Halt):
+    """A batch of records, of an input or an output, is not what was written."""
 
 
 def raise_unless_passing(error: KafkaError, place: str, offset: int, reason: str, group: str) -> None:
@@ -52,7 +47,7 @@ def raise_unless_passing(error: KafkaError, place: str, offset: int, reason: str
 
 def _refused(error: KafkaError, place: str, offset: int, reason: str, group: str) -> ExactlyOnceError:
     if error.code() in DAMAGE_ERRORS:
-        return DamagedRecords(damage(place, offset, reason))
+        return DamagedBatch(damage(place, offset, reason))
     if error.code() in RIGHTS_ERRORS:
         return TopicError(
             f"{place} may not be read, from offset {offset} on: {reason}. Grant Read on the topic and on group {group}."

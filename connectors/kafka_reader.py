@@ -19,7 +19,7 @@ from exactlyonce.connectors.silence import Silence
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 _partition = cast("Callable[[Message], int]", Message.partition)
-_offset = cast("Callable[[Message], int]", Message.offset)
+offset_of = cast("Callable[[Message], int]", Message.offset)
 """A consumed message always has both."""
 
 FETCH_BACKOFF_MS = 10
@@ -104,7 +104,7 @@ class KafkaReader:
         for partition, count in _runs(list(map(_partition, messages))):
             end += count
             self.runs.append((partition, count))
-            offset = self.offsets[partition] = _offset(messages[end - 1]) + 1
+            offset = self.offsets[partition] = offset_of(messages[end - 1]) + 1
             self.epochs[partition] = epoch_of(messages[end - 1])
             if partition in self._unfinished and offset >= self.targets[partition]:
                 self._unfinished.discard(partition)
@@ -118,7 +118,7 @@ class KafkaReader:
             if error is None:
                 kept.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                if _offset(message) >= self.targets.get(_partition(message), 0):
+                if offset_of(message) >= self.targets.get(_partition(message), 0):
                     self._unfinished.discard(_partition(message))
             else:
                 self._raise(error, message, kept)
@@ -129,7 +129,7 @@ class KafkaReader:
         before it, and is not handed out if it is raised."""
         partition = message.partition()
         where = self.topic if partition is None or partition < 0 else f"{self.topic}[{partition}]"
-        last = next((_offset(each) for each in reversed(before) if each.partition() == partition), None)
+        last = next((offset_of(each) for each in reversed(before) if each.partition() == partition), None)
         read = self.offsets.get(-1 if partition is None else partition, min(self.offsets.values()))
         wanted = read if last is None else last + 1
         if error.code() in RETENTION_ERRORS:

@@ -20,13 +20,12 @@ from kafka.record.util import calc_crc32c
 from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.transaction import Fate
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, DamagedRecords, damage, raise_unless_passing
+from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, DamagedBatch, damage, raise_unless_passing
 from exactlyonce.connectors.kafka_reader import exact_consumer
-from exactlyonce.connectors.wire import Again, Leader, Request, Wire, refuse
+from exactlyonce.connectors.wire import READ_COMMITTED, READ_UNCOMMITTED, Again, Leader, Request, Wire, refuse
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 OFFSET_OUT_OF_RANGE = 1
-READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 FETCH_BYTES = 4 << 20
 MESSAGES_AT_ONCE, CONSUME_WAIT_S = 1_000, 0.05
 
@@ -240,7 +239,7 @@ _MARKER_KEY = struct.Struct(">hh")  # version, and 1 for commit
 def parse_batches(data: bytes, place: str = "The log") -> Iterator[Batch]:
     """The headers of the record batches in *data*, which may end in the midst of one.
 
-    Raises `DamagedRecords` for what is no batch, and for a marker whose checksum is wrong: nothing else would tell. A
+    Raises `DamagedBatch` for what is no batch, and for a marker whose checksum is wrong: nothing else would tell. A
     batch of records is checked where they are read, and its header by what it must say.
     """
     position = 0
@@ -250,11 +249,11 @@ def parse_batches(data: bytes, place: str = "The log") -> Iterator[Batch]:
         _first_timestamp, _max_timestamp, producer_id, epoch, base_sequence, records = header[7:]
         end, is_control = position + _LENGTH_FROM + length, bool(attributes & _CONTROL)
         if magic != _MAGIC or end < position + _HEADER.size:
-            raise DamagedRecords(damage(place, base_offset, f"no batch of format {_MAGIC} begins there"))
+            raise DamagedBatch(damage(place, base_offset, f"no batch of format {_MAGIC} begins there"))
         commits = None
         if is_control and records and end <= len(data):
             if calc_crc32c(data[position + _CHECKED_FROM : end]) != crc:
-                raise DamagedRecords(damage(place, base_offset, "the checksum of a transaction marker is wrong"))
+                raise DamagedBatch(damage(place, base_offset, "the checksum of a transaction marker is wrong"))
             commits = _commits(data[position + _HEADER.size : end])
         last_offset = base_offset + last_offset_delta
         yield Batch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits)

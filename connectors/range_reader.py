@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
-from exactlyonce.connectors.kafka_reader import epoch_of, exact_consumer
+from exactlyonce.connectors.kafka_reader import epoch_of, exact_consumer, offset_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 WAIT_S = 0.02
@@ -25,9 +24,6 @@ PATIENCE_S = 60.0
 ASK_AFTER_S = 1.0
 """When nothing comes: a consumer waits for ever for a topic that does not exist. Asking at once would cost 50 ms."""
 ANSWER_TIMEOUT_S = 10.0
-
-_offset = cast("Callable[[Message], int]", Message.offset)
-"""A consumed message always has one."""
 
 
 class RangeGone(Halt):
@@ -122,13 +118,13 @@ class RangeReader:
         if any(map(Message.error, messages)):
             messages = self._without_events(messages)
         if messages:
-            self.position = max(self.position, _offset(messages[-1]) + 1)
+            self.position = max(self.position, offset_of(messages[-1]) + 1)
             if self.position > self.end:
-                messages = messages[: bisect_left(messages, self.end, key=_offset)]
+                messages = messages[: bisect_left(messages, self.end, key=offset_of)]
         else:
             self.position = max(self.position, self._passed())
         if self.position > before:
-            is_last = bool(messages) and _offset(messages[-1]) + 1 == min(self.position, self.end)
+            is_last = bool(messages) and offset_of(messages[-1]) + 1 == min(self.position, self.end)
             self.leader_epoch = epoch_of(messages[-1]) if is_last else -1
             self._moved()
         else:
@@ -149,9 +145,9 @@ class RangeReader:
                 kept.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._last_seen = f"readers of it are held at offset {message.offset()}"
-                seen = max(seen, min(_offset(message), self.end))
+                seen = max(seen, min(offset_of(message), self.end))
             else:
-                self._raise(error, _offset(kept[-1]) + 1 if kept else seen)
+                self._raise(error, offset_of(kept[-1]) + 1 if kept else seen)
         self.position = seen  # not before all is known to be well: what is lost with an error was not handed out
         return kept
 

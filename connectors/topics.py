@@ -16,12 +16,20 @@ from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.wire import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, Request, Wire, refuse
+from exactlyonce.connectors.wire import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
+    Again,
+    Request,
+    Wire,
+    refuse,
+)
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 TOPIC = 2  # DescribeConfigs' number for the kind of resource
 EARLIEST, LATEST = -2, -1
-READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 TOPIC_ALREADY_EXISTS = 36
 REFUSED = {17: "name", 37: "partition count", 38: "replication factor", 39: "assignment", 40: "settings", 44: "policy"}
 """CreateTopics' answers that only another request can mend."""

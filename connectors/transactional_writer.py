@@ -31,7 +31,7 @@ from exactlyonce.checkpoint.store_topic import TopicInfo
 from exactlyonce.checkpoint.store_transaction import Write
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.wire import Again, Request, Wire, refuse
+from exactlyonce.connectors.wire import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, Request, Wire, refuse
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, Halt
 
 OPEN_TIMEOUT_S = 60.0
@@ -45,7 +45,6 @@ ALL_REPLICAS = -1
 
 INVALID_TRANSACTION_TIMEOUT = 50
 DUPLICATE_SEQUENCE = 46
-UNKNOWN_TOPIC = {3, 100}
 FENCED = {47, 48, 49, 90}
 """INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED: the id has moved on."""
 BEGIN_ANEW = {45, 59, 120}
@@ -159,7 +158,6 @@ class TransactionalWriter:
         waiting = _batches(writes, self._producer, self._now_ms())
         while waiting:
             first = {partition: batches[0] for partition, batches in waiting.items()}
-
             self._patiently(partial(self._send, first, doing), doing, deadline - self._clock())
             waiting = {partition: batches[1:] for partition, batches in waiting.items() if batches[1:]}
 
@@ -193,7 +191,7 @@ class TransactionalWriter:
             raise self._fenced(code)
         if code in BEGIN_ANEW:
             raise _Refused(f"{doing}: {for_code(code).__name__} ({code})", anew=True)
-        if code in UNKNOWN_TOPIC:
+        if code in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
             raise Again(f"{doing}: {for_code(code).__name__}")  # the next look-up tells whether it is gone, or moved
         try:
             refuse(code, doing)

@@ -43,6 +43,7 @@ ATTEMPT_LEAST_MS = 200
 ATTEMPT_MOST_MS = 15_000
 """What it gets when there is more: an answer that was lost with its broker is asked for again."""
 UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels, as requests number them
 
 
 class Again(Exception):

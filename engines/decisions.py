@@ -1,7 +1,8 @@
 """What a life of the coordinator decides, with a real broker: recovery, decisions, restarts, retention, upkeep.
 
-All of it is called from one thread, the job's broker thread, except `start_message` and `added_for`, which only read.
-No sink producer is made before `open` or `prepare_attempt` has fenced everything older.
+All of it is called from one thread, the job's broker thread, except `start_message` and `added_for`, which only read,
+and `acknowledged`, which hands over what `decide` takes up.
+No sink producer is made before `recover` or `prepare_attempt` has fenced everything older.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Decisions:
             self._inputs.check_continuity(self.manifest)
         if unfinalized is not None:
             self._drive(self._finish(unfinalized, lambda _: self._claimed()))
-        self._sweep(everything=True)
+        self._sweep(for_later_lives=True)
         if unfinalized is None:
             manifests, blocks = self._drive(self._claimed())
             if manifests or blocks:
@@ -205,18 +206,23 @@ class Decisions:
         self._last_committables = standing(manifest, repairs, fates) or self._last_committables
         return fates
 
-    def _sweep(self, *, everything: bool) -> None:
-        """Fence all older transactions; once *everything* was, remember it for later lives, so that ids can expire."""
-        life = self._life()
-        outputs = {(topic, partition) for _, topic, partitions in self._sinks for partition in range(partitions)}
-        self._drive(
-            sweep(life.pipeline, life.incarnation, life.attempt, fenced_below=life.fenced_below, outputs=outputs)
-        )
+    def _sweep(self, *, for_later_lives: bool) -> None:
+        """Fence all older transactions. *for_later_lives*: note it in the log, so that these let the ids expire."""
+        self._sweep_below(self.attempt)
         self._swept_ms = self._clock.monotonic_ms()
-        self._fenced_below = (life.incarnation, life.attempt)
-        if everything:
+        self._fenced_below = (self.life.incarnation, self.attempt)
+        if for_later_lives:
             self._written(self._log.heartbeat(fenced_below=self.life.incarnation))
             self.life = msgspec.structs.replace(self.life, fenced_below=self.life.incarnation)
+
+    def _sweep_below(self, attempt: int, protected: Collection[str] = ()) -> None:
+        """Abort and fence what older lives, and attempts of this one before *attempt*, may have left open."""
+        outputs = {(topic, partition) for _, topic, partitions in self._sinks for partition in range(partitions)}
+        procedure = sweep(
+            self._plan.graph.pipeline_id, self.life.incarnation, attempt,
+            protected=protected, fenced_below=self._fenced_below, outputs=outputs,
+        )  # fmt: skip
+        self._drive(procedure)
 
     def _written(self, outcome: Outcome) -> None:
         """Raise unless an append was `DONE`: what became of it is unknown, or the broker is as good as away."""
@@ -247,7 +253,7 @@ class Decisions:
         self.attempt = attempt
         if unfinished is not None:
             self._drive(self._finish(unfinished, self._claims.expire))
-        self._sweep(everything=False)
+        self._sweep(for_later_lives=False)
         self._drive(self._claims.begin_attempt(self.manifest, self.life.incarnation, attempt, late=killed))
         self.look_at_inputs()
         return self.manifest
@@ -269,7 +275,7 @@ class Decisions:
 
     @property
     def inputs(self) -> Inputs:
-        """The input topics as they were at the start of this life."""
+        """The input topics, as they were when they were last looked at."""
         return self._inputs
 
     @property
@@ -297,18 +303,11 @@ class Decisions:
 
         Bounded work may run twice: where a task was tried again, its first try has a transaction that nobody names.
         """
-        life = self._life()
-        outputs = {(topic, partition) for _, topic, partitions in self._sinks for partition in range(partitions)}
-        self._drive(
-            sweep(
-                life.pipeline, life.incarnation, life.attempt + 1,
-                protected=winners, fenced_below=life.fenced_below, outputs=outputs,
-            )
-        )  # fmt: skip
+        self._sweep_below(self.attempt + 1, winners)
 
-    def claim_strays(self) -> None:
+    def expect_orphans(self) -> None:
         """Work of this attempt was tried more than once: with its checkpoint go the blocks that it does not name."""
-        self._claims.look_for_strays()
+        self._claims.expect_own_orphans()
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -428,7 +427,7 @@ class Decisions:
         if outcome is not Outcome.NOT_WRITTEN:
             self._written(outcome)
         if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
-            self._sweep(everything=False)
+            self._sweep(for_later_lives=False)
 
     def conclude(self) -> None:
         """After a clean stop: all that the last checkpoints committed is visible to readers, and this life is over.
@@ -436,7 +435,7 @@ class Decisions:
         A zombie's open transaction would hold readers before it, so that older attempts are swept first. Records that
         retention has taken meanwhile hold nobody back, and were visible: their markers had been seen.
         """
-        self._sweep(everything=False)
+        self._sweep(for_later_lives=False)
         for committable in self._last_committables:
             if committable.records and self._output_log.fate(committable) is Fate.ABORTED:
                 raise Halt(

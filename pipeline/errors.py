@@ -17,7 +17,7 @@
     │   ├── DamagedRecord       checkpoint.wire: a record of the checkpoint topic is not what was written
     │   │   └── DamagedBlock        checkpoint.store_blocks: a block is missing, or is not what was written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
-    │   ├── DamagedRecords      connectors.consumed: records are stored that are not what was written
+    │   ├── DamagedBatch        connectors.consumed: a batch of an input or an output is not what was written
     │   ├── RangeGone           connectors.range_reader: offsets that were to be read are no longer in the topic
     │   └── RecordsGone         connectors.log: a transaction's records are no longer all in the log
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
@@ -107,6 +107,29 @@ class InvariantViolation(ExactlyOnceError):
     """A rule of the protocol was about to be broken: a defect of exactlyonce. Nothing was written."""
 
     exit_code = 70
+
+
+def is_fatal(error: ExactlyOnceError) -> bool:
+    """Whether another attempt would meet *error* again.
+
+    >>> is_fatal(ConfigError("no such setting")), is_fatal(BrokerUnavailable("it restarts"))
+    (True, False)
+    """
+    fatal = isinstance(error, (UserError, BrokerRefused, Halt, Fenced, InvariantViolation))
+    return fatal and not isinstance(error, BrokerUnavailable)
+
+
+def class_name(error: ExactlyOnceError) -> str:
+    """The nearest class of *error* that is defined here: another process knows it, and makes the error from it."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+
+
+def made_from(name: str, text: str) -> ExactlyOnceError:
+    """The error that another process has told of by its `class_name` and its message."""
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
+        raise InvariantViolation(f"Another process told of an unknown error {name!r}: {text}")
+    return kind(text)
 
 
 def require(condition: object, rule: str) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
 from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _RUN, duration_ms, options_from
+from exactlyonce.pipeline import errors
+from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.sinks.transaction_pool import SLOT_TRANSITIONS
 
 Table = Callable[..., list[dict[str, str]]]
 
@@ -92,3 +97,30 @@ def test_the_settings_of_kafka_are_those_of_the_code(table: Table) -> None:
     assert rows.keys() == _SECURITY_KNOWN
     assert set(code(rows["security.protocol"])) == set(PROTOCOLS)
     assert set(code(rows["sasl.mechanism"])) == set(MECHANISMS)
+
+
+def test_the_exit_codes_are_those_of_the_code(table: Table) -> None:
+    """The table of operations and the help have the code of every error, that of a clean end, and no other."""
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ExactlyOnceError)]
+    codes = {0} | {each.exit_code for each in kinds}
+    assert {int(row["code"]) for row in table("docs/operations.md", "code", "meaning", "do")} == codes
+    listed = (parser().epilog or "").partition("exit codes:")[2]
+    assert {int(each) for each in re.findall(r"^  (\d+) ", listed, re.MULTILINE)} == codes
+
+
+def moves(diagram: str) -> set[tuple[str, str]]:
+    """The pairs of states that its arrows join."""
+    lines = re.findall(r"(?:\w+ (?:->|\|) )+\w+", diagram)
+    chains = [[step.split(" | ") for step in line.split(" -> ")] for line in lines]
+    return {(a, b) for chain in chains for before, after in pairwise(chain) for a in before for b in after}
+
+
+def test_the_diagrams_of_states_are_those_of_the_code() -> None:
+    """Every move of a job, a checkpoint and a slot that a table allows is drawn, and no other."""
+    page = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text()
+    fence = page.partition("## States")[2].split("```")[1]
+    drawn = {name: moves(diagram) for name, diagram in re.findall(r"^(\w+) (.*?)(?=^\w|\Z)", fence, re.DOTALL | re.M)}
+    job = {(a.value, b.value) for a, after in JOB_TRANSITIONS.items() for b in after}
+    checkpoint = {(a.value, b.value) for a, after in CHECKPOINT_TRANSITIONS.items() for b in after}
+    slot = {(a.value, b.value) for a, b in SLOT_TRANSITIONS.items()}
+    assert drawn == {"job": job, "checkpoint": checkpoint, "slot": slot}

@@ -101,7 +101,7 @@ def advance(
     open_ms = clock.monotonic_ms() - opened_ms
     decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}
     retried = any(is_retry(each.label) for each in receipts)
-    _settle_losers(decisions, publications, retried=retried)
+    _settle_failed_attempts(decisions, publications, retried=retried)
     return Advanced(_decide(decisions, decided, retried=retried), receipts, publications)
 
 
@@ -159,16 +159,16 @@ def _publish(
     return [_published_decoder.decode(each) for each in answers]
 
 
-def _settle_losers(decisions: Decisions, publications: Sequence[Published], *, retried: bool) -> None:
-    """Attempts without a receipt: their transactions are aborted, their blocks go with this checkpoint."""
+def _settle_failed_attempts(decisions: Decisions, publications: Sequence[Published], *, retried: bool) -> None:
+    """Failed attempts have no receipt: their transactions are aborted, their blocks go with this checkpoint."""
     if publications:
         decisions.abort_all_but({each.precommit.transactional_id for each in publications})
     if retried:
-        decisions.claim_strays()
+        decisions.expect_orphans()
 
 
 def _decide(decisions: Decisions, decided: CheckpointPlan, *, retried: bool) -> Manifest:
-    """The manifest and the commits; then every id of this attempt is fenced, so that no loser can come back.
+    """The manifest and the commits; then every id of this attempt is fenced, so that no failed attempt can come back.
 
     *retried*: some may still write blocks, which are looked for when the next checkpoint is complete.
     """

@@ -14,17 +14,7 @@ import msgspec
 from exactlyonce.engines.bounded.messages import Failure
 from exactlyonce.engines.bounded.publish import publish
 from exactlyonce.engines.bounded.unit import run_unit
-from exactlyonce.pipeline import errors
-from exactlyonce.pipeline.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    ExactlyOnceError,
-    Fenced,
-    Halt,
-    InvariantViolation,
-    UserError,
-    require,
-)
+from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]
 """(name of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage."""
@@ -46,10 +36,10 @@ def perform(work: bytes, attempt_label: str) -> bytes:
     """Do *work*, whatever it is: the encoded answer, which is a `Failure` where another attempt would fail as well."""
     try:
         return _KINDS[_tag_decoder.decode(work).type](work, attempt_label)
-    except BrokerUnavailable:
-        raise
-    except (UserError, BrokerRefused, Halt, Fenced, InvariantViolation) as error:
-        return _encode(Failure(_known_name(error), str(error)))
+    except ExactlyOnceError as error:
+        if not is_fatal(error):
+            raise
+        return _encode(Failure(class_name(error), str(error)))
 
 
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
@@ -77,14 +67,4 @@ def _failure(answer: bytes) -> ExactlyOnceError | None:
         failure = _failure_decoder.decode(answer)
     except msgspec.ValidationError:
         return None
-    kind = getattr(errors, failure.error, None)
-    require(isinstance(kind, type) and issubclass(kind, ExactlyOnceError), "a failure names an error of ours")
-    assert isinstance(kind, type)
-    error = kind(failure.text)
-    assert isinstance(error, ExactlyOnceError)
-    return error
-
-
-def _known_name(error: ExactlyOnceError) -> str:
-    """The nearest class of *error* that is in `pipeline.errors`."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "exactlyonce.pipeline.errors")
+    return made_from(failure.error, failure.text)

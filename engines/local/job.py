@@ -29,8 +29,7 @@ from exactlyonce.engines.local.whereabouts import Whereabouts
 from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Worker, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
-from exactlyonce.pipeline import errors
-from exactlyonce.pipeline.errors import BrokerUnavailable, EndedAtOnce, ExactlyOnceError, InvariantViolation
+from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, GraphError, made_from
 from exactlyonce.pipeline.failpoints import hit
 
 FINISH_TIMEOUT_S = 30.0
@@ -77,6 +76,8 @@ class Job:
         self._whereabouts = Whereabouts()
         self._at_once = False
         self._deploy_at: tuple[float, core.Deploy] | None = None
+        self._delay_s = 0.0
+        """Before the next deployment: what the restart strategy says."""
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
         self._end: core.End | None = None
         self.recovered = False
@@ -215,14 +216,11 @@ class Job:
             case core.Restart():
                 self._restart(effect)
             case core.Deploy():
-                delay_s = self._delay_s if self.core.attempt else 0.0
-                self._deploy_at = (time.monotonic() + delay_s, effect)
+                self._deploy_at = (time.monotonic() + self._delay_s, effect)
             case core.End():
                 self._end = effect
             case core.Note(text):
                 self.report.note(text)
-
-    _delay_s = 0.0
 
     def _open(self) -> Decisions:
         """Runs on the broker thread."""
@@ -328,12 +326,12 @@ class Job:
                     self._feed(core.SourcesFinished())
             case msg.Progress():
                 self.report.progress(message)
-            case msg.WorkerFailed(_, error, text):
-                self._feed(core.Failed(text, _rebuilt(error, text)))
+            case msg.WorkerFailed(_, name, text):
+                self._feed(core.Failed(text, made_from(name, text) if name else None))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
         if fingerprint != self.plan.graph.fingerprint():
-            raise errors.GraphError(
+            raise GraphError(
                 "A worker imported another pipeline than the coordinator: the graph depends on something that differs "
                 "between processes (time, random numbers, the environment). Make it the same on every import."
             )
@@ -387,13 +385,3 @@ def _known(error: BaseException) -> ExactlyOnceError:
     if isinstance(error, ExactlyOnceError):
         return error
     raise error
-
-
-def _rebuilt(name: str, text: str) -> ExactlyOnceError | None:
-    """The error that a worker reported by its class's name; None where a restart may help."""
-    if not name:
-        return None
-    kind = getattr(errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
-        raise InvariantViolation(f"a worker reported an unknown error {name}")
-    return None if kind is BrokerUnavailable else kind(text)

@@ -116,9 +116,8 @@ class Progress(msgspec.Struct, tag=True):
     positions: dict[str, dict[int, int]]
     longest_gap_ms: float
     open_transactions: int
-    last_record_ms: int
-    """Wall clock of the last batch; 0 before the first."""
     first_record_ms: int
+    """Wall clock of the first batch; 0 before it."""
     lag: int
     """Records up to the last stable offset that are not yet read."""
     waiting: list[str]

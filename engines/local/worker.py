@@ -24,15 +24,7 @@ from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
 from exactlyonce.engines.local.inputs import SourceTrigger
 from exactlyonce.engines.local.watch import Watch
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    ExactlyOnceError,
-    Fenced,
-    Halt,
-    InvariantViolation,
-    UserError,
-)
+from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal
 from exactlyonce.pipeline.failpoints import hit
 
 IDLE_WAIT_S = 0.02
@@ -60,7 +52,7 @@ class Worker:
         self._costs_at = time.monotonic() + COSTS_INTERVAL_S
         self._batch_at = time.monotonic()
         self._longest_gap_s = 0.0
-        self._first_record_ms = self._last_record_ms = 0
+        self._first_record_ms = 0
         self._records_seen = 0
         self._running = True
 
@@ -125,11 +117,10 @@ class Worker:
         seen = sum(source.records for source in self._sources)
         now = time.monotonic()
         if seen != self._records_seen:
-            wall_ms = SystemClock().now_ms()
             if self._first_record_ms:
                 self._longest_gap_s = max(self._longest_gap_s, now - self._batch_at)
-            self._first_record_ms = self._first_record_ms or wall_ms
-            self._records_seen, self._last_record_ms, self._batch_at = seen, wall_ms, now
+            self._first_record_ms = self._first_record_ms or SystemClock().now_ms()
+            self._records_seen, self._batch_at = seen, now
 
     def _obey(self, message: Any) -> None:
         match message:
@@ -173,7 +164,6 @@ class Worker:
                 positions,
                 self._longest_gap_s * 1000,
                 sum(writer.open_transactions for writer in self.built.writers),
-                self._last_record_ms,
                 self._first_record_ms,
                 sum(source.reader.lag() for source in self._sources),
                 [waiting for source in self._sources if (waiting := source.reader.waiting)],
@@ -207,16 +197,9 @@ def serve(connection: msg.Connection) -> None:
                 finally:
                     for writer in worker.built.writers:
                         writer.abandon()
-    except (PeerGone, BrokerUnavailable) as error:
-        connection.send(msg.WorkerFailed(start.subtask, "", str(error)))
     except ExactlyOnceError as error:
-        fatal = isinstance(error, (UserError, BrokerRefused, Halt, Fenced, InvariantViolation))
-        connection.send(msg.WorkerFailed(start.subtask, _known_name(error) if fatal else "", str(error)))
-
-
-def _known_name(error: ExactlyOnceError) -> str:
-    """The nearest class of *error* that is in `pipeline.errors`."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "exactlyonce.pipeline.errors")
+        name = class_name(error) if is_fatal(error) else ""
+        connection.send(msg.WorkerFailed(start.subtask, name, str(error)))
 
 
 def main() -> None:

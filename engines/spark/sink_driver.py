@@ -293,7 +293,7 @@ class SinkDriver:
     def _expired(self) -> Procedure[Dropped]:
         """Old manifests; a sink has no blocks."""
         return tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED]), ()
-        yield
+        yield  # never: it makes this a procedure
 
     # --- both -----------------------------------------------------------------------------------------------------
 

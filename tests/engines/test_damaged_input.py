@@ -13,7 +13,7 @@ from running import QUICK, orders
 
 from exactlyonce.checkpoint.committable import Written
 from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.consumed import DamagedRecords
+from exactlyonce.connectors.consumed import DamagedBatch
 from exactlyonce.connectors.log import Log, parse_batches
 from exactlyonce.connectors.range_reader import RangeReader
 from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
@@ -83,10 +83,10 @@ def test_a_changed_byte_is_found(own_broker: Callable[..., OwnCluster], run: Any
         assert f"{topic}[0] is damaged at offset {COUNT}" in job.said
         assert "Choices: restore the partition" in job.said
         assert len(cluster.read_committed(f"{codec}-out")) <= COUNT
-        with pytest.raises(DamagedRecords, match=rf"{topic}\[0\] is damaged at offset {COUNT}"):
+        with pytest.raises(DamagedBatch, match=rf"{topic}\[0\] is damaged at offset {COUNT}"):
             _read(RangeReader(topic, 0, 0, 2 * COUNT, config))
         assert _read(RangeReader(topic, 0, 0, COUNT, config)) == COUNT
-        with pytest.raises(DamagedRecords, match=f"{topic}-0 is damaged at offset {COUNT}"):
+        with pytest.raises(DamagedBatch, match=f"{topic}-0 is damaged at offset {COUNT}"):
             list(Log(config).records(*writers[codec], Written(topic, 0, 0, 2 * COUNT)))
 
 
@@ -99,7 +99,7 @@ def test_a_changed_byte_of_a_marker_is_found(own_broker: Callable[..., OwnCluste
     change_a_byte(cluster, "in", 2)
     cluster.broker.start()
     log = Log(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))
-    with pytest.raises(DamagedRecords, match=f"in-0 is damaged at offset {2 * COUNT}"):
+    with pytest.raises(DamagedBatch, match=f"in-0 is damaged at offset {2 * COUNT}"):
         list(log.batches("in", 0, 0))
 
 
@@ -107,7 +107,7 @@ def test_bytes_that_are_no_batches() -> None:
     """A length that leads nowhere, and another format, are damage, not an endless search."""
     for length, magic in ((-12, 2), (0, 2), (100, 1)):
         data = struct.pack(">qiib", 7, length, 0, magic) + bytes(200)
-        with pytest.raises(DamagedRecords, match="orders-3 is damaged at offset 7"):
+        with pytest.raises(DamagedBatch, match="orders-3 is damaged at offset 7"):
             list(parse_batches(data, "orders-3"))
 
 

@@ -18,7 +18,7 @@ from exactlyonce.engines.local.whereabouts import Whereabouts
 
 
 def progress(subtask: int = 0, *busiest: Any) -> Progress:
-    return Progress(subtask, 0, 0, 0, {}, 0.0, 0, 0, 0, 0, [], [], *busiest)
+    return Progress(subtask, 0, 0, 0, {}, 0.0, 0, 0, 0, [], [], *busiest)
 
 
 def of_two() -> Whereabouts:
