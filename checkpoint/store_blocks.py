@@ -25,7 +25,6 @@ from exactlyonce.checkpoint.store_scan import (
     REMOVED,
     is_damaged,
     next_offset,
-    read_anew,
     read_range,
 )
 from exactlyonce.checkpoint.store_topic import TopicInfo
@@ -151,28 +150,30 @@ class BlockReader:
         wanted = _by_partition(refs)
         if not wanted:
             return
-        most = max(sum(ref.size for ref in queue) for queue in wanted.values())
-        consumer = store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=most)
-        try:
-            consumer.assign([TopicPartition(self.topic.name, each, queue[0].offset) for each, queue in wanted.items()])
-            yield from self._read(consumer, wanted)
-        finally:
-            consumer.close()
+        while wanted:
+            most = max(sum(ref.size for ref in queue) for queue in wanted.values())
+            consumer = store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=most)
+            try:
+                begin = [TopicPartition(self.topic.name, each, queue[0].offset) for each, queue in wanted.items()]
+                consumer.assign(begin)
+                yield from self._read(consumer, wanted)
+            finally:
+                consumer.close()
 
     def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
+        """Read until nothing is *wanted*, or *consumer* has met a damaged batch before the next wanted block."""
+        begun = {queue[0] for queue in wanted.values()}
         deadline = time.monotonic() + self._idle_timeout_s
         at_end: set[int] = set()
-        sought = {queue[0] for queue in wanted.values()}
+        sought: set[BlockRef] = set()
         while wanted:
             message = consumer.poll(0.1)
             if message is not None and message.partition() in wanted:
                 partition = message.partition() or 0
                 queue = wanted[partition]
                 if is_damaged(message):
-                    _require_elsewhere(queue[0], sought, message)
-                    sought.add(queue[0])
-                    read_anew(consumer, TopicPartition(self.topic.name, partition, queue[0].offset))
-                    continue
+                    _require_elsewhere(queue[0], begun, message)
+                    return
                 _require_there(queue[0], message)
                 reached = next_offset(self._config, message)
                 if reached is not None:
@@ -208,10 +209,10 @@ def _require_there(ref: BlockRef, message: Message) -> None:
         raise DamagedBlock(f"{_named(ref)} is gone: the partition does not hold that offset.", ref)
 
 
-def _require_elsewhere(ref: BlockRef, sought: set[BlockRef], damage: Message) -> None:
-    """Raise unless the damaged batch lies before *ref*: a read from there does not meet it then."""
+def _require_elsewhere(ref: BlockRef, begun: set[BlockRef], damage: Message) -> None:
+    """Raise if the reading began at *ref*, which lies in the damaged batch then; one that begins there will tell."""
     error = damage.error()
-    if ref in sought and error is not None:
+    if ref in begun and error is not None:
         raise DamagedBlock(f"{_named(ref)} is damaged: {error.str()}.", ref)
 
 

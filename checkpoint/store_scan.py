@@ -2,17 +2,18 @@
 
 Transaction markers and what compaction removed take offsets but are never seen: a range is read to its end when the
 client reports the end of the partition at or past it, or hands out a record at or past it; never when a certain record
-was seen. A damaged batch is passed over, and whoever reads is told; behind one the client library takes other bytes for
-batches, so that nothing it says counts before it is made to read from an offset anew.
+was seen. A damaged batch is passed over, and whoever reads is told. Behind one the client library takes other bytes for
+batches and goes on at made-up offsets, and a seek does not take back what it has to say of them: so after the first
+word of damage a consumer is not listened to any more, and another one goes on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.checkpoint import store_client
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
@@ -42,20 +43,34 @@ def read_range(
 
     *passed_over* is told of each damaged batch: its first offset, as far as it was asked for, and the one behind it.
     """
-    if start >= end:
-        return
+    position = start
+    while position < end:
+        position = yield from _read_on(config, topic, partition, position, end, isolation, passed_over, idle_timeout_s)
+
+
+def _read_on(
+    config: Mapping[str, Any],
+    topic: str,
+    partition: int,
+    position: int,
+    end: int,
+    isolation: str,
+    passed_over: Callable[[int, int], None],
+    idle_timeout_s: float,
+) -> Generator[Message, None, int]:
+    """Read until the end or behind the first damaged batch; how far that is."""
     consumer = store_client.consumer(config, topic, isolation)
     try:
-        consumer.assign([TopicPartition(topic, partition, start)])
-        position, deadline = start, time.monotonic() + idle_timeout_s
+        consumer.assign([TopicPartition(topic, partition, position)])
+        deadline = time.monotonic() + idle_timeout_s
         while position < end:
             message, reached = consumer.poll(0.1), None
             if message is not None and is_damaged(message):
                 first = max(position, message.offset() or 0)
-                reached = _behind(config, consumer, message, first, time.monotonic() + idle_timeout_s)
-                passed_over(first, reached)
-                message = None
-            elif message is not None:
+                behind = _behind(config, message, first, isolation, time.monotonic() + idle_timeout_s)
+                passed_over(first, behind)
+                return behind
+            if message is not None:
                 reached = next_offset(config, message)
             if reached is not None and reached > position:
                 position, deadline = reached, time.monotonic() + idle_timeout_s
@@ -66,6 +81,7 @@ def read_range(
                     f"{topic}[{partition}] could not be read from offset {position} on, up to {end}, for "
                     f"{idle_timeout_s:.0f} s. Check the broker, and that no other program has a transaction open there."
                 )
+        return position
     finally:
         consumer.close()
 
@@ -76,31 +92,28 @@ def is_damaged(message: Message) -> bool:
     return error is not None and error.code() in DAMAGED
 
 
-def read_anew(consumer: Consumer, where: TopicPartition) -> None:
-    """Make *consumer* forget what it has of the partition, and read it from the offset of *where* on."""
-    place = [TopicPartition(where.topic, where.partition)]
-    consumer.incremental_unassign(place)
-    consumer.incremental_assign([where])
-
-
-def _behind(config: Mapping[str, Any], consumer: Consumer, damage: Message, within: int, deadline: float) -> int:
-    """The first offset behind the damaged batch, in which offset *within* lies; *consumer* goes on from there.
+def _behind(config: Mapping[str, Any], damage: Message, within: int, isolation: str, deadline: float) -> int:
+    """The first offset behind the damaged batch, in which offset *within* lies.
 
     A read at any offset within a batch meets all of it, and nobody says where it ends: that is found by halving.
     """
     topic, partition = damage.topic() or "", damage.partition() or 0
 
     def is_within(offset: int) -> bool:
-        read_anew(consumer, TopicPartition(topic, partition, offset))
-        while time.monotonic() < deadline:
-            message = consumer.poll(0.1)
-            error = message.error() if message is not None else None
-            if message is not None and is_damaged(message):
-                return message.offset() == damage.offset()
-            if error is not None and error.code() in REMOVED:
-                return False  # behind the end of the partition
-            if message is not None and next_offset(config, message) is not None:
-                return False
+        consumer = store_client.consumer(config, topic, isolation)
+        try:
+            consumer.assign([TopicPartition(topic, partition, offset)])
+            while time.monotonic() < deadline:
+                message = consumer.poll(0.1)
+                if message is not None and is_damaged(message):
+                    return message.offset() == damage.offset()
+                error = message.error() if message is not None else None
+                if error is not None and error.code() in REMOVED:
+                    return False  # behind the end of the partition
+                if message is not None and next_offset(config, message) is not None:
+                    return False
+        finally:
+            consumer.close()
         raise BrokerUnavailable(
             f"{topic}[{partition}] is damaged at offset {damage.offset()}, and what lies behind it could not be read "
             f"in time. Check the broker."
@@ -113,7 +126,6 @@ def _behind(config: Mapping[str, Any], consumer: Consumer, damage: Message, with
     while behind - within > 1:
         middle = (within + behind) // 2
         within, behind = (middle, behind) if is_within(middle) else (within, middle)
-    read_anew(consumer, TopicPartition(topic, partition, behind))
     return behind
 
 

@@ -197,6 +197,22 @@ class TestCleaning:
         assert scanned.end_offsets == log.end_offsets()
         assert sorted(scanned.blocks, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
 
+    def test_a_tombstone_counts_once_it_is_committed(self, store: Any) -> None:
+        """One of a transaction that is open, or was aborted, says nothing: the block is found, and dropped again."""
+        refs = written(BlockWriter(store.config, store.topic, 1, 0), [b"body"] * 4)
+        dropping = Producer({**store.config, "transactional.id": f"{store.pipeline}-x"})
+        dropping.init_transactions(LIMIT_S)
+        for end in (dropping.abort_transaction, dropping.commit_transaction):
+            dropping.begin_transaction()
+            for ref in refs:
+                dropping.produce(store.topic.name, None, ref.key, ref.partition)
+            assert dropping.flush(LIMIT_S) == 0
+            assert set(scan_blocks(store.config, store.topic, [0] * 5).blocks) == set(refs)
+            end(LIMIT_S)
+        deadline = time.monotonic() + LIMIT_S
+        while scan_blocks(store.config, store.topic, [0] * 5).blocks:
+            assert time.monotonic() < deadline, "markers take a moment"
+
     def test_dead_blocks(self, store: Any) -> None:
         """A tombstoned block is dead, so is one before the first offset, and so are all if the topic is another."""
         refs = written(BlockWriter(store.config, store.topic, 1, 0), [b"body"] * 8)

@@ -80,6 +80,16 @@ def test_damage_is_shown(history: History) -> None:
     assert as_json(history)["damaged"] == history.damaged
 
 
+def test_a_damaged_checkpoint_is_shown(history: History) -> None:
+    """A checkpoint that cannot be restored is marked as damaged, with the reason, in text and as data."""
+    lines = list(as_text(history, "h:9092", 200, {41: "Block b is gone."}))
+    assert any(line.split()[:3] == ["41", "checkpoint", "damaged"] for line in lines)
+    assert any(line.split() == ["damage", "Block", "b", "is", "gone."] for line in lines)
+    first, second = as_json(history, {41: "Block b is gone."})["checkpoints"]
+    assert (first["state"], first["damage"]) == ("damaged", "Block b is gone.")
+    assert (second["state"], second["damage"]) == ("decided", None)
+
+
 def test_json(history: History) -> None:
     """As data there is all of it, the fate of each committable included."""
     found = json.loads(msgspec.json.encode(as_json(history)))
@@ -88,7 +98,8 @@ def test_json(history: History) -> None:
     assert (first["checkpoint"], first["state"], first["finalized_at_ms"]) == (41, "finalized", 1_000_200)
     assert (second["checkpoint"], second["state"], second["finalized_at_ms"]) == (42, "decided", None)
     assert (first["duration_ms"], first["written_bytes"], first["state_bytes"]) == (113, 2_000, 1_500_000)
-    assert first["offsets"][1] == {"source": "in", "topic": "orders", "topic_id": "id", "partition": 1, "offset": 410}
+    offset = {"source": "in", "topic": "orders", "topic_id": "id", "partition": 1, "offset": 410, "leader_epoch": -1}
+    assert first["offsets"][1] == offset
     assert [(each["fate"], each["records"]) for each in first["committables"]] == [("committed", 30), ("repaired", 5)]
     assert first["committables"][0]["written"][1] == {
         "topic": "totals",

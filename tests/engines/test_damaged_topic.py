@@ -16,6 +16,9 @@ from unreferenced import unreferenced_blocks
 from exactlyonce.checkpoint.history import History
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.store import read_history
+from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, DamagedBlock, scan_blocks
+from exactlyonce.checkpoint.store_topic import prepare_topic
+from exactlyonce.checkpoint.wire import Block
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster
 
@@ -75,6 +78,30 @@ def job(own_broker: Callable[..., OwnCluster], topic_name: str, run: Any) -> Job
 def index_of(manifest: Manifest) -> BlockRef:
     """The first index block of its only operator."""
     return manifest.operators[0].index[0][0]
+
+
+def test_a_damaged_batch_among_others(own_broker: Callable[..., OwnCluster], topic_name: str) -> None:
+    """Blocks before and behind a damaged batch of many are read and found; one of its own is named as damaged."""
+    kafka = own_broker()
+    config = {"bootstrap.servers": kafka.bootstrap_servers}
+    topic, refs = prepare_topic(config, topic_name, 2), []
+    writer = BlockWriter(config, topic, 1, 0)
+    for part in range(3):
+        blocks = [Block("totals", 1, "state", "none", "text", b"x" * 40) for _ in range(20)]
+        tickets = [writer.write(block, group, part) for group, block in enumerate(blocks)]
+        writer.wait(60.0)
+        refs += [ticket.ref for ticket in tickets if ticket.ref is not None]
+    lost = refs[30]
+    damage(kafka, topic.name, 1, lost.key.encode(), known_checksum=False)
+    found = scan_blocks(config, topic, (0, 0))
+    first, last = map(int, found.unreadable[0].rpartition("offsets ")[2].split(" to "))
+    whole = [ref for ref in refs if not first <= ref.offset <= last]
+    assert first <= lost.offset <= last
+    assert set(found.blocks) == set(whole)
+    assert {ref for ref, _ in BlockReader(config, topic).fetch(whole)} == set(whole)
+    with pytest.raises(DamagedBlock, match="CRC32C") as error:
+        list(BlockReader(config, topic).fetch([*whole, lost]))
+    assert error.value.ref == lost
 
 
 @pytest.mark.parametrize("known_checksum", [False, True])
