@@ -50,7 +50,14 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan, share_of
-from exactlyonce.engines.preflight import Inputs, Offsets, check_inputs, check_operators, prepare_outputs
+from exactlyonce.engines.preflight import (
+    Inputs,
+    Offsets,
+    check_inputs,
+    check_operators,
+    prepare_outputs,
+    refuse_new_places,
+)
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
 from exactlyonce.pipeline.failpoints import hit
@@ -270,6 +277,7 @@ class Decisions:
     def _go_on_from(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._offsets, self._added = self._inputs.offsets_from(manifest), self._inputs.added_since(manifest)
+        refuse_new_places(self._plan.graph, self._plan.parallelism, manifest, self._added)
 
     # --- what bounded work is told ------------------------------------------------------------------------------
 

@@ -193,6 +193,20 @@ def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:
         )
 
 
+def refuse_new_places(graph: LogicalGraph, parallelism: int, manifest: Manifest, added: Offsets) -> None:
+    """Raise Halt where partitions were *added* to a topic whose partitions say which subtask has the state of a key:
+    producers deal its keys out anew, and a key's next record would meet another subtask, without its state."""
+    for source in sorted(graph.placing_sources if parallelism > 1 else ()):
+        if added[source]:
+            raise Halt(
+                f"The topic of source {source!r} has got partitions {sorted(added[source])} since checkpoint "
+                f"{manifest.checkpoint}. Its partitions say which of the {parallelism} subtasks has the state of a key "
+                f"(key_by(..., partitioned=True)), and with more of them keys go elsewhere, away from their state.\n"
+                f"  Choices: `exactlyonce reset {manifest.pipeline}` and recompute from what is there, without "
+                f"partitioned=True if partitions may be added again; or restore the topic as it was."
+            )
+
+
 def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Inputs:
     """Look at every input topic; TopicError for a missing one."""
     sources = {node.id: node.source for node in graph.sources if isinstance(node.source, KafkaSource)}

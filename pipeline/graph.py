@@ -157,6 +157,14 @@ class LogicalGraph:
             if not self.node(read.node).partitioned
         )
 
+    @property
+    def placing_sources(self) -> frozenset[str]:
+        """The sources whose partitions say which subtask has the state of a key (`key_by(..., partitioned=True)`)."""
+        above = [read.node for node in self.nodes if node.partitioned for read in node.inputs]
+        for id in above:  # it grows as it is walked through
+            above += [read.node for read in self.node(id).inputs]
+        return frozenset(id for id in above if self.node(id).kind is Kind.SOURCE)
+
     def fingerprint(self) -> str:
         """SHA-256 in hex of what two processes must agree on. Code is not in it: a changed function keeps it."""
         described = {

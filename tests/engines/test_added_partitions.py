@@ -146,3 +146,19 @@ def test_a_take_up_whose_checkpoint_is_aborted(kafka: KafkaCluster, topic_name: 
     assert_totals(kafka, f"{topic_name}-out", fed + more)
     report = audited(kafka, "pipelines:linear", topic_name)
     assert (report["records_in"], report["unjudged"]) == (500, [])
+
+
+def test_partitions_that_place_the_state(kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]) -> None:
+    """Where the partitions of the topic say which of several subtasks has the state of a key, added ones halt the job,
+    and the next run as well."""
+    topic = kafka.create_topic(f"{topic_name}-in", 2)
+    fed = orders(200)
+    kafka.produce(topic, fed)
+    arguments = ("pipelines:partitioned", "--param", f"name={topic_name}", *QUICK)
+    job = run(*arguments, "--parallelism", "2")
+    read_of(job, 200)
+    kafka.add_partitions(topic, 4)
+    for _ in range(2):
+        assert job.wait() == 6, job.said
+        assert "keys go elsewhere, away from their state" in job.said
+        job = run(*arguments, "--parallelism", "2")
