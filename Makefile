@@ -29,7 +29,7 @@ bench: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python benchmarks/run.py $(ARGS)
 
 # Most tests wait more than they compute: three processes; what uses a Spark session shares one, in one of them.
-PYTEST := .venv/bin/pytest -n 3 --dist loadgroup --no-loadscope-reorder
+PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: .venv/dev.stamp .venv/java.stamp kafka
 	$(PYTEST) --sample $(ARGS)

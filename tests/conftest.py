@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[1]
@@ -29,23 +31,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is to be left out, and put the tests that share a Spark session into one process, which begins
-    with them: it comes up in twenty seconds, and is the longest group.
+    """Leave out what is to be left out, and begin with the longest group, the tests that share a Spark session.
 
     Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one.
     """
     left_out = [item for item in items if config.getoption("--sample") and _is_beyond_the_sample(item)]
-    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: not _is_on_spark(item))
+    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: not is_on_spark(item.nodeid))
     config.hook.pytest_deselected(items=left_out)
     without_docker = [item for item in items if item.get_closest_marker("docker")]
     if without_docker and (os.environ.get("CI") == "true" or _docker_answers()):
         without_docker = []
     for item in without_docker:
         item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if _is_on_spark(item) else item.location[0]))
     config.stash[LEFT_OUT] = (len(left_out), len(without_docker))
 
 
@@ -56,12 +54,26 @@ def _is_beyond_the_sample(item: pytest.Item) -> bool:
     return marker is not None and case not in marker.kwargs.get("but", ())
 
 
-def _is_on_spark(item: pytest.Item) -> bool:
-    return "spark" in getattr(item, "fixturenames", ())
+@cache
+def is_on_spark(nodeid: str) -> bool:
+    """Whether a test of its file takes the fixture `spark`."""
+    file = ROOT / nodeid.split("::")[0]
+    return file.parent.name == "spark" and re.search(r"[( ]spark: (Any|SparkSession)", file.read_text()) is not None
 
 
 class WorkersOfXdist:
-    """Only its worker processes collect: they tell the one that sums up."""
+    """Which tests go into one process; and only its worker processes collect: they tell the one that sums up."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Those of a file, and those of all files that share a Spark session, which takes twenty seconds to come up."""
+        from xdist.scheduler import LoadFileScheduling
+
+        class BySession(LoadFileScheduling):  # type: ignore[misc]  # it ships no types
+            def _split_scope(self, nodeid: str) -> str:
+                return "spark" if is_on_spark(nodeid) else str(super()._split_scope(nodeid))
+
+        return BySession(config, log) if config.getoption("dist") == "loadfile" else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -71,6 +83,8 @@ class WorkersOfXdist:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(WorkersOfXdist())
+    settings.register_profile("of any machine", deadline=None)  # a slow one takes more than 200 ms for an example
+    settings.load_profile("of any machine")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_a_sample_runs_the_cases_that_the_mark_names() -> None:
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_what_is_left_out_is_said_at_the_end(processes: str) -> None:
     """However many processes collect, the end says once what was left out, and for want of what."""
-    options = ("-n", processes, "--dist", "loadgroup", "-k", "nothing_is_called_so")
+    options = ("-n", processes, "--dist", "loadfile", "-k", "nothing_is_called_so")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "--sample", MATRIX, "tests/docker"]
     environment = {**os.environ, "CI": "", "DOCKER_HOST": "unix:///nowhere", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
@@ -69,3 +70,10 @@ def test_every_sample_exists(request: pytest.FixtureRequest) -> None:
             cases.setdefault(test, set()).add(item.callspec.id)
             named[test] = set(marker.kwargs.get("but", ()))
     assert {test: missing for test in cases if (missing := named[test] - cases[test])} == {}
+
+
+def test_files_on_spark_are_those_that_take_the_fixture(request: pytest.FixtureRequest) -> None:
+    """What goes into the process of the Spark session is every file with a test that takes the session."""
+    files = {item.location[0] for item in request.session.items if "spark" in getattr(item, "fixturenames", ())}
+    known = runpy.run_path(str(ROOT / "tests" / "conftest.py"))["is_on_spark"]
+    assert {file for file in files if not known(file)} == set()
