@@ -50,6 +50,12 @@ def offsets_noted(kafka: KafkaCluster, name: str) -> list[dict[int, int]]:
     return [{each.partition: each.offset for each in manifests[n].offsets} for n in sorted(manifests)]
 
 
+def halted(job: Run) -> None:
+    """It has ended with a halt that says why."""
+    assert job.wait() == 6, job.said
+    assert "keys go elsewhere, away from their state" in job.said
+
+
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_partitions_are_taken_up_by_a_running_job(
     parallelism: int, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]
@@ -158,7 +164,5 @@ def test_partitions_that_place_the_state(kafka: KafkaCluster, topic_name: str, r
     job = run(*arguments, "--parallelism", "2")
     read_of(job, 200)
     kafka.add_partitions(topic, 4)
-    for _ in range(2):
-        assert job.wait() == 6, job.said
-        assert "keys go elsewhere, away from their state" in job.said
-        job = run(*arguments, "--parallelism", "2")
+    halted(job)
+    halted(run(*arguments, "--parallelism", "2"))
