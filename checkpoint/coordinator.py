@@ -57,10 +57,10 @@ class Ack(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. What is known of the workers, for those who read why something is late, not for decisions:"""
+    """Time has passed. Nothing follows from the texts: they are for who reads why something is late."""
 
     hanging: str = ""
-    """Those that do not come back from something, or are not ready yet: which, from what, and for how long."""
+    """The workers that do not come back from something, or are not ready yet: which, from what, and for how long."""
     slow: str = ""
     """The operators that take most of their workers' time."""
 

@@ -139,7 +139,7 @@ class History:
     def pass_over(self, first: int, behind: int) -> None:
         """The records from offset *first* up to, not including, *behind* cannot be read: their batch is damaged.
 
-        Which they are nobody knows. They came before whatever is read later, so that a newer manifest behind them shows
+        Nobody knows which they are. They came before whatever is read later, so that a newer manifest behind them shows
         that the newest is not among them, and what they say of older ones costs at most those.
         """
         place = f"offsets {first} to {behind - 1} of the decision log"

@@ -170,8 +170,10 @@ class SinkDriver:
     # --- after a job ----------------------------------------------------------------------------------------------
 
     def commit(self, job: Job, flushed: Sequence[Flushed]) -> None:
-        """Decide *job*, unless that has been done, and commit it. Raises, if it was not decided, `SinkFailed`, and if
-        other rows than now were, `Halt`."""
+        """Decide *job*, unless that has been done, and commit it.
+
+        Raises `SinkFailed` if it was not decided, and `Halt` if it was decided with other rows.
+        """
         incarnation = flushed[0].incarnation
         require(all((each.incarnation, each.job) == (incarnation, job) for each in flushed), "A job has one assignment")
         self._partitions.clear()

@@ -70,4 +70,3 @@ class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
     """The writer of a stream; output mode complete writes all rows of every batch, as Spark's own Kafka sink does."""
     return StreamWriter(parse_sink_options(options, schema, streaming=True))
-

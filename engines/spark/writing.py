@@ -13,12 +13,13 @@ decision cannot be told from one that was not decided; except in a function of `
 batch and the write's place in the function are its id. One job at a time may write to a sink; others take one of their
 own.
 
-Spark tells only the tasks, and not its driver's Python processes, of which query and batch they are part. So the driver
-tells all of them what is decided, they find out whether they are, and their messages say to it what they were. On Spark
-Connect the tasks are not told either: there a function gives a `writeId` with the batch's number in it.
+Spark tells its tasks, and not its driver's Python processes, of which query and batch they are part. So the driver
+sends every task the sink's position, each task looks whether its job is held there, and its message tells the driver
+which job that was. On Spark Connect the tasks are not told either: there a function gives a `writeId` with the batch's
+number in it.
 
-All transactions of a write are open until its last task ends: that must take less time than the broker's
-`transaction.max.timeout.ms`, 15 minutes by default. Compute first (into a table), publish after; if need be in parts.
+All transactions of a write are open until its last task ends: that must take less time than `transactionTimeout`, 15
+minutes unless it is given or the broker allows less. Compute first (into a table), publish after; if need be in parts.
 
 Invariant: the rows become visible as a whole, once the driver has decided; until then a failure leaves nothing behind.
 """

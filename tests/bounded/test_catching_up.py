@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from auditing import Quiet
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local
-from confluent_kafka.cimpl import NewPartitions
 from running import assert_totals, orders
 
 from exactlyonce.cli.main import main
@@ -226,27 +225,6 @@ def test_a_partition_that_is_added_is_followed(fed: Fed, tmp_path: Path) -> None
     assert all(epoch == (0 if offset else -1) for offset, epoch in right.values())
 
 
-class Growing(Silent):
-    """Adds a partition after the first checkpoint, feeds it alone, and asks for the end once all of it is read."""
-
-    def __init__(self, fed: Fed) -> None:
-        super().__init__()
-        self.fed = fed
-        self.records = 0
-        self.stop: Any = None
-
-    def advanced(self, advanced: Advanced, offsets: int) -> None:
-        super().advanced(advanced, offsets)
-        self.records += advanced.records
-        if len(self.checkpoints) == 1:
-            more = orders(30, first=2_000_000)
-            self.fed.kafka.add_partitions(f"{self.fed.name}-more", 4)
-            self.fed.kafka.produce(f"{self.fed.name}-more", more, 3)
-            self.fed.right += more
-        elif self.records == len(self.fed.all):
-            self.stop()
-
-
 class Following(Silent):
     """Feeds more after the first checkpoint, and asks for the end once all of it is read."""
 
@@ -260,9 +238,23 @@ class Following(Silent):
         super().advanced(advanced, offsets)
         self.records += advanced.records
         if len(self.checkpoints) == 1:
-            self.fed.feed(90)
+            self.feed()
         elif self.records == len(self.fed.all):
             self.stop()
+
+    def feed(self) -> None:
+        """More to read."""
+        self.fed.feed(90)
+
+
+class Growing(Following):
+    """Follows a topic that gets partitions after the first checkpoint, one of which alone is fed."""
+
+    def feed(self) -> None:
+        more = orders(30, first=2_000_000)
+        self.fed.kafka.add_partitions(f"{self.fed.name}-more", 4)
+        self.fed.kafka.produce(f"{self.fed.name}-more", more, 3)
+        self.fed.right += more
 
 
 def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
@@ -280,16 +272,15 @@ def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
 def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     """A chunk notes how many partitions the output had when it was computed, not when the command began."""
 
-    class Growing(Silent):
+    class Widening(Silent):
         def advanced(self, advanced: Advanced, offsets: int) -> None:
             """After the first chunk the topic grows."""
             if not self.checkpoints:
-                admin, topic = fed.kafka.admin(), f"{fed.name}-out"
-                admin.create_partitions([NewPartitions(topic, 7)])[topic].result(60)
+                fed.kafka.add_partitions(f"{fed.name}-out", 7)
             super().advanced(advanced, offsets)
 
     fed.feed(900)
-    progress = Growing()
+    progress = Widening()
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
     catch_up(fed, loaded, 2, tmp_path, progress=progress, chunk_records=500)
     counts = [{sink: count for sink, _, count in each.sinks}["out"] for each in progress.checkpoints]

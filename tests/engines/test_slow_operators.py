@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -56,9 +57,9 @@ def test_the_reason_names_the_operator_that_hangs(
     parameters = ("pipelines:stuck", "--param", f"name={topic_name}", "--param", f"folder={tmp_path}")
     job = run(*parameters, "--checkpoint-timeout", "15s", "--until", "latest")
     noted = job.await_event(lambda event: "its checkpoints wait" in event.get("text", ""))
-    assert "worker 0 has been in operator 'enrich' for 1" in noted["text"]
+    assert re.search(r"worker 0 has been in operator 'enrich' for \d{2,} s", noted["text"])
     restarted = job.await_event(lambda event: "restarting" in event.get("text", ""))
-    assert "15000 ms: worker 0 has been in operator 'enrich' for 1" in restarted["text"]
+    assert re.search(r"15000 ms: worker 0 has been in operator 'enrich' for \d{2,} s", restarted["text"])
     assert "no producer" not in job.said
     (tmp_path / "wait").unlink()
     assert job.wait() == 0, job.said

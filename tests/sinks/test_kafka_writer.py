@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.sinks.kafka_writer import KafkaWriter, Outputs, SinkFailed
@@ -60,11 +61,17 @@ def until(condition: Callable[[], bool]) -> None:
 
 def flushed(writer: KafkaWriter, checkpoint: int) -> int:
     """How many records its precommit has, once it is flushed."""
-    until(lambda: [writer.poll(0.01), checkpoint in writer._precommits][1])
-    done, precommit = writer.take_precommit(checkpoint)
-    assert done
-    assert precommit is not None
-    return precommit.records
+    taken: list[Precommit | None] = []
+
+    def is_flushed() -> bool:
+        writer.poll(0.01)
+        done, precommit = writer.take_precommit(checkpoint)
+        taken.append(precommit)
+        return done
+
+    until(is_flushed)
+    assert taken[-1] is not None
+    return taken[-1].records
 
 
 def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
