@@ -20,7 +20,7 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 WAIT_S = 0.02
 """How long one call to the client may take to fill a batch: what a range that ends in a marker costs at its end."""
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 ASK_AFTER_S = 1.0
 """When nothing comes: a consumer waits for ever for a topic that does not exist. Asking at once would cost 50 ms."""
 ANSWER_TIMEOUT_S = 10.0
@@ -34,7 +34,7 @@ class RangeReader:
     """Reads [*start*, *end*) of one partition; by one thread at a time. Nothing is opened for an empty range.
 
     `RangeGone` says that retention or truncation took what was to be read, `TopicError` that there is no such topic or
-    no right to read it, `BrokerUnavailable` that the position has not moved for *patience_s*.
+    no right to read it, `BrokerUnavailable` that the position has not moved for *timeout_s*.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RangeReader:
         config: ClientConfig,
         *,
         leader_epoch: int = -1,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """*leader_epoch*: of the record before *start*, if it is known: a log that was truncated is seen by it."""
@@ -55,7 +55,7 @@ class RangeReader:
         """All before this offset has been handed out, or can be seen by nobody."""
         self.leader_epoch = leader_epoch
         """Of the record just before `position`; -1: it is unknown, or there is no such record that readers see."""
-        self._config, self._patience_s, self._clock = config, patience_s, clock
+        self._config, self._timeout_s, self._clock = config, timeout_s, clock
         self._consumer: Consumer | None = None
         self._ask_at_s = self._give_up_at_s = 0.0
         self._last_seen = ""
@@ -85,7 +85,7 @@ class RangeReader:
 
     def _moved(self) -> None:
         now_s = self._clock()
-        self._ask_at_s, self._give_up_at_s = now_s + ASK_AFTER_S, now_s + self._patience_s
+        self._ask_at_s, self._give_up_at_s = now_s + ASK_AFTER_S, now_s + self._timeout_s
 
     def _waited(self) -> None:
         """Nothing has come: is there no such topic, or no broker?"""
@@ -100,7 +100,7 @@ class RangeReader:
         """Raise `TopicError` if the brokers say that it does not exist: a consumer would wait for it."""
         assert self._consumer is not None
         try:
-            described = self._consumer.list_topics(self.topic, timeout=min(self._patience_s, ANSWER_TIMEOUT_S))
+            described = self._consumer.list_topics(self.topic, timeout=min(self._timeout_s, ANSWER_TIMEOUT_S))
         except KafkaException as error:
             self._last_seen = self._config.redact(error.args[0].str())
             return
@@ -188,6 +188,6 @@ class RangeReader:
     def _stuck(self) -> BrokerUnavailable:
         return BrokerUnavailable(
             f"{self.topic}[{self.partition}] was to be read up to offset {self.end - 1}, but at offset {self.position} "
-            f"nothing has come for {self._patience_s:g} s: {self._last_seen or 'no broker answers'}. Check that "
+            f"nothing has come for {self._timeout_s:g} s: {self._last_seen or 'no broker answers'}. Check that "
             f"{self._config.bootstrap_servers} runs, and that no transaction is left open on the topic; then try again."
         )

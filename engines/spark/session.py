@@ -34,7 +34,7 @@ _EMBEDDED = {
     "spark.log.level": "ERROR",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
 }
-PATIENT = {
+LONG_TIMEOUTS = {
     "spark.network.timeout": "600s",  # the executor is this process: a silence says that the machine is busy, or slept
     "spark.python.authenticate.socketTimeout": "300s",  # for its Python processes to answer; Spark's default is 15 s
 }
@@ -142,7 +142,7 @@ def _defaults(master: str) -> dict[str, str]:
         return {}
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else its workers are some other python3
-    return {**_EMBEDDED, **PATIENT, "spark.pyspark.python": os.environ["PYSPARK_PYTHON"]}
+    return {**_EMBEDDED, **LONG_TIMEOUTS, "spark.pyspark.python": os.environ["PYSPARK_PYTHON"]}
 
 
 def _name_python(executable: str | None) -> None:

@@ -108,7 +108,7 @@ class TestWhatIsMissing:
         cluster.open(topic, topic, [b"0", b"", b"1", b""]).commit_transaction(LIMIT_S)
         with pytest.raises(RangeGone, match="from offset 10 up to 19, but the topic holds offsets 0 to 2 now"):
             RangeReader(topic, 0, 10, 20, cluster.config).read(100)
-        hasty = RangeReader(topic, 0, 0, 20, cluster.config, patience_s=1.0)
+        hasty = RangeReader(topic, 0, 0, 20, cluster.config, timeout_s=1.0)
         assert len(hasty.read(100)) == 2
         with pytest.raises(
             BrokerUnavailable, match=r"at offset 3 nothing has come for 1 s: readers .* held at offset 3"
@@ -130,7 +130,7 @@ class TestWhatIsMissing:
         servers = f"127.0.0.1:{free_port()}"
         config = ClientConfig({"bootstrap.servers": servers, "log_level": 0, "sasl.password": CANARY, **security})
         with pytest.raises(BrokerUnavailable, match=rf"{servers} runs") as caught:
-            RangeReader("topic", 0, 0, 20, config, patience_s=0.3).read(100)
+            RangeReader("topic", 0, 0, 20, config, timeout_s=0.3).read(100)
         assert CANARY not in str(caught.value)
 
 

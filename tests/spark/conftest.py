@@ -25,13 +25,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from exactlyonce.engines.spark.data_source import register
-    from exactlyonce.engines.spark.session import PATIENT
+    from exactlyonce.engines.spark.session import LONG_TIMEOUTS
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join([*PIPELINES, os.environ.get("PYTHONPATH", "")])  # of Spark's workers
     os.environ["PYSPARK_PYTHON"] = sys.executable  # what Spark starts its workers with
     settings: dict[str, bool | float | int | str | None] = {
-        **PATIENT,
+        **LONG_TIMEOUTS,
         "spark.driver.memory": "1g",
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
