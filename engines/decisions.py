@@ -34,7 +34,8 @@ from exactlyonce.checkpoint.decision import (
     finish,
     standing,
 )
-from exactlyonce.checkpoint.manifest import BlockRef, Incarnation, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.manifest import Incarnation, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.references import operators_of, references_of
 from exactlyonce.checkpoint.requests import Pause, Procedure, drive
 from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.store import APPEND_TIMEOUT_S
@@ -360,7 +361,7 @@ class Decisions:
             self._go_on_from(verdict.manifest)
             self._last_committables = verdict.manifest.committables or self._last_committables
             if not verdict.finalized:
-                self._claims.ledger.completed(verdict.manifest.checkpoint, _references(plan, verdict.manifest))
+                self._claims.ledger.completed(verdict.manifest.checkpoint, references_of(plan, verdict.manifest))
         return verdict
 
     def _planned(self, plan: CheckpointPlan, committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
@@ -370,7 +371,7 @@ class Decisions:
         written = sum(self._written_bytes.pop(n) for n in list(self._written_bytes) if n <= plan.checkpoint)
         kind = "final" if plan.final else "checkpoint"
         return self._manifest(
-            plan.checkpoint, plan.base, plan.previous, kind, written, offsets, _operators(plan), committables,
+            plan.checkpoint, plan.base, plan.previous, kind, written, offsets, operators_of(plan), committables,
             self._claims.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final),
             order_logs=tuple(plan.order_logs), age_ms=self._clock.monotonic_ms() - plan.triggered_ms,
         )  # fmt: skip
@@ -416,7 +417,7 @@ class Decisions:
 
     def _expire(self, plan: CheckpointPlan, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
-        self._claims.ledger.completed(manifest.checkpoint, _references(plan, manifest))
+        self._claims.ledger.completed(manifest.checkpoint, references_of(plan, manifest))
         return (yield from self._claims.expire(manifest, pinned))
 
     # --- beside it ----------------------------------------------------------------------------------------------
@@ -485,23 +486,3 @@ class Decisions:
         self._output_log.close()
         self._topics.close()
         self._groups.close()
-
-
-def _operators(plan: CheckpointPlan) -> tuple[OperatorSnapshot, ...]:
-    """Per operator, the index blocks of its subtasks in order."""
-    found: dict[str, dict[int, Any]] = {}
-    for (_, subtask), ack in plan.acks.items():
-        for each in ack.operators:
-            found.setdefault(each.operator, {})[subtask] = each
-    return tuple(
-        OperatorSnapshot(
-            operator, len(acks), sum(a.state_bytes for a in acks.values()), tuple(acks[i].index for i in sorted(acks))
-        )
-        for operator, acks in sorted(found.items())
-    )
-
-
-def _references(plan: CheckpointPlan, manifest: Manifest) -> set[BlockRef]:
-    """All blocks that *manifest* stands on: indexes, what they list, order logs."""
-    refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in (*each.index, *each.blocks)}
-    return refs | {ref for log in manifest.order_logs for ref in log.blocks}

@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.commit import sweep
 from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
+from exactlyonce.checkpoint.references import references_of
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transaction import EndAnswer, Fate, Outcome
@@ -316,10 +317,7 @@ class Life:
             )
 
         def complete(manifest: Manifest) -> None:
-            operators = [operator for ack in plan.acks.values() for operator in ack.operators]
-            refs = {ref for log in manifest.order_logs for ref in log.blocks}
-            refs.update(ref for each in operators for ref in (*each.index, *each.blocks))
-            self.claims.ledger.completed(manifest.checkpoint, refs)
+            self.claims.ledger.completed(manifest.checkpoint, references_of(plan, manifest))
 
         def expire(manifest: Manifest) -> requests.Procedure[decision.Dropped]:
             complete(manifest)
