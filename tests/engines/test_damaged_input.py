@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def write(cluster: OwnCluster, topic: str, codec: str) -> tuple[int, int]:
         assert producer.flush(LIMIT_S) == 0
     producer.commit_transaction(LIMIT_S)
     log = Log(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))
-    batches = list(log.batches(topic, 0, 0))
+    deadline = time.monotonic() + LIMIT_S
+    while len(batches := list(log.batches(topic, 0, 0))) < 3:  # a commit is answered before its marker is written
+        assert time.monotonic() < deadline
     log.close()
     assert [(each.base_offset, each.records) for each in batches] == [(0, COUNT), (COUNT, COUNT), (2 * COUNT, 1)]
     return batches[0].producer_id, batches[0].epoch
