@@ -57,7 +57,7 @@ class Job:
         self.reference = reference
         self.options = options
         self.workers = workers
-        self.report = Report(plan.graph.pipeline_id, reporter)
+        self.report = Report(plan.graph.pipeline_id, reporter, options.client.redact)
         subtasks = {(task.name, i) for task in plan.tasks for i in range(plan.parallelism)}
         sinks = {(n.id, i) for t in plan.tasks for n in t.sinks if _transactional(n) for i in range(plan.parallelism)}
         self.core = Coordinator(options.checkpoint, restart, subtasks, sinks)
@@ -326,7 +326,8 @@ class Job:
                     self._feed(core.SourcesFinished())
             case msg.Progress():
                 self.report.progress(message)
-            case msg.WorkerFailed(_, name, text):
+            case msg.WorkerFailed(_, name, said):
+                text = self.options.client.redact(said)
                 self._feed(core.Failed(text, made_from(name, text) if name else None))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:

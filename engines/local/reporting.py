@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from exactlyonce.checkpoint.coordinator import Coordinator, Plan
@@ -114,11 +114,12 @@ def size(count: int) -> str:
 
 
 class Report:
-    """Gathers what workers say, and tells the reporter."""
+    """Gathers what workers say, and tells the reporter. *redact* takes secrets out of a text."""
 
-    def __init__(self, pipeline: str, reporter: Reporter) -> None:
+    def __init__(self, pipeline: str, reporter: Reporter, redact: Callable[[str], str]) -> None:
         self._pipeline = pipeline
         self._reporter = reporter
+        self._redact = redact
         self._workers: dict[int, Progress] = {}
         self._acks: dict[int, list[Acknowledge]] = {}
         self._live_at = 0.0
@@ -131,7 +132,7 @@ class Report:
 
     def note(self, text: str) -> None:
         """Something a person should know."""
-        self._event("note", text=text)
+        self._event("note", text=self._redact(text))
 
     def step(self, step: str, **fields: Any) -> None:
         """A step of the protocol."""
