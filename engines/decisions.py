@@ -56,7 +56,7 @@ from exactlyonce.engines.preflight import (
     Offsets,
     check_inputs,
     check_operators,
-    prepare_outputs,
+    check_outputs,
     refuse_new_places,
 )
 from exactlyonce.engines.system_clock import SystemClock
@@ -96,7 +96,7 @@ class Decisions:
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._cluster_id = self._transactions.cluster_id()
         self._version = self._transactions.transaction_version()
-        self._sinks = prepare_outputs(self._topics, plan.graph, note)
+        self._outputs = check_outputs(self._topics, plan.graph)
         self._topic = prepare_topic(self._settings, plan.graph.pipeline_id, options.checkpoint_partitions)
         self._log = decision_log(options.client, plan.graph.pipeline_id, self._topic, self._clock)
         self._replays = ReplayRepair(
@@ -122,6 +122,7 @@ class Decisions:
                 f"  Choices: restore the topic from a replica or backup and run again; or, if that is what you want, "
                 f"`exactlyonce reset {plan.graph.pipeline_id}`."
             )
+        self._outputs.create_missing(history.latest, note)
         self.life: Incarnation = self._log.begin_life(socket.gethostname(), os.getpid(), newest)
         self._topic = self._log.topic
         self.attempt = 0
@@ -225,10 +226,9 @@ class Decisions:
 
     def _sweep_below(self, attempt: int, protected: Collection[str] = ()) -> None:
         """Abort and fence what older lives, and attempts of this one before *attempt*, may have left open."""
-        outputs = {(topic, partition) for _, topic, partitions in self._sinks for partition in range(partitions)}
         procedure = sweep(
             self._plan.graph.pipeline_id, self.life.incarnation, attempt,
-            protected=protected, fenced_below=self._fenced_below, outputs=outputs,
+            protected=protected, fenced_below=self._fenced_below, outputs=self._outputs.partitions,
         )  # fmt: skip
         self._drive(procedure)
 
@@ -343,7 +343,7 @@ class Decisions:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self._topic.name}")
         try:
             self.look_at_inputs()
-            self._sinks = prepare_outputs(self._topics, self._plan.graph, self._note)  # which may have grown
+            self._outputs.look_again(self.manifest, APPEND_TIMEOUT_MS)
         except BrokerUnavailable as error:
             return Refuse(str(error))
         verdict: Decided | Refuse | Unresolved = self._drive(
@@ -412,7 +412,7 @@ class Decisions:
             operators,
             order_logs,
             committables,
-            self._sinks,
+            self._outputs.counted,
         )
 
     def _expire(self, plan: CheckpointPlan, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:

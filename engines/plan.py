@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 
 
@@ -113,14 +114,38 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
     for node in graph.nodes:
         members.setdefault(find(node.id), []).append(node)
     tasks = [Task(name, tuple(nodes)) for name, nodes in members.items()]
+    _refuse_cycles(tasks, shuffles)
     return Plan(graph, parallelism, _sorted(tasks, shuffles), tuple(shuffles))
+
+
+def _refuse_cycles(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
+    """Raise GraphError where a task would wait for its own barrier: streams before and behind a shuffle meet in it."""
+    owner, depths = _owners(tasks), _depths(tasks, shuffles)
+    for edge in shuffles:
+        if depths[owner[edge.consumer]] <= depths[owner[edge.producer]]:
+            raise GraphError(
+                f"The records of {edge.producer!r} are dealt out by key to {edge.consumer!r}, and what comes of them is "
+                f"united with a stream from before that. With a parallelism above 1 there would be no order in which "
+                f"barriers can pass. Run it with parallelism 1; or write one of the two streams to a topic, and read it "
+                f"from there in another pipeline."
+            )
+
+
+def _owners(tasks: list[Task]) -> dict[str, str]:
+    """By node, its task."""
+    return {node.id: task.name for task in tasks for node in task.nodes}
+
+
+def _depths(tasks: list[Task], shuffles: list[ShuffleEdge]) -> dict[str, int]:
+    """By task, over how many shuffles the longest way to it goes; where there is a cycle, it contradicts itself."""
+    owner, depths = _owners(tasks), {task.name: 0 for task in tasks}
+    for _ in tasks:
+        for edge in shuffles:
+            depths[owner[edge.consumer]] = max(depths[owner[edge.consumer]], depths[owner[edge.producer]] + 1)
+    return depths
 
 
 def _sorted(tasks: list[Task], shuffles: list[ShuffleEdge]) -> tuple[Task, ...]:
     """Upstream tasks first."""
-    owner = {node.id: task.name for task in tasks for node in task.nodes}
-    depth = {task.name: 0 for task in tasks}
-    for _ in tasks:
-        for edge in shuffles:
-            depth[owner[edge.consumer]] = max(depth[owner[edge.consumer]], depth[owner[edge.producer]] + 1)
-    return tuple(sorted(tasks, key=lambda task: depth[task.name]))
+    depths = _depths(tasks, shuffles)
+    return tuple(sorted(tasks, key=lambda task: depths[task.name]))

@@ -217,30 +217,80 @@ def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Input
     return Inputs(topics, sources, described, targets)
 
 
-def prepare_outputs(
-    topics: Topics, graph: LogicalGraph, note: Callable[[str], None]
-) -> tuple[tuple[str, str, int], ...]:
-    """(sink id, topic, partitions) of every Kafka sink; a missing topic is created if the sink says so."""
-    found = []
+@dataclass
+class Outputs:
+    """The output topics of a life, and their partitions as they are now."""
+
+    topics: Topics
+    sinks: Mapping[str, KafkaSink[object]]
+    described: Mapping[str, Topic]
+    """By topic name; ids never change, partitions only become more. Without those that are to be created."""
+
+    @property
+    def counted(self) -> tuple[tuple[str, str, int], ...]:
+        """(sink id, topic, partitions) of every sink."""
+        return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
+
+    @property
+    def partitions(self) -> set[tuple[str, int]]:
+        """Every partition of every topic."""
+        return {(topic, each) for _, topic, partitions in self.counted for each in range(partitions)}
+
+    def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
+        """Create the topics that there are not; Halt if *manifest*, the newest, shows that they were written to."""
+        written = {topic for _, topic, _ in manifest.sinks} if manifest and manifest.checkpoint else set()
+        for id, sink in self.sinks.items():
+            if sink.topic in self.described:
+                continue
+            if manifest is not None and sink.topic in written:
+                raise _output_gone(manifest, sink.topic, "was deleted")
+            self.topics.create(sink.topic, partitions=sink.create_partitions or 1)
+            note(f"sink {id}: created topic {sink.topic} with {sink.create_partitions} partitions")
+            self.described = {**self.described, **self.topics.describe([sink.topic])}
+
+    def look_again(self, manifest: Manifest, timeout_ms: int) -> None:
+        """Raise Halt if a topic is not the one that is written to any more; count its partitions, which may have grown.
+
+        *manifest* is the newest. As of inputs, one broker that knows another topic is enough, and a topic is gone when
+        no broker knows it.
+        """
+        known = dict(self.described)
+        for name, seen in self.topics.seen_by_each(known, timeout_ms).items():
+            there = [each for each in seen if each is not None]
+            if not there:
+                raise _output_gone(manifest, name, "was deleted")
+            if any(each.topic_id != known[name].topic_id for each in there):
+                raise _output_gone(manifest, name, "was deleted and created again")
+            if len(there) == len(seen):  # a partition counts once every broker knows it
+                partitions = max(known[name].partitions, min(each.partitions for each in there))
+                known[name] = msgspec.structs.replace(known[name], partitions=partitions)
+        self.described = known
+
+
+def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
+    return Halt(
+        f"Output topic {name!r} {what} since checkpoint {manifest.checkpoint} or before: what the pipeline wrote to it "
+        f"is gone, and it would go on behind the gap.\n"
+        f"  Choices: restore the topic from a replica or backup and run again; {_reset(manifest)}."
+    )
+
+
+def check_outputs(topics: Topics, graph: LogicalGraph) -> Outputs:
+    """Look at every output topic; TopicError for a missing one that the sink does not create. Nothing is changed."""
+    sinks = {node.id: node.sink for node in graph.sinks if isinstance(node.sink, KafkaSink)}
     inputs = {node.source.topic for node in graph.sources if node.source is not None}
-    for node in graph.sinks:
-        sink = node.sink
-        if not isinstance(sink, KafkaSink):
-            continue
+    described: dict[str, Topic] = {}
+    for id, sink in sinks.items():
         if sink.topic in inputs:
             raise ConfigError(
-                f"Sink {node.id!r} writes to topic {sink.topic!r}, which the pipeline reads: it would never end."
+                f"Sink {id!r} writes to topic {sink.topic!r}, which the pipeline reads: it would never end."
             )
         try:
-            topic = topics.describe([sink.topic])[sink.topic]
+            described |= topics.describe([sink.topic])
         except TopicError:
             if sink.create_partitions is None:
                 raise TopicError(
-                    f"Sink {node.id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
+                    f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
                     f"KafkaSink({sink.topic!r}, create_partitions=4)."
                 ) from None
-            topics.create(sink.topic, partitions=sink.create_partitions)
-            note(f"sink {node.id}: created topic {sink.topic} with {sink.create_partitions} partitions")
-            topic = topics.describe([sink.topic])[sink.topic]
-        found.append((node.id, sink.topic, topic.partitions))
-    return tuple(found)
+    return Outputs(topics, sinks, described)

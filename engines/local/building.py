@@ -97,6 +97,7 @@ class _Builder:
     def __init__(self, start: msg.Start, send: Send, plan: Plan, config: ClientConfig, built: Built) -> None:
         self.start, self.send, self.plan, self.config, self.built = start, send, plan, config, built
         self.names = BlockNames(start.subtask)
+        self.cautious = start.attempt > 0
         self.reader = BlockReader(config.confluent(), start.topic)
         self.executor = ThreadPoolExecutor(1, "producers")
         self.operators: dict[str, Any] = {}
@@ -131,7 +132,8 @@ class _Builder:
             for read in node.inputs:
                 inputs += self._connect(read, node, operator)
         outputs = [
-            self.channels["out", edge.name, j] for edge in self.plan.out_of(task) for j in range(self.plan.parallelism)
+            [self.channels["out", edge.name, j] for j in range(self.plan.parallelism)]
+            for edge in self.plan.out_of(task)
         ]
         several = len(inputs) > 1 or any(isinstance(each, SourceInput) for each in inputs)
         self.built.subtasks.append(
@@ -166,7 +168,9 @@ class _Builder:
 
         producer.downstream.append(ops.Shuffle(edge.name, send, parallelism, self.plan.graph.max_parallelism))
         return [
-            ChannelInput(f"{edge.name}:{i}", self.channels["in", edge.name, i], codec, operator, parallelism)
+            ChannelInput(
+                f"{edge.name}:{i}", self.channels["in", edge.name, i], codec, operator, parallelism, self.cautious
+            )
             for i in range(parallelism)
         ]
 
@@ -195,7 +199,8 @@ class _Builder:
         }
         config = self.config.confluent({"group.id": self.plan.graph.pipeline_id})
         reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config, epochs)
-        return SourceInput(node.id, reader, self.start.topic_ids[source.topic], source, operator, self.built.activity)
+        topic_id, activity = self.start.topic_ids[source.topic], self.built.activity
+        return SourceInput(node.id, reader, topic_id, source, operator, activity, cautious=self.cautious)
 
     def _sink(self, node: Node, writers: list[KafkaWriter]) -> Any:
         sink = node.sink

@@ -48,19 +48,26 @@ class Flow:
     taken: int = 0
     window: int = WINDOW_AT_FIRST
 
-    @property
-    def room(self) -> int:
-        """How many more may be sent; 0 until half the window is free, for many small batches cost more than few."""
-        room = self.window - (self.sent - self.taken)
+    def room(self, widest: int) -> int:
+        """How many more may be sent; 0 until half the window is free, for many small batches cost more than few.
+
+        Who has got nothing has granted nothing: while nothing is on its way, the *widest* window counts that a reader
+        of the same shuffle grants, else a channel of which hardly a key goes would hold back all others.
+        """
+        in_flight = self.sent - self.taken
+        room = (self.window if in_flight else max(self.window, widest)) - in_flight
         return room if 2 * room >= self.window else 0
 
 
 class Channel(Protocol):
-    """One direction of a link. Writers use `send*`, `room`, `flush`; readers `receive`, `took`, `fill`."""
+    """One direction of a link. Writers use `send*`, `window`, `room`, `flush`; readers `receive`, `took`, `fill`."""
 
     @property
-    def room(self) -> int:
-        """How many records its writer may send; 0: it must pause."""
+    def window(self) -> int:
+        """How many records its reader lets be on their way."""
+
+    def room(self, widest: int) -> int:
+        """How many records its writer may send; 0: it must pause. *widest*: see `Flow.room`."""
 
     def send(self, data: bytes, records: int) -> None: ...
     def send_barrier(self, barrier: BarrierFrame) -> None: ...
@@ -82,8 +89,11 @@ class LocalChannel:
         self._flow = Flow()
 
     @property
-    def room(self) -> int:
-        return 0 if self._bytes >= OUTBOX_BYTES_MAX else self._flow.room
+    def window(self) -> int:
+        return self._flow.window
+
+    def room(self, widest: int) -> int:
+        return 0 if self._bytes >= OUTBOX_BYTES_MAX else self._flow.room(widest)
 
     def send(self, data: bytes, records: int) -> None:
         self._frames.append(data)
@@ -130,8 +140,11 @@ class SocketChannel:
         """Whether the writer has yet to be told what was taken."""
 
     @property
-    def room(self) -> int:
-        return 0 if self._outbox_bytes >= OUTBOX_BYTES_MAX else self._flow.room
+    def window(self) -> int:
+        return self._flow.window
+
+    def room(self, widest: int) -> int:
+        return 0 if self._outbox_bytes >= OUTBOX_BYTES_MAX else self._flow.room(widest)
 
     @property
     def unsent(self) -> bool:
@@ -140,8 +153,12 @@ class SocketChannel:
 
     @property
     def hungry(self) -> bool:
-        """Whether more is read when it comes."""
-        return len(self._inbox) - self._read < INBOX_BYTES_MAX
+        """Whether more is read when it comes: while there is room, and until the first frame is whole."""
+        available = len(self._inbox) - self._read
+        if available < INBOX_BYTES_MAX:
+            return True
+        size, _, _ = _HEADER.unpack_from(self._inbox, self._read)
+        return available < _HEADER.size + int(size)
 
     def send(self, data: bytes, records: int) -> None:
         """Queue a batch."""

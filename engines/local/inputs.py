@@ -20,7 +20,7 @@ from exactlyonce.connectors.kafka_source import KafkaSource
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
-from exactlyonce.engines.local.pace import Pace, in_flight_pace, slice_pace
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX, in_flight_pace, slice_pace
 from exactlyonce.engines.operators import Batch, Push
 from exactlyonce.engines.source_decoder import SourceDecoder
 
@@ -41,6 +41,9 @@ class Input(Protocol):
 
     def processed(self) -> None:
         """The batch just handed out has gone through all operators."""
+
+    def trust(self) -> None:
+        """A barrier has come through: what is handed out may be as much as its pace allows."""
 
 
 class SourceTrigger(NamedTuple):
@@ -69,11 +72,14 @@ class SourceInput:
     records: int = 0
     notes: list[str] = field(default_factory=list)
     """What was skipped, until the worker tells the coordinator."""
-    pace: Pace = field(default_factory=slice_pace)
+    cautious: bool = False
+    """Whether to hand out little until a barrier has come through: records that became slow may have kept the attempt
+    before from that, and this one begins with the same records."""
     _count: int = 0
     _handed_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.pace = slice_pace(cautious=self.cautious)
         self._phase = f"reading source {self.name!r}"
         self._decoder = SourceDecoder(self.name, self.source, self.notes.append)
 
@@ -115,6 +121,9 @@ class SourceInput:
     def processed(self) -> None:
         self.pace.took(self._count, perf_counter() - self._handed_s)
 
+    def trust(self) -> None:
+        self.pace.most = BATCH_RECORDS_MAX
+
     @property
     def finished(self) -> bool:
         """Whether all that the job is to read has been handed out."""
@@ -131,13 +140,15 @@ class ChannelInput:
     push: Push
     siblings: int = 1
     """How many channels come from the same shuffle, this one included."""
-    pace: Pace = field(default_factory=slice_pace)
+    cautious: bool = False
+    """As of a source."""
     _rest: Batch | None = None
     _count: int = 0
     _handed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._in_flight = in_flight_pace(self.siblings)
+        self.pace = slice_pace(cautious=self.cautious)
+        self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious)
 
     def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
         batch = self._rest
@@ -161,3 +172,6 @@ class ChannelInput:
         self.pace.took(self._count, elapsed_s)
         self._in_flight.took(self._count, elapsed_s)
         self.channel.took(self._count, self._in_flight.size)
+
+    def trust(self) -> None:
+        self.pace.most, self._in_flight.most = BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX

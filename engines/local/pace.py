@@ -44,14 +44,18 @@ class Pace:
             self.size = max(1, min(int(fits), self.growth * self.size, self.most))
 
 
-def slice_pace() -> Pace:
-    """Of an input: how many records are handed out at once."""
-    return Pace(SLICE_S, 16, BATCH_RECORDS_MAX)
+SLICE_AT_FIRST, IN_FLIGHT_AT_FIRST = 16, 32
 
 
-def in_flight_pace(channels: int) -> Pace:
-    """Of one of so many channels into a subtask: how many records may be on their way in it.
+def slice_pace(*, cautious: bool = False) -> Pace:
+    """Of an input: how many records are handed out at once. *cautious*: it does not grow before `most` is raised."""
+    return Pace(SLICE_S, SLICE_AT_FIRST, SLICE_AT_FIRST if cautious else BATCH_RECORDS_MAX)
+
+
+def in_flight_pace(channels: int, *, cautious: bool = False) -> Pace:
+    """Of one of so many channels into a subtask: how many records may be on their way in it; likewise.
 
     Each growth takes a round trip, in which the writer may have to pause: so there are few of them.
     """
-    return Pace(IN_FLIGHT_S / channels, 32, IN_FLIGHT_RECORDS_MAX, growth=8)
+    most = IN_FLIGHT_AT_FIRST if cautious else IN_FLIGHT_RECORDS_MAX
+    return Pace(IN_FLIGHT_S / channels, IN_FLIGHT_AT_FIRST, most, growth=8)

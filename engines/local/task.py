@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from exactlyonce.checkpoint.alignment import Alignment
@@ -42,8 +43,8 @@ class Subtask:
     inputs: list[Input]
     tables: list[KeyedTable[Any]]
     sinks: list[KafkaWriter]
-    outputs: list[Channel]
-    """Channels that this subtask's shuffles write to."""
+    outputs: list[list[Channel]]
+    """By shuffle that begins here, its channels to every subtask behind it."""
     blocks: BlockWriter
     names: BlockNames
     acknowledge: Callable[[Acknowledge], None]
@@ -71,7 +72,11 @@ class Subtask:
         """How many records may be taken; 0: what is behind this subtask must drain first."""
         if any(sink.full for sink in self.sinks):
             return 0
-        return min((channel.room for channel in self.outputs), default=BATCH_RECORDS_MAX)
+        rooms = [BATCH_RECORDS_MAX]
+        for channels in self.outputs:
+            widest = max(channel.window for channel in channels)
+            rooms += [channel.room(widest) for channel in channels]
+        return min(rooms)
 
     @property
     def waits(self) -> bool:
@@ -118,8 +123,10 @@ class Subtask:
         began = time.monotonic()
         frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
         log = self.order.cut() if self.order is not None and self.order.runs else None
-        for channel in self.outputs:
+        for channel in chain.from_iterable(self.outputs):
             channel.send_barrier(frame)
+        for each in self.inputs:
+            each.trust()
         for sink in self.sinks:
             sink.barrier(frame.checkpoint)
         hit("worker-frozen")

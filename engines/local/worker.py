@@ -85,8 +85,10 @@ class Worker:
 
     def _ending(self) -> bool:
         """Whether a worker that is gone obeyed a `Shutdown` that is on its way to this one too."""
-        for message in self.connection.receive(PEER_GONE_WAIT_S):
-            self._obey(message)
+        deadline = time.monotonic() + PEER_GONE_WAIT_S
+        while self._running and not self.connection.closed and (left_s := deadline - time.monotonic()) > 0:
+            for message in self.connection.receive(left_s):
+                self._obey(message)
         return not self._running
 
     def _work(self) -> bool:

@@ -371,3 +371,14 @@ def slices(name: str) -> Pipeline:
     copies = totals.map(lambda total: Total(-total.id, total.customer, total.sum), output=Total)
     totals.union(copies).sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     return pipeline
+
+
+def enriched(name: str) -> Pipeline:
+    """The orders, united with what comes of them behind a shuffle."""
+    pipeline = Pipeline(name)
+    read = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    counted = read.key_by(lambda order: order.customer).stateful_map("totals", add)
+    read.map(lambda order: Total(order.id, order.customer, order.total), output=Total).union(counted).sink(
+        "out", KafkaSink(f"{name}-out")
+    )
+    return pipeline

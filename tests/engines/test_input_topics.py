@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from running import QUICK, assert_totals, orders
+from running import QUICK, Run, assert_totals, orders
 
 from exactlyonce.checkpoint.store import read_history
 from exactlyonce.connectors.client_config import ClientConfig
@@ -125,3 +125,24 @@ def test_a_log_that_was_truncated_and_grew_again(
     assert f"{topic}[0]" in job.said
     assert noted(cluster, topic_name) == before
     assert_totals(cluster, f"{topic_name}-out", orders(100))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made anew"])
+def test_an_output_topic_that_is_gone(
+    again: bool, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]
+) -> None:
+    """A job whose output topic is deleted halts, whether or not there is another one of its name; and the next run
+    does not make it anew either."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(100))
+    job = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
+    job.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] >= 100)
+    delete(kafka, f"{topic_name}-out")
+    if again:
+        kafka.create_topic(f"{topic_name}-out")
+    assert job.wait() == 6, job.said
+    assert f"Output topic '{topic_name}-out' was deleted" in job.said
+    if not again:
+        after = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
+        assert after.wait() == 6, after.said
+        assert "created topic" not in after.said

@@ -99,3 +99,16 @@ def test_start_positions(start: str, expected: int, kafka: KafkaCluster, topic_n
     kafka.produce(f"{topic_name}-in", orders(10, first=100))
     assert run("pipelines:starting", *arguments).wait() == 0
     assert len(kafka.read_committed(f"{topic_name}-out")) == expected + 10
+
+
+def test_streams_from_before_and_behind_a_shuffle(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """United in one task, their barriers would wait for each other: refused with several subtasks, exact with one."""
+    kafka.create_topic(f"{topic_name}-in", 2)
+    kafka.produce(f"{topic_name}-in", orders(100))
+    arguments = ("pipelines:enriched", "--param", f"name={topic_name}", "--until", "latest", *QUICK, "--parallelism")
+    refused = run(*arguments, "2")
+    assert refused.wait() == 2, refused.said
+    assert "Run it with parallelism 1" in refused.said
+    done = run(*arguments, "1")
+    assert done.wait() == 0, done.said
+    assert len(kafka.read_committed(f"{topic_name}-out")) == 200

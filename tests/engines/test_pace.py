@@ -13,7 +13,7 @@ from exactlyonce.engines.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activ
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, BarrierFrame, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, SLICE_S, Pace, slice_pace
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, SLICE_AT_FIRST, SLICE_S, Pace, slice_pace
 from exactlyonce.engines.operators import Batch, Map, Process, Stateful
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.table import KeyedTable
@@ -114,27 +114,27 @@ def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
         if isinstance(writer, SocketChannel):
             writer.hear()
 
-    assert writer.room == WINDOW_AT_FIRST
+    assert writer.room(0) == WINDOW_AT_FIRST
     writer.send(b"x" * 10, WINDOW_AT_FIRST)
     exchange()
     assert reader.receive() == b"x" * 10
-    assert writer.room == 0
+    assert writer.room(0) == 0
     writer.send_barrier(BarrierFrame(1, 0))
     exchange()
     assert reader.receive() == BarrierFrame(1, 0), "a barrier is always accepted"
     reader.took(WINDOW_AT_FIRST // 2 - 1, WINDOW_AT_FIRST)
     exchange()
-    assert writer.room == 0, "little room is none: batches would be small"
+    assert writer.room(0) == 0, "little room is none: batches would be small"
     reader.took(1, WINDOW_AT_FIRST)
     exchange()
-    assert writer.room == WINDOW_AT_FIRST // 2
+    assert writer.room(0) == WINDOW_AT_FIRST // 2
     reader.took(WINDOW_AT_FIRST // 2, 100)
     exchange()
-    assert writer.room == 100
+    assert writer.room(0) == 100
     writer.send(b"y", 60)
     reader.took(0, 5)
     exchange()
-    assert writer.room == 0
+    assert writer.room(0) == 0
 
 
 def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
@@ -147,7 +147,7 @@ def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
     while writer.fill() or reader.flush():
         writer.hear()
     writer.hear()
-    assert writer.room == 40
+    assert writer.room(0) == 40
 
 
 def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,3 +215,44 @@ def test_outputs_do_not_depend_on_chunks() -> None:
     operator(batch)
     (out,) = pushed
     assert out.records == list(range(1, 2 * CHUNK_RECORDS + 4))
+
+
+def test_a_frame_larger_than_what_is_read_ahead() -> None:
+    """A channel delivers a frame of any size, and what comes behind it."""
+    writer, reader = pairs()
+    frame = bytes(10 << 20)
+    writer.send(frame, 1)
+    writer.send_barrier(BarrierFrame(1, 0))
+    received: list[object] = []
+    while len(received) < 2:
+        writer.flush()
+        reader.fill()
+        while (found := reader.receive()) is not None:
+            received.append(found)
+    assert received == [frame, BarrierFrame(1, 0)]
+
+
+def test_a_channel_that_gets_nothing_holds_nobody_back() -> None:
+    """While nothing is on its way, the widest window of its shuffle counts; its own does once something is."""
+    channel = LocalChannel()
+    assert (channel.room(0), channel.room(2_000)) == (WINDOW_AT_FIRST, 2_000)
+    channel.send(b"x", 40)
+    assert channel.room(2_000) == 0
+
+
+def test_an_attempt_after_a_failure_begins_with_little() -> None:
+    """Its slices stay small, however quick they are, until a barrier has come through."""
+    channel, codec = LocalChannel(), BatchCodec(Number)
+    read = ChannelInput("edge:0", channel, codec, lambda _: None, cautious=True)
+    channel.send(codec.encode(numbers(0, 4_000)), 4_000)
+    for _ in range(20):
+        batch = read.next(0.0, 10_000)
+        assert isinstance(batch, Batch)
+        assert len(batch.records) <= SLICE_AT_FIRST
+        read.processed()
+    read.trust()
+    for _ in range(8):
+        batch = read.next(0.0, 10_000)
+        assert isinstance(batch, Batch)
+        read.pace.took(len(batch.records), 0.0)
+    assert read.pace.size > SLICE_AT_FIRST
