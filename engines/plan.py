@@ -124,10 +124,10 @@ def _refuse_cycles(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
     for edge in shuffles:
         if depths[owner[edge.consumer]] <= depths[owner[edge.producer]]:
             raise GraphError(
-                f"The records of {edge.producer!r} are dealt out by key to {edge.consumer!r}, and what comes of them is "
-                f"united with a stream from before that. With a parallelism above 1 there would be no order in which "
-                f"barriers can pass. Run it with parallelism 1; or write one of the two streams to a topic, and read it "
-                f"from there in another pipeline."
+                f"The records of {edge.producer!r} are dealt out by key to {edge.consumer!r}, and what comes of them "
+                f"is united with a stream from before that. With a parallelism above 1 there would be no order in "
+                f"which barriers can pass. Run it with parallelism 1; or write one of the two streams to a topic, and "
+                f"read it from there in another pipeline."
             )
 
 
