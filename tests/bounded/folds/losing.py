@@ -16,8 +16,9 @@ from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, Committed, KafkaCluster
 
+# An interval in which both subtasks have written to both sinks, however slow the machine is.
 TIMEOUTS = (
-    "--checkpoint-interval", "300ms", "--checkpoint-timeout", "2s", "--restart-budget", "1s",
+    "--checkpoint-interval", "2500ms", "--checkpoint-timeout", "2s", "--restart-budget", "1s",
     "--transaction-timeout", "6s",
 )  # fmt: skip
 QUICK_ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
