@@ -7,8 +7,9 @@ from threading import Event
 from typing import Any
 
 from exactlyonce.checkpoint.commit import incarnation_latest, sweep
-from exactlyonce.checkpoint.committable import TransactionalId, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.committable import Committable, TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.settling import settle
 from exactlyonce.checkpoint.store import DecisionLog
@@ -22,7 +23,7 @@ from exactlyonce.connectors.transactional_writer import decision_log
 from exactlyonce.connectors.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt
 
 SETTLED_TIMEOUT_MS = 30_000
 SETTLED_POLL_S = 0.05
@@ -70,14 +71,18 @@ def find_open(config: ClientConfig, pipeline: str) -> list[Open]:
 def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], list[Open]]:
     """Fence the coordinator, then abort what it has not decided: what that was, and what is left.
 
-    What is decided is read once no decision can be on its way. `Halt` where it cannot be read. A life that begins
-    meanwhile has the next incarnation, whose transactions are not touched.
+    What is decided is read once no decision can be on its way. `Halt` where it cannot be read. Only lives that *traces*
+    know of are ended: the fence came behind all of their coordinators. One that has begun since may go on, so that
+    nothing is aborted if the log shows it; if it begins later still, its transactions are not touched.
     """
     if traces.topic is None:
         raise Halt(
             f"The topic of {traces.pipeline}'s decisions is gone, so that nobody can say which of its transactions are "
             f"decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which aborts all."
         )
+    if traces.history is None:
+        raise Halt(traces.unreadable)
+    newest = max(traces.history.incarnation_latest, incarnation_latest(traces.transactions))
     transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
     log = decision_log(config, traces.pipeline, find_topic(config.confluent(), traces.pipeline), SystemClock())
     performer = Performer(config, transactions, output_log, log, 0, lambda step, checkpoint: None)
@@ -85,19 +90,24 @@ def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], l
         partitions = [(log.topic.name, each) for each in range(log.topic.partitions)]
         drive(settle(coordinator_id(traces.pipeline), partitions), performer)
         history = _settled(log)
-        found = _open(transactions, _listed(transactions, traces.pipeline), history)
-        decided = [each for each in found if each.checkpoint is not None]
-        newest = max(history.incarnation_latest, incarnation_latest(traces.transactions))
+        if history.incarnation_latest > newest:
+            raise ConfigError(
+                f"A new instance of {traces.pipeline} has begun meanwhile. Nothing was aborted: it does that itself. "
+                f"If it does not run any more, run this again."
+            )
+        listed = [each for each in _listed(transactions, traces.pipeline) if incarnation_latest([each]) <= newest]
+        found = _open(transactions, listed, history)
+        decided = {each.state.transactional_id for each in found if each.checkpoint is not None}
         procedure = sweep(
-            traces.pipeline, newest + 1, 0,
-            protected={each.state.transactional_id for each in decided}, fenced_below=(newest + 1, 0),
+            traces.pipeline, newest + 1, 0, protected=decided | _unfinalized(history).keys(),
+            fenced_below=(newest + 1, 0),
             outputs={partition for each in found for partition in each.state.partitions},
         )  # fmt: skip
         drive(procedure, performer)
     finally:
         for each in (log, transactions, output_log):
             each.close()
-    return [each for each in found if each.checkpoint is None], decided
+    return [each for each in found if each.checkpoint is None], [each for each in found if each.checkpoint is not None]
 
 
 def _settled(log: DecisionLog) -> History:
@@ -123,19 +133,35 @@ def _listed(transactions: Transactions, pipeline: str) -> list[ListedTransaction
 
 def _open(transactions: Transactions, listed: list[ListedTransaction], history: History | None) -> list[Open]:
     decided = _decided(history) if history is not None else {}
+    unfinalized = _unfinalized(history) if history is not None else {}
     states = transactions.describe([each.transactional_id for each in listed])
     return [
-        Open(state, decided.get((state.transactional_id, state.producer_id, state.epoch)))
-        for _, state in sorted(states.items())
+        Open(state, decided.get((name, state.producer_id, state.epoch), unfinalized.get(name)))
+        for name, state in sorted(states.items())
         if state is not None
     ]
 
 
 def _decided(history: History) -> dict[tuple[str, int, int], int]:
     """The checkpoint of each transaction that a decision names, by id, producer id and epoch."""
-    found = {}
-    for manifest in history.retained:
-        repairs = [each.committable for each in history.repairs_of(manifest.checkpoint)]
-        for each in (*manifest.committables, *repairs):
-            found[each.transactional_id, each.producer_id, each.epoch] = manifest.checkpoint
-    return found
+    return {
+        (each.transactional_id, each.producer_id, each.epoch): manifest.checkpoint
+        for manifest in history.retained
+        for each in _committables(history, manifest)
+    }
+
+
+def _unfinalized(history: History) -> dict[str, int]:
+    """The checkpoint that is decided and not finalized, by each id that it names.
+
+    Such an id is not used again before, and its epoch may have been raised by the commit whose markers are missing.
+    """
+    manifest = history.unfinalized
+    if manifest is None:
+        return {}
+    return {each.transactional_id: manifest.checkpoint for each in _committables(history, manifest)}
+
+
+def _committables(history: History, manifest: Manifest) -> list[Committable]:
+    """Those of *manifest*, and what repairs have put in their place."""
+    return [*manifest.committables, *(each.committable for each in history.repairs_of(manifest.checkpoint))]

@@ -1,7 +1,8 @@
 """`exactlyonce transactions`: what a pipeline, or a sink of Spark, has open in the cluster; and abort what is nobody's.
 
 Invariants: what a manifest or a repair names is never aborted; nothing is, before the coordinator was fenced and what
-is decided was read after that, so that no decision can come in between.
+is decided was read after that, so that no decision can come in between; nor is anything of a life that the fence may
+have missed.
 """
 
 from __future__ import annotations

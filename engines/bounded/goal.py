@@ -1,6 +1,7 @@
 """How far bounded work is to go: to the latest stable offsets, to offsets that are named, or to a moment.
 
-Invariant: an end is exclusive, and never behind what a read_committed reader can see now.
+Invariants: an end is exclusive, and never behind what a read_committed reader can see now; a goal has the partitions
+that are known where the work stands. One that appears while it is looked for is read from 0 once it is known.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Goal:
         """By source and partition, where to stop; *starts* is where its partitions stand."""
         ends: Offsets = {}
         for source, each in inputs.sources.items():
-            latest = inputs.topics.end_offsets(each.topic, committed=True)
+            seen = inputs.topics.end_offsets(each.topic, committed=True)
+            latest = {partition: end for partition, end in seen.items() if partition in starts[source]}
             if self.offsets is not None:
                 ends[source] = self._named(each.topic, starts[source], latest)
             elif self.moment is not None:

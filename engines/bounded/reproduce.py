@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from threading import Event
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 
 from exactlyonce.checkpoint.manifest import Manifest
 from exactlyonce.checkpoint.store_confluent import make_producer
@@ -112,14 +112,28 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
                     except BufferError:
                         producer.poll(0.1)
                 records += 1
-        producer.commit_transaction(TIMEOUT_S)
     except KafkaException as error:
         reason = client.redact(error.args[0].str())
         raise BrokerUnavailable(f"{topic} could not be written: {reason}. Nothing of it is visible.") from None
+    _commit(client, producer, topic)
     if errors:
         raise BrokerUnavailable(f"{topic} could not be written: {errors[0]}. Nothing of it is visible.")
     _await_readers(client, topic)
     return records
+
+
+def _commit(client: ClientConfig, producer: Producer, topic: str) -> None:
+    """Commit what was produced into *topic*; what a commit that is not answered has done is not known."""
+    try:
+        producer.commit_transaction(TIMEOUT_S)
+    except KafkaException as error:
+        reason, aborted = client.redact(error.args[0].str()), error.args[0].txn_requires_abort()
+        outcome = (
+            "Nothing of it is visible."
+            if aborted
+            else "Whether its records are visible, all or none, is unknown: look before you run this again."
+        )
+        raise BrokerUnavailable(f"{topic} could not be written: {reason}. {outcome}") from None
 
 
 def _await_readers(client: ClientConfig, topic: str) -> None:

@@ -1,17 +1,21 @@
 """A folder of a command's own, below one that many share: for what it stages, and worthless once it has ended.
 
 Invariants: a folder goes with the command that made it; where that was killed, the next command that comes by removes
-it; never that of a command which still runs. A command holds a lock on the file `owner` of its folder, which ends with
-its process, and beats there. Another command's folder is a leftover when its lock can be taken, and, if it was made on
-another machine, whose locks may not be seen here, when it has not beaten for long.
+it; never that of a command which still runs, and nothing that no command of ours has made: what is removed has both the
+name of such a folder and, in its owner file, their magic text. A command holds a lock on its owner file, which ends
+with its process, and beats there. Another command's folder is a leftover when its lock can be taken, and, if it was
+made on another machine, whose locks may not be seen here, or on a file system without locks, when it has not beaten for
+long.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,10 +24,15 @@ from pathlib import Path
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
 """Of this user's commands, where no other machine takes part."""
-OWNER = "owner"
+PREFIX = "exactlyonce-"
+OWNER = ".exactlyonce-owner"
+MAGIC = b"a folder of exactlyonce, removed once its command has ended"
+"""The owner file's first line; the second is the host whose processes see its lock, or empty where nobody does."""
 BEAT_S = 10.0
 SILENCE_S = 600.0
-"""Of a command on another machine: it is dead then, or was stopped, and finds its files gone when it goes on."""
+"""Of a command whose lock may not be seen: it is dead then, or was stopped, and finds its files gone on going on."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_OWNER_BYTES = 1024
 
 
 @contextmanager
@@ -31,11 +40,11 @@ def workplace(shared: Path, prefix: str) -> Iterator[Path]:
     """A fresh folder below *shared*, from which leftovers are removed first; it is gone at the end of the block."""
     shared.mkdir(parents=True, exist_ok=True)
     remove_leftovers(shared)
-    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}.", dir=shared))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{prefix}.", dir=shared))
     ended = threading.Event()
-    with (folder / OWNER).open("w") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
-        owner.write(socket.gethostname())
+    with (folder / OWNER).open("wb") as owner:
+        host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
+        owner.write(MAGIC + b"\n" + host.encode())  # only now that it is locked: without the text it is nobody's
         owner.flush()
         beating = threading.Thread(target=_beat, args=(folder / OWNER, ended), name="workplace", daemon=True)
         beating.start()
@@ -48,26 +57,45 @@ def workplace(shared: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_leftovers(shared: Path) -> None:
-    """Remove the folders in *shared* whose commands have ended."""
-    for owner in shared.glob(f"*/{OWNER}"):
+    """Remove the folders of commands that have ended from *shared*; links are not followed."""
+    with os.scandir(shared) as found:
+        folders = [Path(each) for each in found if each.name.startswith(PREFIX) and each.is_dir(follow_symlinks=False)]
+    for folder in folders:
         try:
-            if _is_leftover(owner):
-                shutil.rmtree(owner.parent, ignore_errors=True)
-        except OSError:  # it has gone meanwhile, or is another user's
+            if _is_leftover(folder / OWNER):
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # it has gone meanwhile, has no owner file, or is another user's
             continue
 
 
 def _is_leftover(owner: Path) -> bool:
-    with owner.open() as file:
+    # For writing, which a lock on NFS needs.
+    with open(os.open(owner, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        host = file.read()
-    if host == socket.gethostname():
+        magic, _, host = file.read(_OWNER_BYTES).partition(b"\n")
+        beat = os.fstat(file.fileno()).st_mtime
+    if magic != MAGIC:
+        return False
+    if locked and host == socket.gethostname().encode():
         return True
     with tempfile.TemporaryFile(dir=owner.parent.parent) as now:  # by the clock of the folder's own machine
-        return os.fstat(now.fileno()).st_mtime - owner.stat().st_mtime > SILENCE_S
+        return os.fstat(now.fileno()).st_mtime - beat > SILENCE_S
+
+
+def _lock(file: int, how: int) -> bool:
+    """Whether *file* is locked now; not so on a file system that has no locks."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
 
 
 def _beat(owner: Path, ended: threading.Event) -> None:
@@ -76,3 +104,5 @@ def _beat(owner: Path, ended: threading.Event) -> None:
             os.utime(owner)
         except FileNotFoundError:
             return
+        except OSError:  # of a shared folder that cannot be reached for a moment
+            continue

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.cli import open_transactions
+from exactlyonce.cli.traces import find
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.transactional_writer import decision_log
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
@@ -69,6 +76,31 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     assert readers_are_held(orders)
     assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
     assert len(orders.totals()) == 700
+    assert not readers_are_held(orders)
+
+
+def test_a_life_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator may have come after the fence: nothing is aborted then, neither of it nor of older lives."""
+    orders.kafka.create_topic(f"{orders.name}-totals", 2)
+    killed_at(orders, "coordinator-checked")
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    traces = find(config, orders.name)
+    settled = open_transactions._settled
+
+    def begun(log: DecisionLog) -> History:
+        other = decision_log(config, orders.name, log.topic, SystemClock())
+        other.open()
+        other.begin_life("other-host", 1)
+        other.close()
+        return settled(log)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(open_transactions, "_settled", begun)
+        with pytest.raises(ConfigError, match=r"A new instance of .* has begun"):
+            open_transactions.abort_undecided(config, traces)
+    assert readers_are_held(orders)
+    aborted, left = open_transactions.abort_undecided(config, find(config, orders.name))
+    assert (len(aborted), left) == (1, [])
     assert not readers_are_held(orders)
 
 

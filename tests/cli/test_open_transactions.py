@@ -1,0 +1,56 @@
+"""Which open transactions count as decided."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from exactlyonce.checkpoint.committable import Committable, Written
+from exactlyonce.checkpoint.history import History
+from exactlyonce.checkpoint.manifest import Finalized, Repair
+from exactlyonce.checkpoint.transaction import ListedTransaction, TransactionState
+from exactlyonce.cli.open_transactions import _open, _unfinalized
+from exactlyonce.connectors.transactions import Transactions
+
+NAMES = [f"eo:p:out:0:{incarnation}.0:0" for incarnation in (1, 2, 3)]
+
+
+class Broker:
+    """Shows each id with the same producer id and epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def describe(self, names: list[str]) -> dict[str, TransactionState]:
+        return {name: TransactionState(name, "PrepareCommit", 7, self.epoch, 1, 1, (("out", 0),)) for name in names}
+
+
+class Decided:
+    """As much of a manifest as is looked at."""
+
+    checkpoint = 1
+
+    def __init__(self, *committables: Committable) -> None:
+        self.committables = committables
+
+
+def committable(name: str) -> Committable:
+    return Committable(name, 7, 4, 2, "cluster", "out", 0, 1, (Written("out", 0, 0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "finalized", "found"),
+    [(4, False, [1, 1, None]), (5, False, [1, 1, None]), (4, True, [1, 1, None]), (5, True, [None, None, None])],
+)
+def test_what_a_decision_names(epoch: int, finalized: bool, found: list[int | None]) -> None:
+    """Until the checkpoint is finalized every id that it or a repair names is decided, whatever epoch a commit without
+    its markers has left it with; after that the id may have a new transaction."""
+    history = History("p")
+    history.manifests[1] = cast(Any, Decided(committable(NAMES[0])))
+    history.repairs[1] = {1: Repair(1, 1, 1, NAMES[0], committable(NAMES[1]))}
+    if finalized:
+        history.finalized[1] = Finalized(1, 1, 0, ())
+    listed = [ListedTransaction(name, 7, "PrepareCommit") for name in NAMES]
+    assert [each.checkpoint for each in _open(cast(Transactions, Broker(epoch)), listed, history)] == found
+    assert _unfinalized(history) == ({} if finalized else dict.fromkeys(NAMES[:2], 1))
