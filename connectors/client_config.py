@@ -45,6 +45,7 @@ _SECURITY_KNOWN = frozenset((
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
+_ADDRESS = re.compile(rf"(?:(?:{'|'.join(PROTOCOLS)})://)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{{1,5}})\Z", re.I)
 _SECRET = re.compile(r"password|passphrase|secret|jaas|private\.key|key\.pem$|oauthbearer\.config$")
 _SECURITY = re.compile(r"(ssl|sasl|security|https|enable\.ssl|enable\.sasl)\.|oauth_cb$")
 
@@ -235,6 +236,11 @@ def _refuse_contradictions(settings: Mapping[str, str]) -> None:
     """Raise `ConfigError` for what no client could be made of, or what would be weaker than it looks."""
     if not settings.get("bootstrap.servers"):
         raise ConfigError("bootstrap.servers is not set. Name at least one broker, as host:port.")
+    for server in settings["bootstrap.servers"].split(","):
+        if not _is_address(server.strip()):
+            raise ConfigError(
+                f"bootstrap.servers names {server.strip()!r}. Write host:port, several separated by commas."
+            )
     owned = sorted(OWNED.intersection(settings))
     if owned:
         raise ConfigError(f"{', '.join(owned)}: set by exactlyonce itself to keep its guarantee. Remove the setting.")
@@ -257,6 +263,16 @@ def _refuse_contradictions(settings: Mapping[str, str]) -> None:
     missing = [name for name in needed if name not in settings]
     if missing:
         raise ConfigError(f"sasl.mechanism {mechanism} needs {' and '.join(missing)}. Set it.")
+
+
+def _is_address(server: str) -> bool:
+    """Whether *server* is host:port; a protocol before it is librdkafka's.
+
+    >>> _is_address("broker-1:9092"), _is_address("[::1]:9092"), _is_address("http://broker:1"), _is_address("broker")
+    (True, True, False, False)
+    """
+    match = _ADDRESS.match(server)
+    return match is not None and 0 < int(match[1]) < 1 << 16
 
 
 def _is_reference(value: str) -> bool:

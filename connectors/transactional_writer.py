@@ -32,7 +32,7 @@ from exactlyonce.checkpoint.store_transaction import Write
 from exactlyonce.checkpoint.transaction import Outcome
 from exactlyonce.connectors.client_config import ClientConfig
 from exactlyonce.connectors.wire import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, Request, Wire, refuse
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, Halt
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, Fenced, Halt, TopicError
 
 OPEN_TIMEOUT_S = 60.0
 ABORT_TIMEOUT_S = 8.0
@@ -278,7 +278,10 @@ class TransactionalWriter:
             found = self._wire.ask(question).coordinators[0]
             refuse(found.error_code, f"Finding the coordinator of {self.transactional_id}")
             name = self.topic.name
-            leaders = self._wire.leaders([(name, each) for each in range(self.topic.partitions)])
+            try:
+                leaders = self._wire.leaders([(name, each) for each in range(self.topic.partitions)])
+            except TopicError:
+                raise self._topic_gone("deleted") from None
             self._require_same({leader.topic_id for leader in leaders.values()})
             self._places = _Places(found.node_id, {each: leader.node_id for (_, each), leader in leaders.items()})
         return self._places
@@ -287,11 +290,15 @@ class TransactionalWriter:
         """Decisions go into the topic that was opened: one made anew under its name knows nothing of them."""
         self._topic_id = self._topic_id or next(iter(topic_ids))
         if topic_ids != {self._topic_id}:
-            raise Halt(
-                f"The checkpoint topic {self.topic.name} was deleted and created again while the pipeline ran. What "
-                f"was decided is in the old one. Restore it from a replica or backup and run again; or reset the "
-                f"pipeline (`exactlyonce reset`) and recompute the output from the input into new output topics."
-            )
+            raise self._topic_gone("deleted and created again")
+
+    def _topic_gone(self, what: str) -> Halt:
+        return Halt(
+            f"The checkpoint topic {self.topic.name} was {what} while the pipeline ran, and with it what was decided.\n"
+            f"  Choices: restore it from a replica or backup and run again; or `exactlyonce reset "
+            f"{self.topic.name.removesuffix('.checkpoints')}` and recompute the output from the input into new output "
+            f"topics."
+        )
 
     def _produce_request(self, batches: dict[int, bytes]) -> ProduceRequest:
         entry = ProduceRequest.TopicProduceData

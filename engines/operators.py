@@ -58,14 +58,18 @@ _OURS = os.path.dirname(exactlyonce.__file__) + os.sep
 """Where frames are ours, and not the user's."""
 
 
+def place_of(error: BaseException) -> str:
+    """Where in the user's code *error* was raised; empty where it was not there."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+
+
 def record_error(operator: str, origin: Origin | None, error: BaseException) -> RecordError:
     """*error* of the user's function in *operator*, with the coordinates of the record."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     where = f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}" if origin else "a record"
     return RecordError(
-        f"Operator {operator!r} raised {type(error).__name__}: {error}{place}, on {where}. The job has stopped before "
-        f"it; nothing is lost. Mend the function or the record, then run again."
+        f"Operator {operator!r} raised {type(error).__name__}: {error}{place_of(error)}, on {where}. The job has "
+        f"stopped before it; nothing is lost. Mend the function or the record, then run again."
     )
 
 

@@ -12,7 +12,7 @@ from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.blocks import restore_table, whole_or_halt
 from exactlyonce.pipeline.context import Context
-from exactlyonce.pipeline.errors import GraphError, InvariantViolation
+from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError, InvariantViolation
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.state.key_groups import group_range
 from exactlyonce.state.table import KeyedTable
@@ -29,6 +29,21 @@ class Made:
     tables: list[KeyedTable[Any]] = field(default_factory=list)
 
 
+class OpenFailed(ExactlyOnceError):
+    """What an operator needs could not be opened. The job restarts, for it may be there later; nothing is lost."""
+
+
+def _open(node: Node, function: Any, context: Context) -> None:
+    try:
+        function.open(context)
+    except ExactlyOnceError:
+        raise
+    except Exception as error:
+        raise OpenFailed(
+            f"open() of operator {node.id!r} raised {type(error).__name__}: {error}{ops.place_of(error)}."
+        ) from error
+
+
 def make_operator(
     node: Node, context: Context, table: Callable[[Node], KeyedTable[Any]], activity: Activity | None = None
 ) -> Made:
@@ -43,7 +58,7 @@ def make_operator(
     function = node.make()
     if hasattr(function, "open"):
         activity.phase(f"open() of operator {node.id!r}")
-        function.open(context)
+        _open(node, function, context)
     if node.kind in STATEFUL:
         activity.phase(f"restoring the state of operator {node.id!r}")
         keyed = table(node)

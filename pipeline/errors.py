@@ -22,6 +22,7 @@
     │   └── RecordsGone         connectors.log: a transaction's records are no longer all in the log
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
+    ├── OpenFailed              engines.wiring: a user's open() raised; the job restarts
     ├── SinkFailed              sinks.kafka_writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts

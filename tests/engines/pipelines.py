@@ -382,3 +382,24 @@ def enriched(name: str) -> Pipeline:
         "out", KafkaSink(f"{name}-out")
     )
     return pipeline
+
+
+class Unopened:
+    """An operator that needs what is not there."""
+
+    def open(self, context: Context) -> None:
+        raise OSError("no database today")
+
+    def __call__(self, order: Order) -> Order:
+        return order
+
+
+def unopened(name: str) -> Pipeline:
+    """A copy, by an operator that cannot be opened."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .map(Unopened, id="enrich", output=Order)
+        .sink("out", KafkaSink(f"{name}-out"))
+    )
+    return pipeline

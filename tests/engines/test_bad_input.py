@@ -100,6 +100,24 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, topic_name: str, r
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+def test_an_operator_that_cannot_be_opened(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """Why open() raised, and where, is said without a traceback; the job tries again as its strategy says."""
+    kafka.create_topic(f"{topic_name}-in")
+    arguments = ("--restart", "fixed_delay:attempts=1,delay=10ms")
+    job = run("pipelines:unopened", "--param", f"name={topic_name}", *QUICK, *arguments)
+    assert job.wait() == 1, job.said
+    assert "open() of operator 'enrich' raised OSError: no database today" in job.said
+    assert "pipelines.py:" in job.said
+    assert "Traceback" not in job.said
+
+
+def test_more_workers_than_key_groups(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """That is refused before anything is started."""
+    job = run("pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "129")
+    assert job.wait() == 2, job.said
+    assert "128 key groups" in job.said
+
+
 def test_a_user_function_that_raises(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """The message names operator, error, the user's line and the record's coordinates, also behind a shuffle."""
     kafka.create_topic(f"{topic_name}-in")
