@@ -52,10 +52,15 @@ class Claims:
         """What the retained manifests stand on stays, all other blocks that a life may have left are orphans.
 
         A damaged older checkpoint keeps every block that there is until it expires, for what it needs is unknown. The
-        newest one is what the pipeline goes on from: if that is damaged, `Halt`. *late*: see `begin_attempt`.
+        newest one is what the pipeline goes on from: if that is damaged, `Halt`. Where it is the decision itself that
+        is damaged, it is tombstoned as it expires. *late*: see `begin_attempt`.
         """
         newest = history.latest
         assert newest is not None
+        if unknown := history.damaged_checkpoints():
+            everything = yield from self._scanned((0,) * newest.block_partitions)
+            for checkpoint in unknown:
+                self.ledger.completed(checkpoint, everything)
         for manifest in history.retained:
             found = yield FindReferences(manifest)
             if isinstance(found, str):

@@ -91,6 +91,12 @@ class History:
         """Keys of all blocks that the manifests name themselves."""
         return {ref.key for manifest in self.manifests.values() for ref in references(manifest)}
 
+    def damaged_checkpoints(self) -> list[int]:
+        """Those older than the newest manifest whose own cannot be read, in order."""
+        keys = filter(None, map(DecisionKey.parse, self.damaged))
+        newest = max(self.manifests, default=-1)
+        return sorted(each.number for each in keys if each.kind is Manifest and each.number < newest)
+
     def halt_if_damaged(self) -> None:
         """Raise `Halt` if damage hides the newest decision; damage below it only costs an older checkpoint.
 

@@ -75,6 +75,15 @@ class TestDamage:
         assert list(history.damaged) == ["manifest/1"]
         assert history.manifests == {}
 
+    def test_damaged_checkpoints_are_those_behind_the_newest(self, manifest: Make) -> None:
+        """A checkpoint whose manifest cannot be read, or is gone, is known by its number until it is tombstoned."""
+        records: tuple[Decision | tuple[str, bytes | None], ...]
+        records = (mark(1), ("manifest/2", b"garbage"), mark(2), manifest(3), mark(3), ("repair/3/1", b"garbage"))
+        history = read(*records, ("manifest/4", b"garbage"), ("incarnation/1", b"garbage"))
+        assert history.damaged_checkpoints() == [1, 2]
+        history.forget(history.keys_of(2))
+        assert history.damaged_checkpoints() == [1]
+
     def test_a_value_without_its_digest_is_damage(self, manifest: Make) -> None:
         """A well-formed value that does not come with its SHA-256 was not written by exactlyonce."""
         history = History("p")

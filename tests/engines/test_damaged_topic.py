@@ -144,3 +144,19 @@ def test_decisions(job: Job) -> None:
     life = job.run()
     assert life.process.returncode == HALT, life.said
     assert "may be visible" in life.said
+
+
+@pytest.mark.parametrize("known_checksum", [False, True])
+def test_a_damaged_decision_expires(known_checksum: bool, job: Job) -> None:
+    """The checkpoint of a damaged older decision counts as retained until newer ones are, and then goes with its
+    blocks."""
+    older = job.history.retained[0].checkpoint
+    job.damage(0, f"manifest/{older}", known_checksum=known_checksum)
+    assert job.history.damaged_checkpoints() == [older]
+    for _ in range(3):
+        job.feed()
+        life = job.run()
+        assert life.process.returncode == 0, life.said
+    assert job.history.damaged_checkpoints() == []
+    assert unreferenced_blocks(job.kafka, job.name) == set()
+    assert_totals(job.kafka, f"{job.name}-out", job.fed)
