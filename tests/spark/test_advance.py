@@ -139,7 +139,7 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
     assert_finished(fed, tmp_path)
 
 
-@pytest.mark.exhaustive(but=["kill-raise"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("computing", "publishing"), [("kill", "raise"), ("raise", "kill")])
 def test_tasks_that_fail_are_tried_again(computing: str, publishing: str, fed: Fed, tmp_path: Path) -> None:
     """A Python worker killed, or failing, after its work, or after its pre-commit: another attempt, one output."""

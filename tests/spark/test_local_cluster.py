@@ -91,6 +91,7 @@ def backfill(
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_executors_get_a_packed_environment(kafka: Any, topic_name: str, spark_home: Path, archive: Path) -> None:
     """With the archive, executors that have nothing of ours compute each sum once, and leave nothing staged."""
     python = "spark.pyspark.python=./environment/bin/python"

@@ -104,6 +104,7 @@ def assert_exact(kafka: KafkaCluster, name: str) -> None:
     topics.close()
 
 
+@pytest.mark.exhaustive
 def test_python_processes_are_killed(kafka: KafkaCluster, topic_name: str, folder: Path) -> None:
     """The processes that plan, write and commit die one after the other, each at another step, and the query is
     started again by the same driver."""

@@ -127,6 +127,7 @@ def test_batches_are_visible_once_decided_and_leave_one_id_for_each_task(world: 
 STEPS = ("coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized")
 
 
+@pytest.mark.exhaustive(but=["coordinator-decided-True", "coordinator-decided-False"])
 @pytest.mark.parametrize("aborted", [True, False])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, failing: Callable[[str], None]) -> None:

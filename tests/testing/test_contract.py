@@ -378,6 +378,7 @@ def climb(stage: Stage, producer: str, epoch: int) -> None:
     assert stage.lives[producer][-1][1] == epoch
 
 
+@pytest.mark.exhaustive(but=["model-True-CompleteCommit", "model-False-CompleteAbort"])
 @pytest.mark.parametrize(("commit", "state"), [(True, "CompleteCommit"), (False, "CompleteAbort")])
 def test_at_the_last_epoch_an_end_gives_a_new_producer_id(stage: Stage, commit: bool, state: str) -> None:
     """After epoch 32766 come a new producer id and epoch 0; asking the same again is answered all the same."""
