@@ -32,6 +32,8 @@ from exactlyonce.connectors.broker import EmbeddedBroker
 
 LIMIT_S = 600
 """How long a test waits for a state: a limit for what hangs, which a machine that is merely slow does not reach."""
+ANSWER_S = 10.0
+"""How long a broker may take to answer before it is asked again."""
 PAUSE_S = 0.01
 BY_KEY = -1
 
@@ -148,10 +150,17 @@ class OwnCluster(KafkaCluster):
 
 
 def _answers(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Whether every partition has a leader that knows of it, which the metadata may show before it is true."""
+    """Whether every partition has a leader that knows of it, which the metadata may show before it is true.
+
+    The library does not look by itself for a partition that it has not heard of, and may wait for it for minutes.
+    """
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's own lack
+    wanted = {TopicPartition(topic, each): latest for each in range(partitions)}
     try:
-        for future in admin.list_offsets({TopicPartition(topic, each): latest for each in range(partitions)}).values():
+        if len(admin.list_topics(topic, ANSWER_S).topics[topic].partitions) < partitions:
+            admin.poll(PAUSE_S)
+            return False
+        for future in admin.list_offsets(wanted, request_timeout=ANSWER_S).values():
             future.result(LIMIT_S)
     except KafkaException:
         admin.poll(PAUSE_S)  # a refusal comes at once
