@@ -21,7 +21,7 @@ from exactlyonce.engines.local.workers import WorkerProcesses
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -81,11 +81,6 @@ def run_loaded(
     stopper = stopper or Stopper()
     options.client.check()
     graph = loaded.pipeline.build()
-    if options.parallelism > graph.max_parallelism:
-        raise ConfigError(
-            f"parallelism is {options.parallelism}, but state is divided into {graph.max_parallelism} key groups, and "
-            f"no more workers can share it: lower it, or, for a pipeline without checkpoints, raise max_parallelism."
-        )
     physical = plan(graph, options.parallelism)
     restart, recovered = options.restart_strategy(), False
     with _signals(stopper, inline=options.inline):

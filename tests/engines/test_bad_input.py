@@ -111,13 +111,6 @@ def test_an_operator_that_cannot_be_opened(kafka: KafkaCluster, topic_name: str,
     assert "Traceback" not in job.said
 
 
-def test_more_workers_than_key_groups(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """That is refused before anything is started."""
-    job = run("pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "129")
-    assert job.wait() == 2, job.said
-    assert "128 key groups" in job.said
-
-
 def test_a_user_function_that_raises(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """The message names operator, error, the user's line and the record's coordinates, also behind a shuffle."""
     kafka.create_topic(f"{topic_name}-in")
