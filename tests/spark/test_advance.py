@@ -153,7 +153,7 @@ def test_tasks_that_fail_are_tried_again(computing: str, publishing: str, fed: F
     assert_finished(fed, tmp_path)
 
 
-@pytest.mark.exhaustive(but=["publication-flushed"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("failpoint", ["unit-computed", "publication-flushed"])
 def test_the_jvm_is_killed_under_a_task(failpoint: str, fed: Fed, tmp_path: Path, ending: list[int]) -> None:
     """Without its JVM the driver ends with a message, and whoever comes next finishes what was begun."""

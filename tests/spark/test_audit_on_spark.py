@@ -22,7 +22,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
 
 def test_checkpoints_of_both_engines_are_audited(

@@ -16,7 +16,7 @@ import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 ON_THIS_MACHINE = PAGE.partition("## On a cluster")[0]

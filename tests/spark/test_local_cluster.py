@@ -16,7 +16,7 @@ import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
 ROOT = Path(__file__).parents[2]
 BASE_PYTHON = Path(sys.base_prefix, "bin", "python3")
@@ -91,7 +91,6 @@ def backfill(
     )  # fmt: skip
 
 
-@pytest.mark.exhaustive
 def test_executors_get_a_packed_environment(kafka: Any, topic_name: str, spark_home: Path, archive: Path) -> None:
     """With the archive, executors that have nothing of ours compute each sum once, and leave nothing staged."""
     python = "spark.pyspark.python=./environment/bin/python"

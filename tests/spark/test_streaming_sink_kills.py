@@ -145,6 +145,7 @@ def test_the_driver_is_killed(kafka: KafkaCluster, topic_name: str, folder: Path
     assert_exact(kafka, topic_name)
 
 
+@pytest.mark.exhaustive
 def test_a_driver_dies_behind_a_write_of_foreach_batch(kafka: KafkaCluster, topic_name: str, folder: Path) -> None:
     """A function of foreachBatch writes each batch in two parts, without a writeId; it raises, and its driver dies,
     behind the first of them and behind the second: every row is there once."""
