@@ -39,7 +39,7 @@ test-all: .venv/dev.stamp .venv/java.stamp kafka
 
 # Three processes cannot show how far a download is.
 kafka: .venv/dev.stamp
-	@.venv/bin/python -m exactlyonce.connectors.jars
+	@.venv/bin/python -m exactlyonce.connectors.embedded.jars
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .

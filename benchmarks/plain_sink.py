@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from exactlyonce.checkpoint.store_client import connect
-from exactlyonce.engines.spark.sink_options import parse_sink_options
-from exactlyonce.engines.spark.sink_position import Job
-from exactlyonce.engines.spark.sink_rows import rows
-from exactlyonce.engines.spark.sink_task import INIT_TIMEOUT_S, TUNING, Flushed, TaskTransaction
-from exactlyonce.engines.spark.sink_writer import TaskMessage
-from exactlyonce.engines.spark.streaming_sink import StreamWriter
+from exactlyonce.checkpoint.store.client import connect
+from exactlyonce.engines.spark.sink.options import parse_sink_options
+from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.rows import rows
+from exactlyonce.engines.spark.sink.streaming import StreamWriter
+from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, Flushed, TaskTransaction
+from exactlyonce.engines.spark.sink.writer import TaskMessage
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -26,8 +26,8 @@ from bench import Bench
 from cluster import Cluster
 from figures import Figure, as_json, table
 
-from exactlyonce.connectors.broker import EmbeddedBroker
-from exactlyonce.connectors.progress import told_on
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.embedded.progress import told_on
 
 SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "pass-through": throughput.passing,

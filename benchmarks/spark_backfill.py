@@ -22,9 +22,9 @@ from figures import Figure
 from job import Failed, Job
 from throughput import rate_of
 
-from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.catching_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import session

@@ -21,8 +21,8 @@ from cluster import PARTITIONS
 from figures import Figure
 from job import Failed
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.session import session
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from job import Failed, Job
 from orders import encoded, once_each
 from spark_backfill import Quiet
 
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store_blocks import BlockReader
-from exactlyonce.checkpoint.wire import Block, encode
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.bounded.catching_up import CatchingUp
+from exactlyonce.checkpoint.records.encoding import Block, encode
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.keys import canonical_key, key_group

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from statistics import mean, median
 from time import thread_time as clock
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.restore import restore

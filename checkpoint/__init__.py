@@ -1,0 +1,6 @@
+"""The protocol: how a checkpoint is triggered, aligned, decided, committed, finished after a crash, and cleaned.
+
+Everything here but `store/` is pure: events in, effects out, or procedures that yield requests (`requests`); no client,
+no thread, no clock. May import `pipeline` alone. `records/` is what the checkpoint topic says, `transactions/` how
+transactions end, `store/` what does the I/O of the checkpoint topic; only `store/` may import a client library.
+"""

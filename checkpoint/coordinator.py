@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolved
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, SourceOffset
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS, CheckpointState, JobState
@@ -137,7 +137,7 @@ class Trigger:
 class Decide:
     """Run the decision procedure for *plan*."""
 
-    plan: Plan
+    plan: PendingCheckpoint
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ Effect = Trigger | Decide | AnnounceFinalized | Restart | Deploy | End | Note
 
 
 @dataclass
-class Plan:
+class PendingCheckpoint:
     """A checkpoint in flight: what has been acknowledged for it."""
 
     checkpoint: int
@@ -224,7 +224,7 @@ class Coordinator:
         self.state = JobState.RECOVERING
         self.attempt = 0
         self.manifest: Manifest | None = None
-        self.in_flight: list[Plan] = []
+        self.in_flight: list[PendingCheckpoint] = []
         self._checkpoint_latest = 0
         self._failed_in_row = 0
         self._next_trigger_ms = 0
@@ -240,7 +240,7 @@ class Coordinator:
         self._gave_up: ExactlyOnceError | None = None
 
     @property
-    def deciding(self) -> Plan | None:
+    def deciding(self) -> PendingCheckpoint | None:
         """The checkpoint whose decision is under way."""
         return next((each for each in self.in_flight if each.state is CheckpointState.DECIDING), None)
 
@@ -374,7 +374,7 @@ class Coordinator:
         self._checkpoint_latest += 1
         base = self.manifest.checkpoint
         previous = self.in_flight[-1].checkpoint if self.in_flight else base
-        plan = Plan(self._checkpoint_latest, base, previous, final, now_ms, self.attempt)
+        plan = PendingCheckpoint(self._checkpoint_latest, base, previous, final, now_ms, self.attempt)
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
         return [Trigger(plan.checkpoint, base, final)]
@@ -475,7 +475,7 @@ class Coordinator:
             return announce + self._end(self._pending_failure.error if self._pending_failure else None)
         return announce + (self._after_decision(now_ms) or self._decide(now_ms))
 
-    def _completed(self, plan: Plan, manifest: Manifest, now_ms: int) -> None:
+    def _completed(self, plan: PendingCheckpoint, manifest: Manifest, now_ms: int) -> None:
         assert self.manifest is not None
         require(manifest.checkpoint > self.manifest.checkpoint, "completed checkpoint ids only grow")
         self.manifest = manifest

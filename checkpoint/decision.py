@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from exactlyonce.checkpoint.commit import Commits, commit, end, look, sweep
-from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
-from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
-from exactlyonce.checkpoint.markers import await_markers, ending
+from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
 from exactlyonce.checkpoint.requests import (
     Append,
     BlockEndOffsets,
@@ -28,7 +26,9 @@ from exactlyonce.checkpoint.requests import (
     ReplayTransaction,
 )
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
-from exactlyonce.checkpoint.transaction import Outcome, ProducerState, TransactionState
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome, ProducerState, TransactionState
+from exactlyonce.checkpoint.transactions.commit import Commits, commit, end, look, sweep
+from exactlyonce.checkpoint.transactions.markers import await_markers, ending
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, Undetermined, require
 
 Dropped = tuple[tuple[int, ...], tuple[BlockRef, ...]]

@@ -6,11 +6,11 @@ it is retained. What a manifest of an older life stands on is read from its inde
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.coordinator import OperatorAck, Plan
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.coordinator import OperatorAck, PendingCheckpoint
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 
 
-def operators_of(plan: Plan) -> tuple[OperatorSnapshot, ...]:
+def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:
     """Per operator, the index blocks of its subtasks in order."""
     found: dict[str, dict[int, OperatorAck]] = {}
     for (_, subtask), ack in plan.acks.items():
@@ -24,7 +24,7 @@ def operators_of(plan: Plan) -> tuple[OperatorSnapshot, ...]:
     )
 
 
-def references_of(plan: Plan, manifest: Manifest) -> set[BlockRef]:
+def references_of(plan: PendingCheckpoint, manifest: Manifest) -> set[BlockRef]:
     """All blocks that *manifest*, made from *plan*, stands on: indexes, what they list, order logs."""
     refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in (*each.index, *each.blocks)}
     return refs | {ref for log in manifest.order_logs for ref in log.blocks}

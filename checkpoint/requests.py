@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from exactlyonce.checkpoint.committable import Committable
-from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
 
 R = TypeVar("R")
 
@@ -97,7 +97,7 @@ class Scanned:
     end_offsets: tuple[int, ...]
     """How far it went."""
     unreadable: tuple[str, ...] = ()
-    """Damaged places, which it has passed over."""
+    """Damaged places, which it has skipped."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exactlyonce.connectors.client_config import ClientConfig
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 HELP_WIDTH_MAX = 100
 Command = Callable[[argparse.Namespace], int]

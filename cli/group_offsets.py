@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from kafka.protocol.consumer import OffsetDeleteRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.wire import UNKNOWN_TOPIC, Wire, refuse
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.kafka_protocol import UNKNOWN_TOPIC, Wire, refuse
 
 GROUP_NOT_FOUND, GROUP_IN_USE = 69, (68, 86)
 TIMEOUT_MS = 10_000
@@ -21,7 +21,7 @@ def forget(config: ClientConfig, group: str, partitions: Mapping[str, Sequence[i
     """Delete the offsets of *group* in *partitions* (by topic); the topics where a consumer of it has to keep them."""
     wire = Wire(config, timeout_ms=TIMEOUT_MS)
     try:
-        return wire.patiently(lambda: _forget(wire, group, partitions), f"Deleting the offsets of group {group}")
+        return wire.retrying(lambda: _forget(wire, group, partitions), f"Deleting the offsets of group {group}")
     finally:
         wire.close()
 

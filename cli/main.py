@@ -13,8 +13,19 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from exactlyonce.cli import audit, backfill, broker, checkpoints, explain, init, replay, reset, run, transactions
 from exactlyonce.cli.arguments import Parser
+from exactlyonce.cli.commands import (
+    audit,
+    backfill,
+    broker,
+    checkpoints,
+    explain,
+    init,
+    replay,
+    reset,
+    run,
+    transactions,
+)
 from exactlyonce.cli.text import terminal_width, wrapped
 from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
 

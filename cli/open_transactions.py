@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from exactlyonce.checkpoint.commit import incarnation_latest, sweep
-from exactlyonce.checkpoint.committable import Committable, TransactionalId, coordinator_id, transaction_prefix
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.settling import settle
-from exactlyonce.checkpoint.store import DecisionLog
-from exactlyonce.checkpoint.store_topic import find_topic
-from exactlyonce.checkpoint.transaction import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.store.decision_log import DecisionLog
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
+from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.cli import text
 from exactlyonce.cli.traces import Traces, find
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.log import Log
-from exactlyonce.connectors.transactional_writer import decision_log
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exactlyonce.cli.arguments import add_cluster, add_repair, pair
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.manifest import Manifest
+    from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.engines.bounded.submit import Submit
     from exactlyonce.engines.options import RunOptions
     from exactlyonce.pipeline.graph import LogicalGraph

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from exactlyonce.cli.text import duration
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.manifest import Manifest
+    from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.engines.bounded.advance import Advanced
 
 

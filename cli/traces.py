@@ -11,18 +11,18 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.commit import incarnation_latest
-from exactlyonce.checkpoint.committable import TransactionalId, coordinator_id, transaction_prefix
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.checkpoint.store_topic import delete_topic, find_topic, prepare_topic
-from exactlyonce.checkpoint.transaction import ListedTransaction
+from exactlyonce.checkpoint.records.committable import TransactionalId, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.topic import delete_topic, find_topic, prepare_topic
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest
 from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import counted, duration
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactional_writer import decision_log
-from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.spark.sink_position import KIND
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.spark.sink.position import KIND
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
 

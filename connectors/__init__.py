@@ -1,5 +1,5 @@
 """Where pipelines read from, and all that talks to Kafka."""
 
-from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.connectors.kafka.source import KafkaSource
 
 __all__ = ["KafkaSource"]

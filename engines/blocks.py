@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from exactlyonce.checkpoint.claims import beyond_repair
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, DamagedBlock, Ticket
-from exactlyonce.checkpoint.wire import Block
+from exactlyonce.checkpoint.orphans import beyond_repair
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, Ticket
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState

@@ -14,7 +14,7 @@ objects of a batch are freed by reference counts before the first would walk ove
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """The collector comes rarely and passes over what was there before: modules, restored state. Then as ever."""
+    """The collector comes rarely and skips what was there before: modules, restored state. Then as ever."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

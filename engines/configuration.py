@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 

@@ -25,8 +25,8 @@ import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
 from exactlyonce.pipeline.errors import RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
-from exactlyonce.sinks.kafka_sink import KafkaEncoder
-from exactlyonce.sinks.kafka_writer import Outputs
+from exactlyonce.sinks.kafka.sink import KafkaEncoder
+from exactlyonce.sinks.kafka.writer import Outputs
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.table import KeyedTable
 
@@ -69,7 +69,7 @@ def record_error(operator: str, origin: Origin | None, error: BaseException) -> 
     where = f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}" if origin else "a record"
     return RecordError(
         f"Operator {operator!r} raised {type(error).__name__}: {error}{place_of(error)}, on {where}. The job has "
-        f"stopped before it; nothing is lost. Mend the function or the record, then run again."
+        f"stopped before it; nothing is lost. Fix the function or the record, then run again."
     )
 
 
@@ -225,7 +225,7 @@ class Process(Operator):
 
 @dataclass(slots=True)
 class Shuffle(Operator):
-    """The end of a task: deals records out by key group; *send* takes (subtask, batch)."""
+    """The end of a task: distributes records by key group; *send* takes (subtask, batch)."""
 
     send: Callable[[int, Batch], None]
     parallelism: int

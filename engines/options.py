@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.connectors.client_config import ClientConfig
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.errors import ConfigError
 
 UNTIL = ("running", "latest")

@@ -12,15 +12,15 @@ from contextlib import suppress
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.committable import Committable
-from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
-from exactlyonce.checkpoint.store import DecisionLog
-from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
-from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.copying import copy_transaction
-from exactlyonce.connectors.log import Log
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.store.blocks import BlockReader, scan_blocks
+from exactlyonce.checkpoint.store.decision_log import DecisionLog
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.copying import copy_transaction
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import references_or_why
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.pipeline.failpoints import hit
@@ -81,12 +81,12 @@ class Performer:
                 hit("coordinator-checked")
                 return self.log.end_offsets()
             case ask.ScanBlocks(start_offsets):
-                return self.log.patiently(
+                return self.log.retrying(
                     lambda: scan_blocks(self.config.confluent(), self.log.topic, start_offsets)
                 )
             case ask.FindReferences(manifest):
                 reader = BlockReader(self.config.confluent(), self.log.topic)
-                return self.log.patiently(lambda: references_or_why(manifest, reader))
+                return self.log.retrying(lambda: references_or_why(manifest, reader))
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):

@@ -1,4 +1,4 @@
-"""From the logical graph to tasks: which operators run fused, and where records are dealt out by key group.
+"""From the logical graph to tasks: which operators run fused, and where records are distributed by key group.
 
 A task is a connected piece of the graph over forward edges. With parallelism 1 there is no shuffle, so that every
 connected pipeline is one task. Pure: the same graph and parallelism give the same plan in every process.
@@ -16,7 +16,7 @@ from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 
 @dataclass(frozen=True)
 class ShuffleEdge:
-    """Records of the `key_by` *producer* are dealt out to the subtasks of *consumer*."""
+    """Records of the `key_by` *producer* are distributed to the subtasks of *consumer*."""
 
     producer: str
     consumer: str
@@ -124,7 +124,7 @@ def _refuse_cycles(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
     for edge in shuffles:
         if depths[owner[edge.consumer]] <= depths[owner[edge.producer]]:
             raise GraphError(
-                f"The records of {edge.producer!r} are dealt out by key to {edge.consumer!r}, and what comes of them "
+                f"The records of {edge.producer!r} are distributed by key to {edge.consumer!r}, and what comes of them "
                 f"is united with a stream from before that. With a parallelism above 1 there would be no order in "
                 f"which barriers can pass. Run it with parallelism 1; or write one of the two streams to a topic, and "
                 f"read it from there in another pipeline."

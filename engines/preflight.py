@@ -1,5 +1,5 @@
 """Checks of the topics before anything is read, and of the input topics at every checkpoint: what can be known to fail
-is refused here, with what mends it.
+is refused here, with what fixes it.
 
 Invariants: offsets go with the id of the topic that they were read from, and with the leader epoch of the last record;
 a partition that was added is read from offset 0, whenever it is noticed, so that nothing of it is skipped in silence.
@@ -13,12 +13,12 @@ from datetime import datetime
 
 import msgspec
 
-from exactlyonce.checkpoint.manifest import Manifest, SourceOffset
-from exactlyonce.connectors.kafka_source import KafkaSource
-from exactlyonce.connectors.topics import Topic, Topics
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.sinks.kafka_sink import KafkaSink
+from exactlyonce.sinks.kafka.sink import KafkaSink
 
 Offsets = dict[str, dict[int, int]]
 """By source and partition."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.records import Record

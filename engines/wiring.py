@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from exactlyonce.checkpoint.manifest import Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store_blocks import BlockReader
+from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.blocks import restore_table, whole_or_halt
@@ -115,7 +115,7 @@ def table_of(
         if snapshot.parallelism != parallelism:
             raise GraphError(
                 f"Operator {node.id!r} is keyed by the source's partitions (key_by(..., partitioned=True)), so its "
-                f"state cannot be dealt out anew: run it with parallelism {snapshot.parallelism}, as before."
+                f"state cannot be distributed anew: run it with parallelism {snapshot.parallelism}, as before."
             )
         snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
     with whole_or_halt(manifest):

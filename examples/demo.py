@@ -24,8 +24,8 @@ from demo_count import Row, delay, flights, verdict
 from demo_kills import Job, Killer
 from demo_spark import audit, backfill
 
-from exactlyonce.connectors.broker import EmbeddedBroker
-from exactlyonce.connectors.progress import told_on
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.embedded.progress import told_on
 from exactlyonce.engines.spark.session import require_java
 from exactlyonce.pipeline.errors import ExactlyOnceError
 

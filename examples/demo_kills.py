@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 STEPS = ("triggered", "acknowledged", "decided", "finalized")
-PATIENCE_S = 600.0
+RETRY_S = 600.0
 
 
 class Job:
@@ -91,15 +91,15 @@ class Job:
         self.start()
 
     def catch_up(self) -> None:
-        """Wait until all that was fed is in a checkpoint, or the patience is over."""
-        seen, deadline = self.finalized, time.monotonic() + PATIENCE_S
+        """Wait until all that was fed is in a checkpoint, or the limit is over."""
+        seen, deadline = self.finalized, time.monotonic() + RETRY_S
         while (self.finalized < seen + 2 or self.lag) and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)  # the job catches up
 
     def stop(self) -> int:
         """Ask for a clean stop; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(RETRY_S)
 
 
 class Killer:

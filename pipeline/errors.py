@@ -1,7 +1,7 @@
 """Every error that a person can meet, as one tree.
 
     ExactlyOnceError
-    ├── UserError               what the user can mend; shown without a traceback
+    ├── UserError               what the user can fix; shown without a traceback
     │   ├── GraphError          the pipeline is wrong; raised while it is built
     │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
@@ -41,7 +41,7 @@ class ExactlyOnceError(Exception):
 
 
 class UserError(ExactlyOnceError):
-    """Something the user can mend."""
+    """Something the user can fix."""
 
     exit_code = 2
 
@@ -73,7 +73,7 @@ class BrokerUnavailable(UserError):
 class BrokerRefused(ExactlyOnceError):
     """A broker answered, but with an error that is none of those that a request of ours may meet.
 
-    It is no absence: whoever waits for a broker that is away must not take it for one, or it waits for ever.
+    It is no absence: whoever waits for a broker that is away must not take it for one, or it waits permanently.
     """
 
     exit_code = 8

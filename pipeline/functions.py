@@ -50,8 +50,8 @@ def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
         return _read_class(fn, made, takes, names)
     if _is_open_resource(made):
         name = type(made).__name__
-        mend = f"pass the class, {name}, or functools.partial({name}, ...): it is made on the worker"
-        return Function(fn, name, problems=(f"{name} has open(), so an instance cannot be passed: {mend}",))
+        fix = f"pass the class, {name}, or functools.partial({name}, ...): it is made on the worker"
+        return Function(fn, name, problems=(f"{name} has open(), so an instance cannot be passed: {fix}",))
     if _takes_nothing(fn):
         returned = hints.declared(made, names).get("return", UNKNOWN)
         if _defines_call(returned):

@@ -80,8 +80,8 @@ def _describe(info: inspect.Type, seen: set[Any]) -> Any:
     if isinstance(info, inspect.Metadata):
         return _describe(info.type, seen)
     name = type_name(getattr(info, "cls", type(info)))
-    mend = "use a msgspec Struct, a dataclass, a TypedDict, a NamedTuple, or builtin types"
-    raise UnsupportedType(f"{name} cannot be encoded: {mend}")
+    fix = "use a msgspec Struct, a dataclass, a TypedDict, a NamedTuple, or builtin types"
+    raise UnsupportedType(f"{name} cannot be encoded: {fix}")
 
 
 def _describe_record(info: Any, seen: set[Any]) -> Any:

@@ -28,7 +28,7 @@ class Sink(ABC, Generic[T_contra]):
         return True
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with this description for records of this type, each as a sentence that says how to mend it."""
+        """What is wrong with this description for records of this type, each as a sentence that says how to fix it."""
         return iter(())
 
     @abstractmethod

@@ -23,7 +23,7 @@ class Source(ABC, Generic[T_co]):
         return None
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with this description, each as a sentence that says how to mend it."""
+        """What is wrong with this description, each as a sentence that says how to fix it."""
         return iter(())
 
     @abstractmethod

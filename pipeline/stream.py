@@ -68,7 +68,7 @@ class Pipeline:
         return Stream(self._builder, self._builder.add_source(id, source))
 
     def build(self) -> LogicalGraph:
-        """The checked graph; raises `GraphError` naming every mistake and how to mend it."""
+        """The checked graph; raises `GraphError` naming every mistake and how to fix it."""
         return self._builder.build()
 
     def run(self, engine: str = "local", **options: Any) -> Any:

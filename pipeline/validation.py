@@ -17,7 +17,7 @@ _PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake, as a sentence that says how to mend it."""
+    """A mistake, as a sentence that says how to fix it."""
 
     location: str
     text: str
@@ -124,11 +124,11 @@ def _unknown(graph: LogicalGraph, origin: Input, why: str) -> str:
         origin = next((read for read in node.inputs if graph.type_of(read) is UNKNOWN), node.inputs[0])
         node = graph.node(origin.node)
     if origin.output is not None:
-        mend = f"give Output({origin.output!r}, type) a type"
+        fix = f"give Output({origin.output!r}, type) a type"
     elif node.kind is Kind.SOURCE:
-        mend = "give the source a type"
+        fix = "give the source a type"
     elif node.kind is Kind.PROCESS:
-        mend = "annotate emit: Emit[type] in its function, or give output="
+        fix = "annotate emit: Emit[type] in its function, or give output="
     else:
-        mend = "annotate what its function returns, or give output="
-    return f"the type of the records is unknown, and {why}. They come from {node.id!r} ({node.location}): {mend}"
+        fix = "annotate what its function returns, or give output="
+    return f"the type of the records is unknown, and {why}. They come from {node.id!r} ({node.location}): {fix}"

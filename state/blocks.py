@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateUnstorable
 from exactlyonce.state.key_groups import mask_of

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 import msgspec
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.blocks import BlockHeader
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import UNDECODABLE, DamagedState
 

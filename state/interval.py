@@ -1,7 +1,8 @@
 """What changed between two barriers, and its way into blocks.
 
 From its barrier on, no record changes an interval. `advance` works through it in slices of `SLICE_ENTRIES` entries at
-most: it deals the changes out by key group, then encodes group by group, images first. Those also need the states that
+most: it distributes the changes by key group, then encodes group by group, images first. Those also need the states
+that
 did not change, and read them from the table; so while an interval is `open`, the next one keeps in `before` what the
 state of a key was at the barrier, before a record first changes it. Intervals are encoded in order, each once; a later
 checkpoint that needs the same changes sends the same blocks again.
@@ -50,7 +51,7 @@ class Interval(Generic[S]):
         self.checkpoint = 0
         """Whose barrier ends it; 0 before that."""
         self._parts: list[dict[bytes, S | None]] = [{}]
-        """The changes that are not dealt out yet. Of a key in several parts, the last one counts."""
+        """The changes that are not distributed yet. Of a key in several parts, the last one counts."""
         self.before: dict[bytes, S | None] = {}
         self.added = ByGroup[bytes](list)
         """The keys that records have added to the table."""
@@ -76,7 +77,7 @@ class Interval(Generic[S]):
         return self._parts[-1]
 
     def _has_changed(self, key: bytes) -> bool:
-        """Whether a record has changed the state of *key*, as long as the changes are not dealt out."""
+        """Whether a record has changed the state of *key*, as long as the changes are not distributed."""
         return any(key in part for part in self._parts)
 
     def freeze(self, checkpoint: int) -> Interval[S]:

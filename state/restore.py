@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import IMAGE, BlockReader, Section
 from exactlyonce.state.chain import Chain, ChainBlock

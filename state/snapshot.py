@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import BlockHeader, EncodedBlock
 from exactlyonce.state.chain import Chain

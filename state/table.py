@@ -59,9 +59,9 @@ class KeyedTable(Generic[S]):
         self.max_parallelism = max_parallelism
         self.state_type: StateType[S] = StateType(operator, type_)
         self._states: dict[bytes, S | None] = {}
-        """None: deleted, and a record of the interval that did so is not dealt out yet."""
+        """None: deleted, and a record of the interval that did so is not distributed yet."""
         self._keys: Mapping[int, dict[bytes, None]] = {group: {} for group in groups}
-        """By key group, at least the keys that had a state at the last barrier that was dealt out."""
+        """By key group, at least the keys that had a state at the last barrier that was distributed."""
         for group, table in contents.tables.items():
             self._states.update(table)
             self._keys[group].update(dict.fromkeys(table))

@@ -1,10 +1,10 @@
 """For tests of pipelines and of exactlyonce itself: a broker in memory, a clock that is moved by hand, faults on order.
 
 The stand-ins here pass the same contract tests as what they stand for. What needs a client library is imported from its
-own module: `exactlyonce.testing.real_broker`, `exactlyonce.testing.scripted`.
+own module: `exactlyonce.testing.broker.real_broker`, `exactlyonce.testing.scripted`.
 """
 
-from exactlyonce.testing.broker import (
+from exactlyonce.testing.broker.interface import (
     Error,
     Fetched,
     Initialized,
@@ -14,9 +14,9 @@ from exactlyonce.testing.broker import (
     Record,
     TransactionalBroker,
 )
-from exactlyonce.testing.broker_model import BrokerModel, BrokerSettings
+from exactlyonce.testing.broker.model import BrokerModel, BrokerSettings
+from exactlyonce.testing.broker.unreliable import Fault, Injection, UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock, Timer
-from exactlyonce.testing.unreliable_broker import Fault, Injection, UnreliableBroker
 
 __all__ = [
     "BrokerModel",

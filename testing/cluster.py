@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are no
 )
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from exactlyonce.connectors.broker import EmbeddedBroker
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 
 LIMIT_S = 600
 """How long a test waits for a state: a limit for what hangs, which a machine that is merely slow does not reach."""

@@ -15,7 +15,7 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from exactlyonce.connectors.broker import HOST, answers, free_port
+from exactlyonce.connectors.embedded.broker import HOST, answers, free_port
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 

@@ -94,7 +94,7 @@ def container_kafka(kafka_image: str) -> Iterator[KafkaCluster]:
 def _embedded(
     tmp_path_factory: pytest.TempPathFactory, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> Iterator[OwnCluster]:
-    from exactlyonce.connectors.broker import EmbeddedBroker
+    from exactlyonce.connectors.embedded.broker import EmbeddedBroker
     from exactlyonce.testing.cluster import OwnCluster
 
     folder = tmp_path_factory.mktemp("kafka")
@@ -109,7 +109,7 @@ def _embedded(
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
     """Where a wait of half a minute for a download is explained, past pytest's capture."""
-    from exactlyonce.connectors.progress import seldom
+    from exactlyonce.connectors.embedded.progress import seldom
 
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return seldom(reporter.write_line) if reporter else lambda line: None

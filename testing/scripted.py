@@ -1,8 +1,8 @@
 """Sources whose script says what comes and where a process dies: `[1, 2, CRASH, 3]`.
 
 `script_topic` writes the script into a topic, `crash_once` is the step of the pipeline that reads it: where the script
-says `CRASH`, the process that meets it first is killed by SIGKILL; whoever meets it again, after the restart, passes it
-over. What has fired is kept in a file, so that a test can assert that the crash it is about took place.
+says `CRASH`, the process that meets it first is killed by SIGKILL; whoever meets it again, after the restart, skips
+it. What has fired is kept in a file, so that a test can assert that the crash it is about took place.
 
 ```python
 # numbers.py

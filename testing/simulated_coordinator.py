@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision, requests
-from exactlyonce.checkpoint.claims import Claims
-from exactlyonce.checkpoint.commit import sweep
-from exactlyonce.checkpoint.committable import Committable
 from exactlyonce.checkpoint.decision import Decided
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
+from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
 from exactlyonce.checkpoint.references import references_of
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transaction import EndAnswer, Fate, Outcome
-from exactlyonce.connectors.transactions import ANSWERS
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, Outcome
+from exactlyonce.checkpoint.transactions.commit import sweep
+from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Undetermined, require
-from exactlyonce.testing.broker import Error, Isolation, NoAnswer
+from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
 from exactlyonce.testing.simulated_repair import copied, replayed
 from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker, reference
@@ -45,7 +45,7 @@ class Life:
         self.end: core.End | None = None
         self.core = core.Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
         self.log = SimulatedLog(world)
-        self.claims = Claims(world.settings)
+        self.known_blocks = KnownBlocks(world.settings)
         self._fenced_below = (0, 0)
         self.manifest: Manifest | None = None
         self.attempt = 0
@@ -149,7 +149,7 @@ class Life:
                 self.world.seen["aborted checkpoint"] += 1
                 self.world.note(f"{self}: {text}")
 
-    def _concluded(self, plan: core.Plan, verdict: Any) -> None:
+    def _concluded(self, plan: core.PendingCheckpoint, verdict: Any) -> None:
         reason = getattr(verdict, "reason", "")
         self.world.note(f"{self}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
         self._feed(core.Concluded(plan.checkpoint, verdict))
@@ -183,7 +183,7 @@ class Life:
                     lambda: self._described(name), lambda state: self._grant(worker, sink, name, state)
                 )  # fmt: skip
             case "acknowledged", ack:
-                self.claims.ledger.written(ack.checkpoint, ack.written)
+                self.known_blocks.ledger.written(ack.checkpoint, ack.written)
                 self._feed(core.Acknowledged(ack))
             case "source finished", *_:
                 if worker.index not in self._finished:
@@ -229,7 +229,7 @@ class Life:
         return self.manifest
 
     def _claimed(self) -> requests.Procedure[decision.Dropped]:
-        return self.claims.recover(self.log.history, self.log.life.incarnation)
+        return self.known_blocks.recover(self.log.history, self.log.life.incarnation)
 
     def _written(self, outcome: Outcome) -> None:
         if outcome is Outcome.UNKNOWN:
@@ -294,15 +294,15 @@ class Life:
         self._written(outcome)
         self.attempt = attempt
         if unfinished is not None:
-            yield from self._finish(unfinished, self.claims.expire)
+            yield from self._finish(unfinished, self.known_blocks.expire)
         yield from self._sweep()
         assert self.manifest is not None
-        yield from self._run(self.claims.begin_attempt(self.manifest, self.log.life.incarnation, attempt))
+        yield from self._run(self.known_blocks.begin_attempt(self.manifest, self.log.life.incarnation, attempt))
         return self.manifest
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
-    def _decide(self, plan: core.Plan, pinned: set[int]) -> Steps:
+    def _decide(self, plan: core.PendingCheckpoint, pinned: set[int]) -> Steps:
         def made(committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
             offsets = tuple(sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: o.partition))
             acks = [plan.acks["totals", i] for i in range(self.world.parallelism)]
@@ -311,17 +311,17 @@ class Life:
             self.carries = any(c.checkpoint < plan.checkpoint for c in committables)
             self.world.seen["carried"] += self.carries
             logs = tuple(plan.order_logs)
-            noted = self.claims.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final)
+            noted = self.known_blocks.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final)
             return self._manifest(
                 plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), logs, committables, noted
             )
 
         def complete(manifest: Manifest) -> None:
-            self.claims.ledger.completed(manifest.checkpoint, references_of(plan, manifest))
+            self.known_blocks.ledger.completed(manifest.checkpoint, references_of(plan, manifest))
 
         def expire(manifest: Manifest) -> requests.Procedure[decision.Dropped]:
             complete(manifest)
-            return (yield from self.claims.expire(manifest, pinned))
+            return (yield from self.known_blocks.expire(manifest, pinned))
 
         verdict = yield from self._run(decision.decide(plan.precommits, plan.ages_ms, self._life(), made, expire))
         self.carries = False
@@ -354,12 +354,12 @@ class Life:
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _run(self, procedure: requests.Procedure[Any]) -> Steps:
-        """Drive *procedure*, with a chance of misfortune before each request."""
+        """Drive *procedure*, with a chance of faults before each request."""
         try:
             request = next(procedure)
             while True:
                 self.step_name = type(request).__name__
-                self.world.misfortune.before_request(self)
+                self.world.faults.before_request(self)
                 yield None
                 try:
                     answer = yield from self._answer(request)
@@ -373,11 +373,11 @@ class Life:
     def _answer(self, request: requests.Request) -> Steps:
         match request:
             case requests.DescribeTransactions(ids):
-                return (yield from self._patiently("describe_transactions", ids))
+                return (yield from self._retrying("describe_transactions", ids))
             case requests.DescribeProducers(partitions):
-                return (yield from self._patiently("describe_producers", partitions))
+                return (yield from self._retrying("describe_producers", partitions))
             case requests.ListTransactions(prefix):
-                return (yield from self._patiently("list_transactions", prefix))
+                return (yield from self._retrying("list_transactions", prefix))
             case requests.EndTransactions(endings, commit):
                 return (yield from self._ended(endings, commit))
             case requests.RewriteMarkers(name, producer_id, partitions, commit):
@@ -425,7 +425,7 @@ class Life:
             ends.append(everything.high_watermark)
         return requests.Scanned(tuple(found.values()), tuple(ends))
 
-    def _patiently(self, operation: str, *arguments: Any) -> Steps:
+    def _retrying(self, operation: str, *arguments: Any) -> Steps:
         """Asked again until it is answered or time is up."""
         deadline_ms = self.world.deadline_ms()
         while True:
@@ -443,7 +443,7 @@ class Life:
             try:
                 error = self.world.ask("end_txn", each.transactional_id, each.producer_id, each.epoch, commit)
                 answers.append(ANSWERS[error])
-                self.world.misfortune.after_end()
+                self.world.faults.after_end()
             except NoAnswer:
                 answers.append(EndAnswer.BUSY)
             yield None
@@ -457,12 +457,12 @@ class Life:
         require(state is not None and state.producer_id == producer_id, f"{name} is still that of its markers")
         try:
             for topic, partition in partitions:
-                self.world.misfortune.before_request(self)
+                self.world.faults.before_request(self)
                 yield None
                 error = self.world.ask("add_to_transaction", name, producer_id, state.epoch, topic, partition)
                 if error is not Error.NONE:
                     return
-            self.world.misfortune.before_request(self)
+            self.world.faults.before_request(self)
             yield None
             self.world.ask("end_txn", name, producer_id, state.epoch, commit)
             self.world.seen["markers rewritten"] += 1

@@ -1,4 +1,5 @@
-"""The decision log of the simulator: what `checkpoint.store.DecisionLog` does, on the broker model, in single steps.
+"""The decision log of the simulator: what `checkpoint.store.decision_log.DecisionLog` does, on the broker model, in
+single steps.
 
 Every step can be the last: a crash, a pause or a lost answer may come between any two requests.
 """
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exactlyonce.checkpoint.committable import coordinator_id
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import BlockRef, Incarnation
-from exactlyonce.checkpoint.store import LIVES_KEPT
-from exactlyonce.checkpoint.transaction import Outcome
-from exactlyonce.checkpoint.wire import Decision, DecisionKey, encode
+from exactlyonce.checkpoint.records.committable import coordinator_id
+from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encode
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation
+from exactlyonce.checkpoint.store.decision_log import LIVES_KEPT
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced
-from exactlyonce.testing.broker import Error, Isolation, NoAnswer
+from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
     from exactlyonce.testing.simulation import World

@@ -1,6 +1,6 @@
 """What goes wrong in a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
 
-Some histories know only a few kinds of misfortune, but those well. Every one that happens is counted in the world's
+Some histories know only a few kinds of faults, but those well. Every one that happens is counted in the world's
 `seen`, so that a test can assert that none of them is never met.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from exactlyonce.checkpoint.committable import coordinator_id
+from exactlyonce.checkpoint.records.committable import coordinator_id
+from exactlyonce.testing.broker.unreliable import Fault
 from exactlyonce.testing.simulated_coordinator import Life
 from exactlyonce.testing.simulated_worker import Worker
 from exactlyonce.testing.simulation_oracle import TOPIC
-from exactlyonce.testing.unreliable_broker import Fault
 
 if TYPE_CHECKING:
     from exactlyonce.testing.simulation import World
@@ -22,7 +22,7 @@ EXPIRY_MS = 60_000
 """After so long the broker forgets a transactional id."""
 
 
-class Misfortune:
+class FaultInjector:
     """The bad luck of one world."""
 
     def __init__(self, world: World) -> None:

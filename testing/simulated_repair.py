@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exactlyonce.checkpoint.committable import Committable, Written, shares
-from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.records.committable import Committable, Written, shares
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.pipeline.errors import BrokerUnavailable
-from exactlyonce.testing.broker import Error, Isolation
+from exactlyonce.testing.broker.interface import Error, Isolation
 
 if TYPE_CHECKING:
     from exactlyonce.testing.simulated_coordinator import Life
@@ -108,7 +108,7 @@ def _produced(life: Life, lost: Committable, name: str, found: dict[tuple[str, i
     )
     written = []
     for place, records in found.items():
-        world.misfortune.before_request(life)
+        world.faults.before_request(life)
         yield None
         produced = yield from world.until_answered(
             "produce", name, answer.producer_id, answer.epoch, *place, records, sequence=0

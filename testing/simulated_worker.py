@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.committable import TransactionalId
 from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
 from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest, OrderLog, SourceOffset
-from exactlyonce.checkpoint.wire import BlockKey
+from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.encoding import BlockKey
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset
 from exactlyonce.pipeline.errors import require
-from exactlyonce.sinks.transaction_pool import SlotState, TransactionPool
-from exactlyonce.testing.broker import Error, Isolation, NoAnswer
+from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
+from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
     from exactlyonce.testing.simulated_coordinator import Life
@@ -125,7 +125,7 @@ class Sink:
         if self._batch is None:
             self._batch = self._next_batch(interval)
         partition, records = self._batch
-        if self.world.misfortune.on_delivery():
+        if self.world.faults.on_delivery():
             return self._delivered(interval)  # a failed delivery that nobody has noticed: only the broker's count knows
         place, producer = (self.name, partition), self.producers[self.writing]
         sequence = producer.sequences.get(place, 0)

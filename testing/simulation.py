@@ -21,18 +21,18 @@ from unittest.mock import patch
 
 import msgspec
 
-from exactlyonce.checkpoint import markers
 from exactlyonce.checkpoint.coordinator import End
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.transactions import markers
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Undetermined
-from exactlyonce.testing.broker import Error, NoAnswer
-from exactlyonce.testing.broker_model import BrokerSettings
+from exactlyonce.testing.broker.interface import Error, NoAnswer
+from exactlyonce.testing.broker.model import BrokerSettings
+from exactlyonce.testing.broker.unreliable import UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.simulated_coordinator import Life
-from exactlyonce.testing.simulated_misfortune import EXPIRY_MS, Misfortune
+from exactlyonce.testing.simulated_misfortune import EXPIRY_MS, FaultInjector
 from exactlyonce.testing.simulated_worker import Steps, Worker
 from exactlyonce.testing.simulation_oracle import TOPIC, Broken, Oracle, WatchedBroker, demand
-from exactlyonce.testing.unreliable_broker import UnreliableBroker
 
 STEPS_MAX = 60_000
 """A history that has not come to its end by then never will."""
@@ -85,7 +85,7 @@ class World:
             self.broker, self.inputs, self.sinks, self.output_partitions, self.block_partitions,
             self.transaction_timeout_ms,
         )  # fmt: skip
-        self.misfortune = Misfortune(self)
+        self.faults = FaultInjector(self)
         self._topics()
 
     def _shape(self) -> None:
@@ -155,7 +155,7 @@ class World:
         """One request over the network."""
         if operation == "init_transactions":
             self.oracle.before_init(arguments[0])
-        self.misfortune.on_network(operation)
+        self.faults.on_network(operation)
         return getattr(self.network, operation)(*arguments, **options)
 
     def until_answered(
@@ -204,7 +204,7 @@ class World:
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
         if life is self.life:
             self.next_life(self.rng.randint(0, 100))
-            if end.error is None and self.misfortune.broker_is_up:
+            if end.error is None and self.faults.broker_is_up:
                 self._ended_cleanly(life, end)
 
     def _ended_cleanly(self, life: Life, end: End) -> None:
@@ -222,14 +222,14 @@ class World:
         while not self.finished or any(each.alive for each in self.lives):
             self.steps += 1
             demand(self.steps < STEPS_MAX, f"the job has not come to its end in {STEPS_MAX} steps")
-            self.misfortune.before_step()
+            self.faults.before_step()
             if self.life is None and not self.finished and self._next_life_ms <= self.clock.monotonic_ms():
                 self.life = Life(self)
                 self.lives.append(self.life)
             self._step()
-            if self.steps % LOOK_STEPS == 0 and self.misfortune.broker_is_up:
+            if self.steps % LOOK_STEPS == 0 and self.faults.broker_is_up:
                 self.oracle.look()
-        self.misfortune.start_broker()
+        self.faults.start_broker()
         self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)  # zombies die, and what they left open times out
         self.oracle.close()
 

@@ -14,12 +14,13 @@ from unittest.mock import patch
 
 import msgspec
 
-from exactlyonce.checkpoint import commit, coordinator, decision, markers, requests, retention
-from exactlyonce.checkpoint.committable import Committable
+from exactlyonce.checkpoint import coordinator, decision, requests, retention
 from exactlyonce.checkpoint.coordinator import Coordinator, Stop, Tick
 from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transaction import EndAnswer, Outcome
+from exactlyonce.checkpoint.transactions import commit, markers
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.testing import simulated_coordinator, simulated_repair
 from exactlyonce.testing.simulated_coordinator import Life
 from exactlyonce.testing.simulated_log import SimulatedLog

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
-from exactlyonce.checkpoint import claims, commit, decision, requests
-from exactlyonce.checkpoint.committable import TransactionalId
+from exactlyonce.checkpoint import decision, orphans, requests
+from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.transactions import commit
 from exactlyonce.testing import simulated_coordinator
 from exactlyonce.testing.simulated_worker import Sink, Worker
 
 
 def _no_scan() -> Iterable[Any]:
-    real = claims.Claims.begin_attempt
+    real = orphans.KnownBlocks.begin_attempt
 
     def begin_attempt(self: Any, newest: Any, incarnation: int, attempt: int, **options: Any) -> Any:
         written = self.ledger.written
@@ -21,29 +22,29 @@ def _no_scan() -> Iterable[Any]:
         yield from real(self, newest, incarnation, attempt, **options)
         self.ledger.written = written
 
-    yield patch.object(claims.Claims, "begin_attempt", begin_attempt)
+    yield patch.object(orphans.KnownBlocks, "begin_attempt", begin_attempt)
 
 
 def _no_second_scan() -> Iterable[Any]:
-    real = claims.Claims._begin
+    real = orphans.KnownBlocks._begin
 
     def begin(self: Any, newest: Any, start: Any, attempt: Any, *, late: bool) -> Any:
         yield from real(self, newest, start, attempt, late=False)
 
-    yield patch.object(claims.Claims, "_begin", begin)
+    yield patch.object(orphans.KnownBlocks, "_begin", begin)
 
 
 def _scan_from_the_newest() -> Iterable[Any]:
-    yield patch.object(claims, "_first_places", lambda history: history.latest.block_end_offsets)
+    yield patch.object(orphans, "_first_places", lambda history: history.latest.block_end_offsets)
 
 
 def _note_the_ends() -> Iterable[Any]:
-    real = claims.Claims.ends_to_note
+    real = orphans.KnownBlocks.ends_to_note
 
     def ends_to_note(self: Any, checkpoint: int, base: int, ends: Any, **_: Any) -> Any:
         return real(self, checkpoint, base, ends, final=True)
 
-    yield patch.object(claims.Claims, "ends_to_note", ends_to_note)
+    yield patch.object(orphans.KnownBlocks, "ends_to_note", ends_to_note)
 
 
 def _finish_drops_nothing() -> Iterable[Any]:

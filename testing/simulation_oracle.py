@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from exactlyonce.checkpoint.commit import is_older
-from exactlyonce.checkpoint.committable import Committable, TransactionalId, coordinator_id
-from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
-from exactlyonce.checkpoint.wire import BlockKey, DecisionKey, decode
-from exactlyonce.testing.broker import Error, Initialized, Isolation, NoAnswer, Produced
-from exactlyonce.testing.broker_model import BrokerModel
-from exactlyonce.testing.transaction_coordinator import State
+from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
+from exactlyonce.checkpoint.records.encoding import BlockKey, DecisionKey, decode
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.transactions.commit import is_older
+from exactlyonce.testing.broker.interface import Error, Initialized, Isolation, NoAnswer, Produced
+from exactlyonce.testing.broker.model import BrokerModel
+from exactlyonce.testing.broker.transaction_coordinator import State
 
 TOPIC = "p.checkpoints"
 Named = tuple[str, int, int]

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs h
     ResourceType,
 )
 
-from exactlyonce.connectors.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]

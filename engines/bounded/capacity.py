@@ -5,7 +5,7 @@ Invariant: what is refused here is refused before anything is read; the manifest
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.manifest import MANIFEST_SIZE_MAX, Manifest
+from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, Manifest
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline.errors import ConfigError
 

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import Incarnation
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.decisions import UPKEEP_INTERVAL_S, Decisions
+from exactlyonce.engines.leader import UPKEEP_INTERVAL_S, Decisions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -60,7 +60,7 @@ def _is_known_dead(life: Incarnation) -> bool:
     return life.process == os.getpid()
 
 
-def kept_alive(submit: Submit, decisions: Decisions) -> Submit:
+def with_heartbeats(submit: Submit, decisions: Decisions) -> Submit:
     """*submit*, beside which heartbeats go on. Nothing else calls *decisions* meanwhile, so no two calls overlap."""
 
     def submitted(stage: str, work: Sequence[bytes]) -> list[bytes]:

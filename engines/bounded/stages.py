@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from exactlyonce.engines.bounded.messages import Receipt, Unit
 from exactlyonce.engines.bounded.ranges import Reading
-from exactlyonce.engines.bounded.staging import ChannelFile
 from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit.staging import ChannelFile
 from exactlyonce.engines.plan import Plan, Task
 from exactlyonce.pipeline.errors import require
 

@@ -1,7 +1,7 @@
 """Who runs units: a `Submit` takes the encoded work of one stage and returns what became of each, in order.
 
 Invariants: every piece of work ran to its end in at least one attempt, and the answer is that attempt's; an error that
-no further attempt would mend comes back as an answer, so that nobody repeats it, and is raised here.
+no further attempt would fix comes back as an answer, so that nobody repeats it, and is raised here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from exactlyonce.engines.bounded.messages import Failure
-from exactlyonce.engines.bounded.publish import publish
-from exactlyonce.engines.bounded.unit import run_unit
+from exactlyonce.engines.bounded.unit.messages import Failure
+from exactlyonce.engines.bounded.unit.publish import publish
+from exactlyonce.engines.bounded.unit.unit import run_unit
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]

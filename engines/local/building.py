@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from exactlyonce.checkpoint.committable import TransactionalId
-from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.kafka_reader import KafkaReader
-from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
@@ -25,17 +25,17 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput, Input, SourceInput
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.engines.order import order_runs
+from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import Plan, Task, plan, share_of
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.loading import load_reference
-from exactlyonce.sinks.kafka_sink import KafkaSink
-from exactlyonce.sinks.kafka_writer import KafkaWriter
+from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
+from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.print_sink import PrintSink
-from exactlyonce.sinks.transaction_pool import TransactionPool
 from exactlyonce.state.table import KeyedTable
 
 Send = Callable[[msg.ToCoordinator], None]

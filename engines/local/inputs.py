@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from exactlyonce.checkpoint.manifest import SourceOffset
-from exactlyonce.connectors.kafka_reader import KafkaReader
-from exactlyonce.connectors.kafka_source import KafkaSource
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
@@ -85,7 +85,7 @@ class SourceInput:
 
     @property
     def skipped(self) -> int:
-        """Records passed over because they do not decode."""
+        """Records skipped because they do not decode."""
         return self._decoder.skipped
 
     @property

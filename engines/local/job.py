@@ -19,10 +19,10 @@ from typing import Any
 import exactlyonce.checkpoint.coordinator as core
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
-from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.engines.decisions import UPKEEP_INTERVAL_S, Decisions
+from exactlyonce.engines.leader import UPKEEP_INTERVAL_S, Decisions
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
 from exactlyonce.engines.local.whereabouts import Whereabouts
@@ -283,7 +283,7 @@ class Job:
                 names[j][f"in:{edge}:{i}:{j}"] = reader.fileno()
         return sockets, names
 
-    def _decided(self, plan: core.Plan, verdict: Decided | Refuse | Unresolved) -> None:
+    def _decided(self, plan: core.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
         if isinstance(verdict, Decided) and verdict.finalized:
             self.report.completed(plan, verdict.manifest, _monotonic_ms())
         self._feed(core.Concluded(plan.checkpoint, verdict))
@@ -302,7 +302,7 @@ class Job:
             self._message(worker, message)
         if worker.connection.closed and worker in self.workers.alive:
             self._selector.unregister(worker.connection)
-            self._feed(core.Failed(worker.obituary()))
+            self._feed(core.Failed(worker.exit_reason()))
 
     def _message(self, worker: Worker, message: object) -> None:
         assert self.decisions is not None

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import msgspec
 
 from exactlyonce.checkpoint.coordinator import Ack
-from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.checkpoint.store_topic import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.topic import TopicInfo
 
 
 class Start(msgspec.Struct, tag=True):

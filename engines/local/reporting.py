@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
-from exactlyonce.checkpoint.coordinator import Coordinator, Plan
-from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.coordinator import Coordinator, PendingCheckpoint
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.messages import Acknowledge, Progress
 from exactlyonce.engines.local.workers import Worker
 from exactlyonce.engines.system_clock import SystemClock
@@ -156,7 +156,7 @@ class Report:
         self._acks.setdefault(message.ack.checkpoint, []).append(message)
         self.step("acknowledged", checkpoint=message.ack.checkpoint, worker=message.ack.subtask)
 
-    def completed(self, plan: Plan, manifest: Manifest, now_ms: int) -> None:
+    def completed(self, plan: PendingCheckpoint, manifest: Manifest, now_ms: int) -> None:
         """A checkpoint is finalized."""
         acks = [each for n in list(self._acks) if n <= plan.checkpoint for each in self._acks.pop(n)]
         gap_ms, self._gap_ms = self._gap_ms, 0.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.inline import InlineWorker
 from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.reporting import JsonReporter, Reporter

@@ -16,17 +16,17 @@ from typing import Any
 
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
-from exactlyonce.checkpoint.manifest import BlockRef, OrderLog
-from exactlyonce.checkpoint.store_blocks import BlockWriter, Ticket
+from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
+from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import Input, SourceInput
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.operators import Batch
-from exactlyonce.engines.order import OrderRuns
+from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.kafka_writer import KafkaWriter
+from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
 

@@ -33,7 +33,7 @@ class Worker:
     connection: Connection
     process: subprocess.Popen[bytes] | None
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, for the log."""
         if self.process is None:
             return f"worker {self.subtask} ended"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from exactlyonce.engines.spark.read_options import parse_read_options, read_schema
+from exactlyonce.engines.spark.source.read_options import parse_read_options, read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,22 +35,22 @@ class ExactlyOnceDataSource(DataSource):
         return read_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from exactlyonce.engines.spark.reading import RangesReader
+        from exactlyonce.engines.spark.source.reading import RangesReader
 
         return RangesReader(parse_read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from exactlyonce.engines.spark.stream_reading import StreamReader
+        from exactlyonce.engines.spark.source.stream_reading import StreamReader
 
         return StreamReader(parse_read_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from exactlyonce.engines.spark.writing import batch_writer
+        from exactlyonce.engines.spark.sink.writing import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from exactlyonce.engines.spark.streaming_sink import stream_writer
+        from exactlyonce.engines.spark.sink.streaming import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 

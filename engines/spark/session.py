@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exactlyonce.connectors.java import java_version
-from exactlyonce.engines.spark.trouble import is_sparks, not_ready
+from exactlyonce.connectors.embedded.java import java_version
+from exactlyonce.engines.spark.spark_errors import is_sparks, not_ready
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from exactlyonce.engines.bounded.submit import Submit, perform, settled
-from exactlyonce.engines.spark.trouble import in_short, is_sparks, known_cause
+from exactlyonce.engines.spark.spark_errors import in_short, is_sparks, known_cause
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 
 if TYPE_CHECKING:
@@ -64,5 +64,5 @@ def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[
 def _failed(stage: str, reason: str) -> StageFailed:
     return StageFailed(
         f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the command "
-        f"again once the cause is mended; --spark-log FILE keeps all that Spark writes. It says:\n  {in_short(reason)}"
+        f"again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n  {in_short(reason)}"
     )

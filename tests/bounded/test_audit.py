@@ -16,12 +16,12 @@ from bounded import Fed
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
 
-from exactlyonce.checkpoint.store import read_history
+from exactlyonce.checkpoint.store.decision_log import read_history
 from exactlyonce.cli.main import main
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.bounded import audit as audits
-from exactlyonce.engines.bounded.reproduce import Count, agree
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.bounded.audit import audit as audits
+from exactlyonce.engines.bounded.replay.reproduce import Count, agree
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -62,7 +62,7 @@ def transactions_of(fed: Fed) -> list[Any]:
 def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> None:
     """One update each that was dropped, doubled, changed and moved is found by its kind, with the place in the output
     and the input record it stems from; against the pipeline that did it nothing is found; nobody is fenced and no
-    transaction is touched; a record of somebody else is told, unless it is to be passed over."""
+    transaction is touched; a record of somebody else is told, unless it is to be skipped."""
     fed.feed(3000)
     run_flawed(fed, "--num-retained", "100")
     before = transactions_of(fed)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from exactlyonce.engines.bounded.compare import (
+from exactlyonce.engines.bounded.audit.compare import (
     CHANGED,
     DOUBLED,
     FOREIGN,

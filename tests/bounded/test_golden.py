@@ -8,8 +8,8 @@ import pytest
 from bounded import Fed, Silent, catch_up, load_pipeline, run_local
 from golden import compute_again, states_of
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit import Audit
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.submit import in_process
 
 pytestmark = pytest.mark.broker

@@ -10,8 +10,8 @@ from auditing import Quiet
 from bounded import load_pipeline
 from losing import QUICK_ABORTS, Lossy
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit import Audit
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.testing.cluster import KafkaCluster
 

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.bounded.reproduce import _commit
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.replay.reproduce import _commit
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 CLIENT = ClientConfig({"bootstrap.servers": "nobody:9092"})

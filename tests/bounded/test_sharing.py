@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.committable import Committable, Written
-from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.engines.bounded.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
-from exactlyonce.engines.bounded.staging import OutputBatch
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines.bounded.audit.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
+from exactlyonce.engines.bounded.unit.staging import OutputBatch
 
 MANIFEST = Manifest("p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "f", 128, 2, 4, (), 0, (), (), (), (), (("out", "t", 3),))
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from exactlyonce.engines.bounded.ranges import Reading, parts
-from exactlyonce.engines.bounded.staging import FrameWriter, StagedFile, read_frames
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames
 from exactlyonce.pipeline.errors import ConfigError
 
 

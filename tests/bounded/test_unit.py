@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.checkpoint.store_blocks import BlockReader
-from exactlyonce.checkpoint.store_topic import prepare_topic
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
-from exactlyonce.engines.bounded.messages import Receipt, Unit
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.ranges import Reading, readings
 from exactlyonce.engines.bounded.stages import compute
-from exactlyonce.engines.bounded.staging import read_outputs
 from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.loading import Loaded

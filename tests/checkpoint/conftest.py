@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from exactlyonce.checkpoint.committable import Committable, Written
-from exactlyonce.checkpoint.manifest import (
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import (
     BlockRef,
     Finalized,
     Incarnation,
@@ -21,10 +21,10 @@ from exactlyonce.checkpoint.manifest import (
     OrderLog,
     SourceOffset,
 )
-from exactlyonce.checkpoint.store import DecisionLog
-from exactlyonce.checkpoint.store_topic import TopicInfo, prepare_topic
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactional_writer import decision_log
+from exactlyonce.checkpoint.store.decision_log import DecisionLog
+from exactlyonce.checkpoint.store.topic import TopicInfo, prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactional_writer import decision_log
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import KafkaCluster
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.commit import Commits
 from exactlyonce.checkpoint.coordinator import (
     NEVER_MS,
     Ack,
@@ -21,7 +20,7 @@ from exactlyonce.checkpoint.coordinator import (
     Event,
     Failed,
     Note,
-    Plan,
+    PendingCheckpoint,
     ProducerGranted,
     Recovered,
     Restart,
@@ -31,10 +30,11 @@ from exactlyonce.checkpoint.coordinator import (
     Trigger,
 )
 from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse
-from exactlyonce.checkpoint.manifest import Manifest, OrderLog
+from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog
 from exactlyonce.checkpoint.restart import FixedDelay, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import JobState
+from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import Halt, InvariantViolation
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
@@ -114,7 +114,7 @@ class Job:
         return self(Concluded(checkpoint, Decided(manifest(checkpoint), Commits())))
 
 
-def plan_of(effects: list[Effect]) -> Plan:
+def plan_of(effects: list[Effect]) -> PendingCheckpoint:
     """The plan to be decided on."""
     (decide,) = [each for each in effects if isinstance(each, Decide)]
     return decide.plan

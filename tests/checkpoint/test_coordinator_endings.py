@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from exactlyonce.checkpoint import coordinator as core
-from exactlyonce.checkpoint.commit import Commits
-from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.coordinator import (
     Ack,
     Acknowledged,
@@ -21,10 +19,12 @@ from exactlyonce.checkpoint.coordinator import (
     Trigger,
 )
 from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
-from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import FixedDelay, NoRestart, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS, CheckpointState, JobState
+from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, InvariantViolation, RecordError, Undetermined
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
@@ -194,7 +194,7 @@ def test_the_tables_have_an_end_and_every_state_is_reached() -> None:
 
 def test_a_checkpoint_moves_only_as_its_table_allows() -> None:
     """A move that the table does not have raises InvariantViolation."""
-    plan = core.Plan(1, 0, 0, False, 0, 0)
+    plan = core.PendingCheckpoint(1, 0, 0, False, 0, 0)
     with pytest.raises(InvariantViolation):
         plan.move(CheckpointState.FINALIZED)
 

@@ -11,8 +11,6 @@ import pytest
 from scripted_broker import BLOCK, LIFE, World, committable, finished, manifest, name, precommit
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commit import Commits
-from exactlyonce.checkpoint.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.decision import (
     LOSS_ACCEPTED,
     REPAIRS_MAX,
@@ -27,8 +25,10 @@ from exactlyonce.checkpoint.decision import (
     finish,
     standing,
 )
-from exactlyonce.checkpoint.manifest import Finalized, Manifest, Repair
-from exactlyonce.checkpoint.transaction import Fate, ListedTransaction, Outcome
+from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.transactions.broker_answers import Fate, ListedTransaction, Outcome
+from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
 
 # --- decide ---------------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.decision import Life, Precommit, Refuse, check
+from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Request, drive
-from exactlyonce.checkpoint.transaction import ProducerState, TransactionState
+from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 
 LIFE = Life("p", 3, 1, "cluster", 2, 100_000)
 

@@ -7,9 +7,9 @@ import pytest
 from scripted_broker import LIFE, World, committable, finished, manifest, name
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.committable import Committable, Written, shares
 from exactlyonce.checkpoint.decision import finish
-from exactlyonce.checkpoint.manifest import Finalized, Repair
+from exactlyonce.checkpoint.records.committable import Committable, Written, shares
+from exactlyonce.checkpoint.records.manifest import Finalized, Repair
 from exactlyonce.pipeline.errors import Halt
 
 GONE = "compaction removed them"

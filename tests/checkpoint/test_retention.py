@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.retention import Ledger
 
 

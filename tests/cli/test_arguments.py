@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.cli import run
 from exactlyonce.cli.arguments import client
+from exactlyonce.cli.commands import run
 from exactlyonce.cli.main import parser
 from exactlyonce.cli.spark_arguments import leading_options
 from exactlyonce.engines.configuration import options_from

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from exactlyonce.cli.audit import as_json, as_text, exit_code
-from exactlyonce.engines.bounded.audit import Found, Report
-from exactlyonce.engines.bounded.compare import CHANGED, FOREIGN, MISSING, Finding, Record
+from exactlyonce.cli.commands.audit import as_json, as_text, exit_code
+from exactlyonce.engines.bounded.audit.audit import Found, Report
+from exactlyonce.engines.bounded.audit.compare import CHANGED, FOREIGN, MISSING, Finding, Record
 
 WANTED, SEEN = Record(b"ann", b"3"), Record(b"ann", b"\xff" * 300, (("h", None),))
 REPORT = Report(

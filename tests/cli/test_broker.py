@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exactlyonce.connectors.broker import answers
+from exactlyonce.connectors.embedded.broker import answers
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command

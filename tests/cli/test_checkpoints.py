@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.committable import Committable, Written
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.cli.checkpoints import Listed, as_json, as_text
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.cli.commands.checkpoints import Listed, as_json, as_text
 from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:

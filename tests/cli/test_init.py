@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exactlyonce.cli.init import FILES
+from exactlyonce.cli.commands.init import FILES
 from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exactlyonce.cli import explain
+from exactlyonce.cli.commands import explain
 from exactlyonce.cli.main import main
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from exactlyonce.checkpoint.committable import Committable, Written
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import Finalized, Repair
-from exactlyonce.checkpoint.transaction import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Repair
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
 from exactlyonce.cli.open_transactions import _open, _unfinalized
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.connectors.kafka.transactions import Transactions
 
 NAMES = [f"eo:p:out:0:{incarnation}.0:0" for incarnation in (1, 2, 3)]
 

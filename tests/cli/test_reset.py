@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 
-from exactlyonce.checkpoint.committable import coordinator_id
-from exactlyonce.checkpoint.history import SILENCE_MS, History
-from exactlyonce.checkpoint.manifest import Finalized, Incarnation, Manifest
-from exactlyonce.checkpoint.transaction import ListedTransaction
+from exactlyonce.checkpoint.records.committable import coordinator_id
+from exactlyonce.checkpoint.records.history import SILENCE_MS, History
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.cli.traces import Traces
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:

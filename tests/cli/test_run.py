@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import doctest
 
-from exactlyonce.cli import arguments, run, text
+from exactlyonce.cli import arguments, text
+from exactlyonce.cli.commands import run
 
 
 def test_examples() -> None:

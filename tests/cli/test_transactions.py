@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.store import DecisionLog
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.store.decision_log import DecisionLog
 from exactlyonce.cli import open_transactions
 from exactlyonce.cli.traces import find
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
-from exactlyonce.connectors.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactional_writer import decision_log
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S

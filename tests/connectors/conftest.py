@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from exactlyonce.checkpoint.committable import Committable, Written
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 

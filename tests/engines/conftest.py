@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -60,7 +60,7 @@ def test_a_missing_input_topic(kafka: KafkaCluster, topic_name: str, run: Any) -
 
 
 def test_a_missing_output_topic_that_must_exist(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """With create_partitions=None a missing output topic is an error that says how to mend it."""
+    """With create_partitions=None a missing output topic is an error that says how to fix it."""
     kafka.create_topic(f"{topic_name}-in")
     code, said = ended(run, topic_name, target="strict")
     assert code == USER
@@ -69,7 +69,7 @@ def test_a_missing_output_topic_that_must_exist(kafka: KafkaCluster, topic_name:
 
 
 def test_a_record_that_does_not_decode(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """The message names topic, partition, offset and field; mended by skipping, everything else is counted once."""
+    """The message names topic, partition, offset and field; fixed by skipping, everything else is counted once."""
     kafka.create_topic(f"{topic_name}-in")
     fed = orders(100)
     kafka.produce(f"{topic_name}-in", fed[:50])
@@ -166,7 +166,7 @@ def test_an_input_topic_made_anew(kafka: KafkaCluster, topic_name: str, run: Any
 
 
 def test_a_checkpoint_topic_that_is_not_compacted(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Refused, with the command that mends it."""
+    """Refused, with the command that fixes it."""
     kafka.create_topic(f"{topic_name}-in")
     kafka.create_topic(f"{topic_name}.checkpoints", 5)
     code, said = ended(run, topic_name)

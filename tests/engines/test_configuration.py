@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.cli.commands.run import settings
 from exactlyonce.cli.main import parser
-from exactlyonce.cli.run import settings
 from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, duration_ms, options_from
 from exactlyonce.pipeline.errors import ConfigError
 

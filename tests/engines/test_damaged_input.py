@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import Producer
 from running import QUICK, orders
 
-from exactlyonce.checkpoint.committable import Written
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.consumed import DamagedBatch
-from exactlyonce.connectors.log import Log, parse_batches
-from exactlyonce.connectors.range_reader import RangeReader
+from exactlyonce.checkpoint.records.committable import Written
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.consumed import DamagedBatch
+from exactlyonce.connectors.kafka.log import Log, parse_batches
+from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]

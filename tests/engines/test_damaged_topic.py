@@ -13,12 +13,12 @@ from damaging import damage
 from running import QUICK, assert_totals, orders
 from unreferenced import unreferenced_blocks
 
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.checkpoint.store_blocks import BlockReader, BlockWriter, DamagedBlock, scan_blocks
-from exactlyonce.checkpoint.store_topic import prepare_topic
-from exactlyonce.checkpoint.wire import Block
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, scan_blocks
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from running import QUICK, Run, assert_totals, orders
 
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 

@@ -10,26 +10,26 @@ from typing import cast
 import pytest
 from confluent_kafka import Producer
 
-from exactlyonce.checkpoint.commit import commit, look
-from exactlyonce.checkpoint.committable import Committable, Written, coordinator_id
-from exactlyonce.checkpoint.manifest import Incarnation
-from exactlyonce.checkpoint.markers import ending
+from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
+from exactlyonce.checkpoint.records.encoding import DecisionKey, encode
+from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.settling import settle
-from exactlyonce.checkpoint.store import DIGEST_HEADER, DecisionLog
-from exactlyonce.checkpoint.store_topic import prepare_topic
-from exactlyonce.checkpoint.store_transaction import Write
-from exactlyonce.checkpoint.transaction import EndAnswer, Outcome, TransactionState
-from exactlyonce.checkpoint.wire import DecisionKey, encode
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.log import Log
-from exactlyonce.connectors.transactional_writer import TransactionalWriter, decision_log
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.checkpoint.store.decision_log import DIGEST_HEADER, DecisionLog
+from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.checkpoint.store.transaction import Write
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome, TransactionState
+from exactlyonce.checkpoint.transactions.commit import commit, look
+from exactlyonce.checkpoint.transactions.markers import ending
+from exactlyonce.checkpoint.transactions.settling import settle
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactional_writer import TransactionalWriter, decision_log
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.testing.broker import Error
+from exactlyonce.testing.broker.interface import Error
+from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
-from exactlyonce.testing.real_broker import RealBroker
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.topics import Topic
+from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.engines.preflight import Inputs
 from exactlyonce.pipeline.errors import Halt
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from running import assert_totals, orders
 
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]

@@ -10,14 +10,14 @@ import pytest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commit import sweep
-from exactlyonce.checkpoint.transaction import Outcome
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.log import Log
-from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.connectors.wire import Request, Wire
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.transactions.commit import sweep
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
-from exactlyonce.engines.decisions import Decisions
+from exactlyonce.engines.leader import Decisions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undetermined
@@ -97,7 +97,7 @@ def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, w
 
 
 def test_an_answer_that_no_rule_covers_is_no_absence(watched: Watched) -> None:
-    """An EndTxn that the broker answers with an error of no rule raises it, and is not asked again for ever."""
+    """An EndTxn that the broker answers with an error of no rule raises it, and is not asked again permanently."""
     with pytest.raises(BrokerRefused, match=r"the broker answers InvalidRequestError \(42\)"):
         watched(ask.EndTransactions((ask.Ending("", 1, 0),), commit=False))
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 
-from exactlyonce.checkpoint import store_client
-from exactlyonce.checkpoint.manifest import BlockRef
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.checkpoint.store_blocks import BlockReader
-from exactlyonce.checkpoint.store_client import end_offsets
-from exactlyonce.checkpoint.store_topic import find_topic
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.store import client as store_client
+from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.client import end_offsets
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.cluster import KafkaCluster
 

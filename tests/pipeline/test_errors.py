@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import exactlyonce
-from exactlyonce.checkpoint.manifest import BlockRef
-from exactlyonce.checkpoint.store_blocks import DamagedBlock
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.store.blocks import DamagedBlock
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, require
 

@@ -1,4 +1,4 @@
-"""Wrong pipelines: all mistakes are named at once, each with its line and how to mend it."""
+"""Wrong pipelines: all mistakes are named at once, each with its line and how to fix it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ MISTAKES: dict[str, Write] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named_with_its_line(mistake: str) -> None:
-    """Each wrong pipeline is a GraphError at build time, and its message holds the line and the way to mend it."""
+    """Each wrong pipeline is a GraphError at build time, and its message holds the line and the way to fix it."""
     pipeline = Pipeline("p")
     orders = pipeline.source("orders", KafkaSource("orders", value=Order))
     MISTAKES[mistake](pipeline, orders)

@@ -11,9 +11,9 @@ from bounded import Fed, Silent, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit import Audit, Report
-from exactlyonce.engines.bounded.catching_up import CatchingUp
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit, Report
+from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.submit import submit_to

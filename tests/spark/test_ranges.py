@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.engines.spark.ranges import Range, shares, split
+from exactlyonce.engines.spark.source.ranges import Range, shares, split
 
 SIZES = st.lists(st.integers(0, 10_000) | st.integers(0, 3), max_size=8)
 

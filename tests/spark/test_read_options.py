@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.engines.spark.read_options import Bound, parse_read_options
+from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
 from exactlyonce.pipeline.errors import ConfigError
 
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}

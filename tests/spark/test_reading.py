@@ -10,13 +10,13 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql.types import IntegerType
 
-from exactlyonce.connectors.broker import free_port
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.range_reader import RangeGone
-from exactlyonce.connectors.topics import Topics
-from exactlyonce.engines.spark.ranges import held, resolve
-from exactlyonce.engines.spark.read_options import Bound, parse_read_options, read_schema
-from exactlyonce.engines.spark.reading import RangesReader
+from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.range_reader import RangeGone
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.spark.source.ranges import held, resolve
+from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options, read_schema
+from exactlyonce.engines.spark.source.reading import RangesReader
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -10,8 +10,8 @@ import pytest
 from bounded import Silent, load_pipeline
 from losing import QUICK_ABORTS, Lossy
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.bounded.catching_up import CatchingUp
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.submit import submit_to
 from exactlyonce.testing.cluster import KafkaCluster

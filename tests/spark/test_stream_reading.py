@@ -12,9 +12,9 @@ from confluent_kafka.cimpl import NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from exactlyonce.connectors.range_reader import RangeGone
-from exactlyonce.engines.spark.read_options import parse_read_options, read_schema
-from exactlyonce.engines.spark.stream_reading import StreamReader
+from exactlyonce.connectors.kafka.range_reader import RangeGone
+from exactlyonce.engines.spark.source.read_options import parse_read_options, read_schema
+from exactlyonce.engines.spark.source.stream_reading import StreamReader
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 

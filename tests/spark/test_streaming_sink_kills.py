@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.checkpoint.committable import transaction_prefix
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [

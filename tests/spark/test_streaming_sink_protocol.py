@@ -11,21 +11,21 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
 
-from exactlyonce.checkpoint.committable import transaction_prefix
-from exactlyonce.checkpoint.manifest import SourceOffset
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.checkpoint.store_topic import delete_topic
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.topics import Topics
-from exactlyonce.connectors.transactions import Transactions
-from exactlyonce.engines.spark.sink_driver import SinkDriver
-from exactlyonce.engines.spark.sink_options import TIMEOUT_DEFAULT_MS, SinkOptions, parse_sink_options
-from exactlyonce.engines.spark.sink_position import Job, Position
-from exactlyonce.engines.spark.sink_task import Flushed, write_task
+from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.topic import delete_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.spark.sink.driver import SinkDriver
+from exactlyonce.engines.spark.sink.options import TIMEOUT_DEFAULT_MS, SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink.position import Job, Position
+from exactlyonce.engines.spark.sink.task import Flushed, write_task
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
-from exactlyonce.sinks.kafka_writer import SinkFailed
+from exactlyonce.sinks.kafka.writer import SinkFailed
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -291,7 +291,7 @@ def test_batch_writes_with_an_id_happen_once(world: World) -> None:
 
 
 def test_other_rows_under_a_decided_number_are_a_halt(world: World) -> None:
-    """The decided rows of a batch, distributed otherwise, are passed over; other ones, more, fewer or as many, are a
+    """The decided rows of a batch, distributed otherwise, are skipped; other ones, more, fewer or as many, are a
     halt that names the choices, and are given up when the user says so; then the next batch is written."""
     world.driver("a").commit(Job(QUERY, 0), world.tasks(world.driver("a"), 0))
     job, planner = Job(QUERY, 1), world.driver("a")
@@ -313,7 +313,7 @@ def test_other_rows_under_a_decided_number_are_a_halt(world: World) -> None:
 
 
 def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
-    """A decided batch without rows that Spark plans anew is written; one more of it is passed over."""
+    """A decided batch without rows that Spark plans anew is written; one more of it is skipped."""
     planner = world.driver("a")
     planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions=0))
     for _ in range(2):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.snapshot import Snapshot
 

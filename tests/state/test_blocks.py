@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.state.blocks import (
     IMAGE,
     INCREMENT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockHeader, Section
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.key_groups import mask_of

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.manifest import BLOCK_SIZE_MAX
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.keys import canonical_key, key_group, key_groups
 from exactlyonce.state import interval
 from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
@@ -51,7 +51,7 @@ class Counting(dict[bytes, None]):
 
 @pytest.mark.parametrize("groups", [1, 128])
 def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slice deals out, takes in and encodes `SLICE_ENTRIES` entries at most, in images as in increments."""
+    """Every slice distributes, takes in and encodes `SLICE_ENTRIES` entries at most, in images as in increments."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(groups), groups)
     for group in range(groups):
         table._keys[group] = Counting()  # type: ignore[index]  # a mapping only to its users

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.chain import Chain

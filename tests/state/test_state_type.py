@@ -194,7 +194,7 @@ def test_a_field_that_became_optional_is_still_looked_into() -> None:
 
 
 def test_bytes_of_the_same_type_that_do_not_decode_are_damage() -> None:
-    """Only a change of type is the user's to mend; anything else is a damaged block."""
+    """Only a change of type is the user's to fix; anything else is a damaged block."""
     state_type = StateType[int]("totals", int)
     for bad in (b"", b"\x91", b"\x91\xa1a", b"\xdd\xff\xff\xff\xff"):
         with pytest.raises(DamagedState, match="operator 'totals'"):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exactlyonce.testing import BrokerModel, SimulatedClock
-from exactlyonce.testing.histories import Stage
-from exactlyonce.testing.real_broker import RealBroker
+from exactlyonce.testing.broker.histories import Stage
+from exactlyonce.testing.broker.real_broker import RealBroker
 
 if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster

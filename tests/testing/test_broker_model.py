@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exactlyonce.testing import BrokerModel, Error, Isolation, NoAnswer, SimulatedClock
-from exactlyonce.testing.histories import (
+from exactlyonce.testing.broker.histories import (
     Add,
     CreateTopic,
     Describe,
@@ -18,7 +18,7 @@ from exactlyonce.testing.histories import (
     Stage,
     play,
 )
-from exactlyonce.testing.random_histories import random_history
+from exactlyonce.testing.broker.random_histories import random_history
 
 LOOK = (Describe("a"), Listed(), *(look("t", partition) for partition in (0, 1) for look in (Producers, Read)))
 
@@ -68,7 +68,7 @@ def test_missing_markers_are_written_by_the_next_life(stage: Stage, model: Broke
 
 
 def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """Where the broker loses a marker, the transaction looks complete and its records stay invisible for ever."""
+    """Where the broker loses a marker, the transaction looks complete and its records stay invisible permanently."""
     play([End("a", commit=True, settle=False)], stage)
     model.stop()
     model.start(lose_markers=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from exactlyonce.testing import BrokerModel, BrokerSettings, SimulatedClock
-from exactlyonce.testing.histories import (
+from exactlyonce.testing.broker.histories import (
     AWAIT_LIMIT_MS,
     Await,
     CreateTopic,
@@ -25,7 +25,7 @@ from exactlyonce.testing.histories import (
     Step,
     play,
 )
-from exactlyonce.testing.real_broker import RealBroker
+from exactlyonce.testing.broker.real_broker import RealBroker
 
 QUICK = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.testing import Error, Produced
-from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.histories import (
+from exactlyonce.testing.broker.histories import (
     Add,
     AddPartitions,
     CreateTopic,
@@ -34,8 +33,9 @@ from exactlyonce.testing.histories import (
     Step,
     play,
 )
-from exactlyonce.testing.real_broker import RealBroker
-from exactlyonce.testing.transaction_coordinator import EPOCH_LAST
+from exactlyonce.testing.broker.real_broker import RealBroker
+from exactlyonce.testing.broker.transaction_coordinator import EPOCH_LAST
+from exactlyonce.testing.cluster import LIMIT_S
 
 OPEN: Sequence[Step] = (CreateTopic("t", 2), Init("a"), Produce("a", "t", 0, ["x", "y"]))
 """Producer a (p0, epoch 0) has two records in an open transaction."""

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from exactlyonce.checkpoint import claims
+from exactlyonce.checkpoint import orphans
 from exactlyonce.testing import simulated_log
-from exactlyonce.testing.broker import Isolation
+from exactlyonce.testing.broker.interface import Isolation
 from exactlyonce.testing.simulated_coordinator import Life
 from exactlyonce.testing.simulated_log import SimulatedLog
 from exactlyonce.testing.simulation import World
@@ -40,7 +40,7 @@ LIMITS = Left(blocks=25, decisions=20, transactional_ids=200, kept=40)
 def died_early(seed: int, lives: int) -> list[Left]:
     """The lives of a pipeline whose coordinator and workers all die after a few steps; no other bad luck."""
     world = World(seed)
-    luck = world.misfortune
+    luck = world.faults
     luck._chance = luck._network_chance = luck._request_chance = luck._delivery_chance = luck._marker_chance = 0.0
     world.inputs[:] = [[f"k{i % 3}" for i in range(100_000)] for _ in world.inputs]
     world._steps_per_record = 40
@@ -66,7 +66,8 @@ def left(world: World, life: Life) -> Left:
     live = {record.key: record.value for record in log}
     history = life.log.history
     kept = len(history.incarnations) + len(history.manifests) + len(history.finalized) + len(history.repairs)
-    kept += len(life.claims.ledger.retained) + len(life.claims.ledger._unclaimed) + len(life.claims._ends)
+    blocks = life.known_blocks
+    kept += len(blocks.ledger.retained) + len(blocks.ledger._unclaimed) + len(blocks._ends)
     return Left(
         len(world.oracle.live_blocks()),
         sum(value is not None for value in live.values()),
@@ -101,7 +102,7 @@ def _all_lives() -> Iterable[Any]:
 
 
 def _no_scan() -> Iterable[Any]:
-    yield patch.object(claims, "_first_places", lambda history: (1 << 30,) * history.latest.block_partitions)
+    yield patch.object(orphans, "_first_places", lambda history: (1 << 30,) * history.latest.block_partitions)
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def _no_scan() -> Iterable[Any]:
     ("planted", "grows"), [(_no_mark, "transactional_ids"), (_all_lives, "decisions"), (_no_scan, "blocks")]
 )
 def test_growth_is_noticed(planted: Callable[[], Iterable[Any]], grows: str) -> None:
-    """Ids whose fencing is forgotten, lives that are remembered for ever, orphans that nobody looks for: each grows
+    """Ids whose fencing is forgotten, lives that are remembered permanently, orphans that nobody looks for: each grows
     out of its bound within a third of the lives."""
     with ExitStack() as stack:
         for each in (*planted(), patch.object(Oracle, "_no_orphans")):

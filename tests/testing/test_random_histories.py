@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from exactlyonce.testing import Error, Isolation, SimulatedClock
-from exactlyonce.testing.broker_model import BrokerModel
-from exactlyonce.testing.histories import Stage, Step, difference, play, shortest
-from exactlyonce.testing.partition_log import PartitionLog
-from exactlyonce.testing.random_histories import random_history
-from exactlyonce.testing.transaction_coordinator import State, Transaction, TransactionCoordinator
+from exactlyonce.testing.broker.histories import Stage, Step, difference, play, shortest
+from exactlyonce.testing.broker.model import BrokerModel
+from exactlyonce.testing.broker.partition_log import PartitionLog
+from exactlyonce.testing.broker.random_histories import random_history
+from exactlyonce.testing.broker.transaction_coordinator import State, Transaction, TransactionCoordinator
 
 STEPS = 80
 NewStage = Callable[[], Stage]

@@ -24,7 +24,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_crash_kills_once(tmp_path: Path) -> None:
-    """Whoever meets a CRASH first dies by SIGKILL; the next one passes it over, and dies at the next CRASH."""
+    """Whoever meets a CRASH first dies by SIGKILL; the next one skips it, and dies at the next CRASH."""
     path = str(tmp_path / "fired")
     code = (
         "import sys; from exactlyonce.testing.scripted import crash_once; crash = crash_once(sys.argv[1], int)\n"

@@ -43,7 +43,7 @@ CONSEQUENCES = {
 @pytest.mark.slow
 def test_no_misfortune_breaks_an_invariant() -> None:
     """Through hundreds of histories every invariant holds at every request and the job comes to its end with all of
-    the input counted once, in order; and every kind of misfortune, and of consequence, has been met."""
+    the input counted once, in order; and every kind of faults, and of consequence, has been met."""
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
         seen.update(simulate(seed).seen)

@@ -8,7 +8,7 @@ import pytest
 
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing import BrokerModel, Error, Fault, NoAnswer, SimulatedClock, UnreliableBroker
-from exactlyonce.testing.histories import CreateTopic, Describe, End, Init, Produce, Read, Stage, play
+from exactlyonce.testing.broker.histories import CreateTopic, Describe, End, Init, Produce, Read, Stage, play
 
 OPEN = (CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"]))
 COMMITTED = ("NONE", (0, 2, 2), [(0, None, "x")])

@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 from running import assert_copies, assert_totals, orders
 
-from exactlyonce.checkpoint.history import History
-from exactlyonce.checkpoint.manifest import Manifest
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.checkpoint.store_blocks import BlockReader, scan_blocks
-from exactlyonce.checkpoint.store_topic import find_topic
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.blocks import BlockReader, scan_blocks
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import references, restore_table
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.catching_up import CatchingUp, Summary
+from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bounded import Silent, load_pipeline
 
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.engines.bounded.catching_up import CatchingUp
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 

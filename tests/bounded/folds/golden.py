@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 from bounded import Fed
 
-from exactlyonce.checkpoint.manifest import Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store_blocks import BlockReader
-from exactlyonce.checkpoint.store_topic import find_topic
+from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.engines.blocks import restore_table
-from exactlyonce.engines.bounded.messages import Receipt, Unit
-from exactlyonce.engines.bounded.recompute import interval_of
+from exactlyonce.engines.bounded.replay.recompute import interval_of
 from exactlyonce.engines.bounded.stages import compute
-from exactlyonce.engines.bounded.staging import read_outputs
 from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.loading import Loaded
 

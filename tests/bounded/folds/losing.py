@@ -10,10 +10,10 @@ from typing import Any
 
 from running import Run, assert_copies, assert_totals, orders
 
-from exactlyonce.checkpoint.committable import Committable
-from exactlyonce.checkpoint.store import read_history
-from exactlyonce.connectors.client_config import ClientConfig
-from exactlyonce.connectors.transactions import Transactions
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, Committed, KafkaCluster
 
 # An interval in which both subtasks have written to both sinks, however slow the machine is.

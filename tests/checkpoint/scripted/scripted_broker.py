@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.committable import Committable, Written
 from exactlyonce.checkpoint.decision import Life, Precommit, finish
-from exactlyonce.checkpoint.manifest import BlockRef, Finalized, Manifest, Repair
-from exactlyonce.checkpoint.transaction import (
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.transactions.broker_answers import (
     EndAnswer,
     Fate,
     ListedTransaction,
@@ -49,7 +49,7 @@ def manifest(*committables: Committable) -> Manifest:
 
 
 class World:
-    """A broker of scripted answers: EndTxn by id (the last for ever), fates by id, outcomes of appends in turn."""
+    """A broker of scripted answers: EndTxn by id (the last permanently), fates by id, outcomes of appends in turn."""
 
     def __init__(
         self,

@@ -1,0 +1,140 @@
+"""Which blocks of the checkpoint topic some manifest stands on, and which are orphans that may go.
+
+A worker that dies, a coordinator that dies between a manifest and its mark, a checkpoint that never completes: each
+leaves blocks that nobody knows of any more. They are looked for in the topic itself, and the next transaction of the
+decision log that drops anything drops them.
+
+Invariants: a checkpoint writes nothing before it is triggered, which comes after its base was decided, so that its
+blocks lie behind the ends that were read at that decision; a manifest notes ends behind which all blocks lie that may
+be orphans once it is finalized; a life looks from there, and while the newest manifest is not finalized from the ends
+that the one before it notes, for what older lives knew of orphans died with them; the transaction that finalizes a
+checkpoint drops all orphans that are known by then. Every function that asks is a procedure (see `requests`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from exactlyonce.checkpoint.decision import Dropped
+from exactlyonce.checkpoint.records.encoding import BlockKey
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
+from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.names import checkpoint_topic
+
+Offsets = tuple[int, ...]
+"""One for each partition of the checkpoint topic."""
+
+
+class KnownBlocks:
+    """What one life of a coordinator knows of blocks."""
+
+    def __init__(self, settings: CheckpointSettings) -> None:
+        self.ledger = Ledger(settings.num_retained)
+        self.unrestorable: dict[int, str] = {}
+        """Older checkpoints whose blocks are damaged, and how: nothing can be restored from them."""
+        self.unreadable: dict[str, None] = {}
+        """Places of the block partitions that cannot be read; what lies there is skipped and never dropped."""
+        self._concurrent = settings.max_concurrent > 1
+        self._ends: dict[int, Offsets] = {}
+        """By completed checkpoint that may be a base, ends behind which everything lies that builds on it."""
+        self._attempt = (0, 0)
+        self._begun_at: Offsets = ()
+        self._look_again = False
+        self._own_too = False
+
+    # --- before an attempt, while nobody writes blocks
+
+    def recover(self, history: History, incarnation: int, *, late: bool = True) -> Procedure[Dropped]:
+        """What the retained manifests stand on stays, all other blocks that a life may have left are orphans.
+
+        A damaged older checkpoint keeps every block that there is until it expires, for what it needs is unknown. The
+        newest one is what the pipeline goes on from: if that is damaged, `Halt`. Where it is the decision itself that
+        is damaged, it is tombstoned as it expires. *late*: see `begin_attempt`.
+        """
+        newest = history.latest
+        assert newest is not None
+        if unknown := history.damaged_checkpoints():
+            everything = yield from self._scanned((0,) * newest.block_partitions)
+            for checkpoint in unknown:
+                self.ledger.completed(checkpoint, everything)
+        for manifest in history.retained:
+            found = yield FindReferences(manifest)
+            if isinstance(found, str):
+                if manifest is newest:
+                    raise beyond_repair(newest, found)
+                self.unrestorable[manifest.checkpoint] = found
+                found = yield from self._scanned((0,) * newest.block_partitions)
+            self.ledger.completed(manifest.checkpoint, found)
+        yield from self._begin(newest, _first_places(history), (incarnation, 0), late=late)
+        return self.ledger.expire()
+
+    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool = True) -> Procedure[None]:
+        """Look for what the attempt before has left behind *newest*.
+
+        *late*: workers were killed, and what they had sent may yet arrive: it is looked for once more when the first
+        checkpoint of this attempt is complete.
+        """
+        yield from self._begin(newest, newest.block_end_offsets, (incarnation, attempt), late=late)
+
+    def _begin(self, newest: Manifest, start: Offsets, attempt: tuple[int, int], *, late: bool) -> Procedure[None]:
+        self.ledger.written(newest.checkpoint, (yield from self._scanned(start)))
+        self._ends = {newest.checkpoint: self._begun_at}
+        self._attempt, self._look_again, self._own_too = attempt, late, False
+
+    def _scanned(self, start: Offsets) -> Procedure[tuple[BlockRef, ...]]:
+        scanned = yield ScanBlocks(start)
+        self._begun_at = scanned.end_offsets
+        self.unreadable.update(dict.fromkeys(scanned.unreadable))
+        blocks: tuple[BlockRef, ...] = scanned.blocks
+        return blocks
+
+    # --- at a decision
+
+    def ends_to_note(self, checkpoint: int, base: int, ends: Offsets, *, final: bool) -> Offsets:
+        """The `Manifest.block_end_offsets` of *checkpoint*, which builds on *base*; *ends* were read just now.
+
+        A checkpoint that is in flight behind it, or was and is aborted, was triggered after it: its base is *base* or a
+        newer one.
+        """
+        self._ends = {each: known for each, known in self._ends.items() if each >= base} | {checkpoint: ends}
+        return self._ends[base] if self._concurrent and not final else ends
+
+    def expect_own_orphans(self) -> None:
+        """Work of the present attempt was tried more than once: what its checkpoint does not name is orphaned."""
+        self._look_again = self._own_too = True
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
+        """*manifest*, known to the ledger, is durable: what nobody needs any more may go, in the transaction that
+        finalizes it. *pinned* are checkpoints that something pending builds upon."""
+        if self._look_again:
+            own_too, ends = self._own_too, self._begun_at
+            found = yield from self._scanned(ends)
+            self.ledger.written(manifest.checkpoint, (each for each in found if own_too or self._is_older(each)))
+            self._look_again = self._own_too = False
+        return self.ledger.expire(pinned)
+
+    def _is_older(self, block: BlockRef) -> bool:
+        key = BlockKey.parse(block.key)
+        return key is not None and (key.incarnation, key.attempt) < self._attempt
+
+
+def _first_places(history: History) -> Offsets:
+    """Where orphans of older lives begin."""
+    newest = history.latest
+    assert newest is not None
+    known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)
+    return known.block_end_offsets if known is not None else (0,) * newest.block_partitions
+
+
+def beyond_repair(manifest: Manifest, why: str) -> Halt:
+    """The halt where the newest checkpoint, *manifest*, cannot be restored."""
+    return Halt(
+        f"The state of checkpoint {manifest.checkpoint} cannot be restored. {why}\n"
+        f"  The output of that checkpoint is visible: an older one would write it again, so none is tried.\n"
+        f"  Choices: restore the topic {checkpoint_topic(manifest.pipeline)} from a replica or backup and run "
+        f"again; or `exactlyonce reset {manifest.pipeline}` and recompute from the input into new output topics."
+    )

@@ -1,0 +1,4 @@
+"""The records of the checkpoint topic: what they say, their bytes, and the history that they make. Pure.
+
+May import `pipeline` and nothing else of `checkpoint`.
+"""

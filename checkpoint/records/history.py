@@ -1,0 +1,261 @@
+"""What partition 0 of the checkpoint topic says: the decisions of all lives of a pipeline.
+
+`History` is a fold over the records in the order of their offsets. Completed checkpoint ids only grow, there is one
+manifest per id, and at most the newest manifest is not finalized; `admit` and `forget` raise `InvariantViolation`
+before a record that breaks this could be written. Damage that is read is kept in `damaged` by key, never skipped:
+`halt_if_damaged` says whether anything that recovery needs is among it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+from exactlyonce.checkpoint.records.encoding import DamagedRecord, Decision, DecisionKey, decode
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, Repair
+from exactlyonce.pipeline.errors import Halt, require
+
+SILENCE_MS = 30_000
+"""A life that goes on is heard of every ten seconds."""
+
+
+class History:
+    """The incarnations, manifests, finalized marks and repairs of one pipeline that are not tombstoned."""
+
+    def __init__(self, pipeline: str) -> None:
+        self.pipeline = pipeline
+        self.incarnations: dict[int, Incarnation] = {}
+        self.manifests: dict[int, Manifest] = {}
+        self.finalized: dict[int, Finalized] = {}
+        self.repairs: dict[int, dict[int, Repair]] = {}
+        self.damaged: dict[str, str] = {}
+        """What cannot be trusted, by key, and why."""
+        self.incarnation_latest = 0
+        """The highest incarnation that ever was; 0 before the first life."""
+        self.checkpoint_latest = -1
+        """The highest checkpoint that ever was decided, readable or not; -1 before manifest 0."""
+        self._seen: dict[int, bytes] = {}
+        self._hiding: dict[str, None] = {}
+        """Of `damaged`, the places in the log behind which no newer manifest was read: they may hide one."""
+
+    def copy(self) -> History:
+        """The same history, to which `admit` and `forget` can be applied on trial."""
+        other = History(self.pipeline)
+        for name, value in vars(self).items():
+            setattr(other, name, value.copy() if isinstance(value, dict) else value)
+        other.repairs = {checkpoint: dict(repairs) for checkpoint, repairs in self.repairs.items()}
+        return other
+
+    # --- what it says
+
+    @property
+    def latest(self) -> Manifest | None:
+        """The newest manifest."""
+        return self.manifests[max(self.manifests)] if self.manifests else None
+
+    @property
+    def unfinalized(self) -> Manifest | None:
+        """The newest manifest, if its committables may not all be committed yet."""
+        latest = self.latest
+        return latest if latest and latest.checkpoint not in self.finalized else None
+
+    @property
+    def retained(self) -> list[Manifest]:
+        """All manifests, oldest first."""
+        return [self.manifests[checkpoint] for checkpoint in sorted(self.manifests)]
+
+    @property
+    def newest_life(self) -> Incarnation | None:
+        """The newest incarnation that can be read, with its last heartbeat."""
+        return self.incarnations[max(self.incarnations)] if self.incarnations else None
+
+    def living(self, now_ms: int) -> Incarnation | None:
+        """The life that may still go on: the newest, unless it has ended cleanly or fallen silent.
+
+        Safety never rests on this, for a new life fences an older one whatever state that is in. It is for people, who
+        are not to stop a running pipeline by accident.
+        """
+        life = self.newest_life
+        return None if life is None or life.ended or now_ms - life.heartbeat_ms >= SILENCE_MS else life
+
+    def repairs_of(self, checkpoint: int) -> list[Repair]:
+        """The repairs of *checkpoint*, oldest first; the last one of a committable counts."""
+        return [repair for _, repair in sorted(self.repairs.get(checkpoint, {}).items())]
+
+    def keys_of(self, checkpoint: int) -> list[DecisionKey]:
+        """What must be tombstoned together when *checkpoint* is dropped."""
+        repairs = [DecisionKey(Repair, checkpoint, number) for number in sorted(self.repairs.get(checkpoint, {}))]
+        return [DecisionKey(Manifest, checkpoint), DecisionKey(Finalized, checkpoint), *repairs]
+
+    def references(self) -> set[str]:
+        """Keys of all blocks that the manifests name themselves."""
+        return {ref.key for manifest in self.manifests.values() for ref in references(manifest)}
+
+    def damaged_checkpoints(self) -> list[int]:
+        """Those older than the newest manifest whose own cannot be read, in order."""
+        keys = filter(None, map(DecisionKey.parse, self.damaged))
+        newest = max(self.manifests, default=-1)
+        return sorted(each.number for each in keys if each.kind is Manifest and each.number < newest)
+
+    def halt_if_damaged(self) -> None:
+        """Raise `Halt` if damage hides the newest decision; damage below it only costs an older checkpoint.
+
+        A checkpoint whose manifest is unreadable may have made its output visible: going back to an older one would
+        emit that output again.
+        """
+        newest = self.latest.checkpoint if self.latest else -1
+        fatal = [text for text in sorted(self.damaged) if self._hides_decision(text, newest)]
+        if fatal:
+            found = "; ".join(f"{text}: {self.damaged[text]}" for text in fatal)
+            raise Halt(
+                f"The checkpoint topic of {self.pipeline} is damaged ({found}). The output of that checkpoint may be "
+                f"visible, so going on from an older one could emit it again. Restore the topic from a replica or "
+                f"backup, or `exactlyonce reset {self.pipeline}` and recompute from the input into new output topics."
+            )
+
+    def _hides_decision(self, text: str, newest: int) -> bool:
+        key = DecisionKey.parse(text)
+        if key is None:
+            return text in self._hiding  # or it is not one of ours: somebody else wrote to the topic
+        if key.kind is Manifest:
+            return key.number >= newest
+        return key.kind is Repair and key.number == newest and self.unfinalized is not None
+
+    # --- reading
+
+    def read(self, key: bytes | None, value: bytes | None, digest: bytes | None) -> None:
+        """Take in the next record of partition 0; *digest* is the SHA-256 that was written beside the value."""
+        text = (key or b"").decode(errors="backslashreplace")
+        parsed = DecisionKey.parse(text)
+        if parsed is None:
+            self.damaged[text] = "this key is none of exactlyonce's"
+            return
+        self._count(parsed)
+        self._discard(parsed)
+        if value is None:
+            return
+        try:
+            record = _checked(parsed, value, digest)
+            if isinstance(record, Manifest) and self._seen.setdefault(record.checkpoint, value) != value:
+                raise DamagedRecord(f"There are two different manifests of checkpoint {record.checkpoint}.")
+            self._keep(record)
+        except DamagedRecord as error:
+            self.damaged[text] = str(error)
+
+    def skip(self, first: int, behind: int) -> None:
+        """The records from offset *first* up to, not including, *behind* cannot be read: their batch is damaged.
+
+        Nobody knows which they are. They came before whatever is read later, so that a newer manifest behind them shows
+        that the newest is not among them, and what they say of older ones costs at most those.
+        """
+        place = f"offsets {first} to {behind - 1} of the decision log"
+        self.damaged[place] = "their bytes are not those that were written"
+        self._hiding[place] = None
+
+    def finish_reading(self) -> None:
+        """Look for what is missing, once the last record has been taken in."""
+        self._seen.clear()
+        for checkpoint in self.finalized.keys() - self.manifests.keys():
+            self.damaged.setdefault(f"manifest/{checkpoint}", "it is finalized, but its manifest is gone")
+
+    def _keep(self, record: Decision) -> None:
+        if isinstance(record, Manifest):
+            if record.checkpoint > max(self.manifests, default=-1):
+                self._hiding.clear()
+            self.manifests[record.checkpoint] = record
+        elif isinstance(record, Finalized):
+            self.finalized[record.checkpoint] = record
+        elif isinstance(record, Repair):
+            self.repairs.setdefault(record.checkpoint, {})[record.number] = record
+        else:
+            self.incarnations[record.incarnation] = record
+        self.incarnation_latest = max(self.incarnation_latest, record.incarnation)  # its first record may be damaged
+        self._count(DecisionKey.of(record))
+
+    def _count(self, key: DecisionKey) -> None:
+        if key.kind is Incarnation:
+            self.incarnation_latest = max(self.incarnation_latest, key.number)
+        else:
+            self.checkpoint_latest = max(self.checkpoint_latest, key.number)
+
+    def _discard(self, key: DecisionKey) -> None:
+        self.damaged.pop(str(key), None)
+        if key.kind is Repair:
+            self.repairs.get(key.number, {}).pop(key.repair, None)
+        elif key.kind is Incarnation:
+            self.incarnations.pop(key.number, None)
+        elif key.kind is Manifest:
+            self.manifests.pop(key.number, None)
+        else:
+            self.finalized.pop(key.number, None)
+
+    # --- writing
+
+    def admit(self, record: Decision) -> None:
+        """Add *record*, which is about to be written; raise `InvariantViolation` if it must not be."""
+        if isinstance(record, Manifest):
+            self._require_next(record)
+        elif isinstance(record, Finalized):
+            self._require_finalizable(record)
+        elif isinstance(record, Repair):
+            unfinalized = self.unfinalized
+            require(
+                unfinalized is not None and unfinalized.checkpoint == record.checkpoint,
+                f"A repair must stand for the unfinalized checkpoint, not for {record.checkpoint}",
+            )
+            require(
+                record.number not in self.repairs.get(record.checkpoint, {}),
+                f"repair/{record.checkpoint}/{record.number} is written already",
+            )
+        self._keep(record)
+
+    def forget(self, keys: Iterable[DecisionKey]) -> None:
+        """Drop *keys*, which are about to be tombstoned; raise `InvariantViolation` if one is still needed."""
+        keys = list(keys)
+        for key in keys:
+            if key.kind is Incarnation:
+                require(key.number < self.incarnation_latest, "The newest incarnation must not be tombstoned")
+            else:
+                require(key.number < self.checkpoint_latest, "The newest checkpoint must not be tombstoned")
+                together = {str(each) for each in self.keys_of(key.number)} <= {str(each) for each in keys}
+                require(together, f"All records of checkpoint {key.number} must be tombstoned in one transaction")
+        for key in keys:
+            self._discard(key)
+
+    def _require_next(self, manifest: Manifest) -> None:
+        require(manifest.pipeline == self.pipeline, f"A manifest of {manifest.pipeline} belongs into its own topic")
+        require(
+            manifest.checkpoint > self.checkpoint_latest,
+            f"Checkpoint ids only grow: {manifest.checkpoint} after {self.checkpoint_latest}",
+        )
+        require(self.unfinalized is None, f"Checkpoint {self.checkpoint_latest} must be finalized before the next")
+
+    def _require_finalizable(self, mark: Finalized) -> None:
+        manifest = self.unfinalized
+        require(
+            manifest is not None and manifest.checkpoint == mark.checkpoint,
+            f"Only the newest, unfinalized checkpoint can be finalized, not {mark.checkpoint}",
+        )
+        decided = {each.transactional_id for each in manifest.committables if each.records} if manifest else set()
+        missing = sorted(decided - {name for name, _ in mark.fates})
+        require(not missing, f"Checkpoint {mark.checkpoint} cannot be final: the fate of {missing} is open")
+
+
+def references(manifest: Manifest) -> Iterator[BlockRef]:
+    """Every block that *manifest* names itself: indexes and order logs."""
+    for operator in manifest.operators:
+        for parts in operator.index:
+            yield from parts
+    for log in manifest.order_logs:
+        yield from log.blocks
+
+
+def _checked(key: DecisionKey, value: bytes, digest: bytes | None) -> Decision:
+    if digest is None:
+        raise DamagedRecord("The SHA-256 beside the value is missing: exactlyonce did not write this.")
+    if hashlib.sha256(value).digest() != digest:
+        raise DamagedRecord("The value does not have the SHA-256 that was written beside it.")
+    record: Decision = decode(value, key.kind)
+    if DecisionKey.of(record) != key:
+        raise DamagedRecord(f"The value belongs to {DecisionKey.of(record)}.")
+    return record

@@ -1,0 +1,128 @@
+"""What a checkpoint is made of, as data.
+
+A manifest is the one record whose durability makes a checkpoint complete. It holds references, never state, and stays
+under `MANIFEST_SIZE_MAX` bytes. References name the bytes they stand for by SHA-256, so whoever reads a block knows
+that it is the one that was written. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from exactlyonce.checkpoint.records.committable import Committable
+
+MANIFEST_SIZE_MAX = 256 * 1024
+BLOCK_SIZE_MAX = 1024 * 1024
+
+
+class BlockRef(msgspec.Struct, frozen=True):
+    """Where one block lies in the checkpoint topic, and proof that it is the block that was written."""
+
+    partition: int
+    offset: int
+    key: str
+    size: int
+    """Bytes of the record's value."""
+    sha256: bytes
+    """Of the record's value."""
+
+
+class SourceOffset(msgspec.Struct, frozen=True):
+    """Sn of one partition: the offset of the first record after the barrier."""
+
+    source: str
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    """In which the last record below the offset was written, if that was read; -1: unknown. It tells a log that was
+    truncated and written again."""
+
+
+class OperatorSnapshot(msgspec.Struct, frozen=True):
+    """The state of one stateful operator: an index block for each of its subtasks."""
+
+    operator: str
+    parallelism: int
+    state_bytes: int
+    """Bytes of all blocks that make up the state."""
+    index: tuple[tuple[BlockRef, ...], ...]
+    """By subtask: the index block, in more than one part where it is large; empty where a subtask has no state."""
+
+
+class OrderLog(msgspec.Struct, frozen=True):
+    """The order in which one subtask took its inputs' batches between the base and this checkpoint."""
+
+    task: str
+    subtask: int
+    blocks: tuple[BlockRef, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Checkpoint `checkpoint` of a pipeline: complete when this record is durable."""
+
+    pipeline: str
+    checkpoint: int
+    incarnation: int
+    attempt: int
+    kind: str
+    """"initial", "checkpoint", "final" (taken at a clean stop) or "savepoint"."""
+    base: int
+    """The completed checkpoint that increments in this one build upon."""
+    previous: int
+    """The completed checkpoint before this one; its interval begins there."""
+    triggered_at_ms: int
+    completed_at_ms: int
+    fingerprint: str
+    max_parallelism: int
+    parallelism: int
+    block_partitions: int
+    """Partitions of the checkpoint topic, frozen here."""
+    block_end_offsets: tuple[int, ...]
+    """By partition of the checkpoint topic: no block before it can become an orphan once this is finalized, so that
+    orphans are looked for from here. The ends when this was written; while other checkpoints may be in flight behind
+    it, which may never complete, the ends when its base was."""
+    written_bytes: int
+    """Bytes of the blocks that this checkpoint wrote."""
+    offsets: tuple[SourceOffset, ...]
+    operators: tuple[OperatorSnapshot, ...]
+    order_logs: tuple[OrderLog, ...]
+    committables: tuple[Committable, ...]
+    sinks: tuple[tuple[str, str, int], ...]
+    """(sink id, topic, partition count): the partitioning that a replay must reproduce."""
+
+
+class Finalized(msgspec.Struct, frozen=True):
+    """Every committable of `checkpoint` is known to be committed."""
+
+    checkpoint: int
+    incarnation: int
+    at_ms: int
+    fates: tuple[tuple[str, str], ...]
+    """(transactional id, "committed" | "proven" | "repaired")."""
+
+
+class Incarnation(msgspec.Struct, frozen=True):
+    """One life of a pipeline's coordinator."""
+
+    incarnation: int
+    host: str
+    process: int
+    started_at_ms: int
+    heartbeat_ms: int
+    fenced_below: int = 0
+    """The transactional ids of incarnations below this were all fenced, in whatever state they were."""
+    ended: bool = False
+    """It has ended cleanly: by its last heartbeat, nobody runs the pipeline."""
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """The transaction that stands in for one that the broker aborted. Recovery follows the newest."""
+
+    checkpoint: int
+    number: int
+    incarnation: int
+    replaced: str
+    """Transactional id of the committable that was lost."""
+    committable: Committable

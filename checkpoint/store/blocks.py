@@ -1,0 +1,291 @@
+"""Blocks: the other partitions of the checkpoint topic.
+
+A block is written once, under a key that no other block has, by a plain idempotent producer, and is read uncommitted:
+that it is there means nothing, only a manifest makes it part of a checkpoint. A reference is good for exactly the bytes
+it was made for: whoever reads a block gets these, or `DamagedBlock`. A block whose delivery failed never gives a
+reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.requests import Scanned
+from exactlyonce.checkpoint.store import client as store_client
+from exactlyonce.checkpoint.store.scan import (
+    IDLE_TIMEOUT_S,
+    REMOVED,
+    is_damaged,
+    next_offset,
+    read_range,
+)
+from exactlyonce.checkpoint.store.topic import TopicInfo
+from exactlyonce.pipeline.errors import BrokerUnavailable, require
+
+DELIVERY_TIMEOUT_MS = 60_000
+"""A block that is not durable by then fails its checkpoint."""
+_GAP_BYTES_MAX = 4 * 1024 * 1024
+"""Between two wanted blocks, about what can be read in the 5 ms or so that a seek takes."""
+
+
+class DamagedBlock(DamagedRecord):
+    """A block that a manifest refers to is missing, or is not what was written."""
+
+    def __init__(self, message: str, ref: BlockRef) -> None:
+        super().__init__(message, ref)
+        self.ref = ref
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Ticket:
+    """A block on its way to the topic."""
+
+    __slots__ = ("_error", "_ref", "_sha256", "_size", "key")
+
+    def __init__(self, key: str, value: bytes) -> None:
+        self.key = key
+        self._size, self._sha256 = len(value), hashlib.sha256(value).digest()
+        self._ref: BlockRef | None = None
+        self._error: KafkaError | None = None
+
+    @property
+    def ref(self) -> BlockRef | None:
+        """Where the block lies; None until that is known. `BrokerUnavailable` if it may not have been written."""
+        if self._error is not None:
+            raise BrokerUnavailable(
+                f"Block {self.key} may not have been written: {self._error.str()}. Its checkpoint cannot complete."
+            )
+        return self._ref
+
+    @property
+    def resolved(self) -> bool:
+        """Whether `ref` will not change any more."""
+        return self._ref is not None or self._error is not None
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._error = error
+            return
+        partition, offset = message.partition(), message.offset()
+        require(partition is not None and offset is not None, "A delivered record has an offset")
+        self._ref = BlockRef(partition or 0, offset or 0, self.key, self._size, self._sha256)
+
+
+class BlockWriter:
+    """Writes the blocks of one attempt of one process. Once made, it waits in `wait` alone."""
+
+    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> None:
+        self.topic = topic
+        self.incarnation = incarnation
+        self.attempt = attempt
+        self._config = config
+        self._nonce = secrets.token_hex(6)
+        self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
+        with store_client.explained(config, f"connecting to write to {topic.name}"):
+            store_client.connect(self._producer, topic.name)
+        self._unresolved: deque[Ticket] = deque()
+
+    @property
+    def pending(self) -> int:
+        """How many blocks are on their way."""
+        return len(self._unresolved)
+
+    def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
+        """Send *block*, once for every (operator, checkpoint, key group, part), and return at once."""
+        key = BlockKey(self.incarnation, block.checkpoint, block.operator, key_group, part, self.attempt, self._nonce)
+        require(BlockKey.parse(str(key)) == key, f"{key} is a well-formed key")
+        value = encode(block)
+        ticket = Ticket(str(key), value)
+        partition = self.topic.partition_of(key_group)
+        try:
+            with store_client.explained(self._config, "writing a block"):
+                self._producer.produce(self.topic.name, value, ticket.key, partition, on_delivery=ticket._delivered)
+        except BufferError as error:
+            raise BrokerUnavailable(f"{self.pending} blocks wait for the broker; there is no room for more.") from error
+        self._unresolved.append(ticket)
+        return ticket
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
+        with store_client.explained(self._config, "writing blocks"):
+            self._producer.poll(timeout_s)
+        self._unresolved = deque(ticket for ticket in self._unresolved if not ticket.resolved)
+        return self.pending
+
+    def wait(self, timeout_s: float) -> None:
+        """Poll until nothing is pending, at most *timeout_s*; then `BrokerUnavailable`."""
+        deadline = time.monotonic() + timeout_s
+        while self.pending and self.poll(0.05):
+            if time.monotonic() > deadline:
+                raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
+
+
+class BlockReader:
+    """Reads blocks by reference, wherever they lie."""
+
+    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, idle_timeout_s: float = IDLE_TIMEOUT_S) -> None:
+        self.topic = topic
+        self._config = config
+        self._idle_timeout_s = idle_timeout_s
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        """Every one of *refs* with its block, in no particular order. `DamagedBlock` names the first that is not right.
+
+        ```python
+        for ref, block in BlockReader(config, topic).fetch(refs):
+            restore(block.schema, zlib.decompress(block.body))
+        ```
+        """
+        wanted = _by_partition(refs)
+        if not wanted:
+            return
+        while wanted:
+            most = max(sum(ref.size for ref in queue) for queue in wanted.values())
+            consumer = store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=most)
+            try:
+                begin = [TopicPartition(self.topic.name, each, queue[0].offset) for each, queue in wanted.items()]
+                consumer.assign(begin)
+                yield from self._read(consumer, wanted)
+            finally:
+                consumer.close()
+
+    def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
+        """Read until nothing is *wanted*, or *consumer* has met a damaged batch before the next wanted block."""
+        begun = {queue[0] for queue in wanted.values()}
+        deadline = time.monotonic() + self._idle_timeout_s
+        at_end: set[int] = set()
+        sought: set[BlockRef] = set()
+        while wanted:
+            message = consumer.poll(0.1)
+            if message is not None and message.partition() in wanted:
+                partition = message.partition() or 0
+                queue = wanted[partition]
+                if is_damaged(message):
+                    _require_elsewhere(queue[0], begun, message)
+                    return
+                _require_there(queue[0], message)
+                reached = next_offset(self._config, message)
+                if reached is not None:
+                    deadline = time.monotonic() + self._idle_timeout_s
+                    (at_end.discard if message.error() is None else at_end.add)(partition)
+                    yield from _taken(queue, message, reached)
+                if not queue:
+                    del wanted[partition]
+                    consumer.incremental_unassign([TopicPartition(self.topic.name, partition)])
+                elif _is_far(queue[0], message) and queue[0] not in sought:
+                    sought.add(queue[0])
+                    consumer.seek(TopicPartition(self.topic.name, partition, queue[0].offset))
+            if time.monotonic() > deadline:
+                raise self._silent(next(iter(wanted.values()))[0], at_end)
+
+    def _silent(self, ref: BlockRef, at_end: set[int]) -> Exception:
+        """Why *ref* was not read in time. After a change of leaders a partition may seem to end early, for a moment."""
+        if ref.partition in at_end:
+            return DamagedBlock(f"{_named(ref)} is gone: the partition ends before it.", ref)
+        return BrokerUnavailable(f"{_named(ref)} could not be read for {self._idle_timeout_s:.0f} s. Check the broker.")
+
+
+def _by_partition(refs: Iterable[BlockRef]) -> dict[int, deque[BlockRef]]:
+    wanted: dict[int, deque[BlockRef]] = {}
+    for ref in sorted(set(refs), key=lambda ref: (ref.partition, ref.offset)):
+        wanted.setdefault(ref.partition, deque()).append(ref)
+    return wanted
+
+
+def _require_there(ref: BlockRef, message: Message) -> None:
+    error = message.error()
+    if error is not None and error.code() in REMOVED:
+        raise DamagedBlock(f"{_named(ref)} is gone: the partition does not hold that offset.", ref)
+
+
+def _require_elsewhere(ref: BlockRef, begun: set[BlockRef], damage: Message) -> None:
+    """Raise if the reading began at *ref*, which lies in the damaged batch then; one that begins there will tell."""
+    error = damage.error()
+    if ref in begun and error is not None:
+        raise DamagedBlock(f"{_named(ref)} is damaged: {error.str()}.", ref)
+
+
+def _is_far(ref: BlockRef, message: Message) -> bool:
+    """Whether a seek to *ref* is faster than reading on from *message*, if what lies between is of about its size."""
+    if message.error() is not None:
+        return False
+    return (ref.offset - (message.offset() or 0) - 1) * len(message.value() or b"") > _GAP_BYTES_MAX
+
+
+def _taken(queue: deque[BlockRef], message: Message, reached: int) -> Iterator[tuple[BlockRef, Block]]:
+    """Take from *queue* what *message*, which shows the partition up to *reached*, settles."""
+    while queue and queue[0].offset < reached:
+        ref = queue.popleft()
+        if message.error() is not None or message.offset() != ref.offset:
+            raise DamagedBlock(f"{_named(ref)} is gone: deleted or compacted away.", ref)
+        yield ref, _verified(ref, message)
+
+
+def _verified(ref: BlockRef, message: Message) -> Block:
+    key, value = message.key(), message.value() or b""
+    if key != ref.key.encode():
+        raise DamagedBlock(f"{_named(ref)}: another record lies there, with key {key!r}.", ref)
+    if len(value) != ref.size or hashlib.sha256(value).digest() != ref.sha256:
+        raise DamagedBlock(f"{_named(ref)} is damaged: its bytes are not those that were written.", ref)
+    try:
+        return decode(value, Block)
+    except DamagedRecord as error:
+        raise DamagedBlock(f"{_named(ref)}: {error}", ref) from error
+
+
+def _named(ref: BlockRef) -> str:
+    return f"Block {ref.key} at partition {ref.partition} offset {ref.offset}"
+
+
+def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
+    """The blocks from *start_offsets*, one for each partition, to the end of the topic that are not tombstoned yet.
+
+    The keys say who wrote them and for which checkpoint; records with other keys are left alone. A tombstone counts
+    once it is committed: below the last stable offset that is known, and what lies behind it is not hidden.
+    """
+    found: dict[str, BlockRef] = {}
+    unreadable: list[str] = []
+    client = store_client.admin(config)
+    with store_client.explained(config, f"asking for the ends of {topic.name}"):
+        ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
+        stable = store_client.end_offsets(
+            client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED
+        )
+        firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))
+    for partition, start in list(enumerate(start_offsets))[1:]:
+        begin, known = max(start, firsts[partition]), min(stable[partition], ends[partition])
+
+        def skipped(first: int, behind: int, partition: int = partition) -> None:
+            unreadable.append(f"partition {partition} of {topic.name}, offsets {first} to {behind - 1}")
+
+        settled = read_range(config, topic.name, partition, begin, known, "read_committed", skipped)
+        for message in settled:
+            _note(found, message)
+        rest = read_range(
+            config, topic.name, partition, max(begin, known), ends[partition], "read_uncommitted", skipped
+        )
+        for message in rest:
+            if message.value() is not None:
+                _note(found, message)
+    ends_of_all = tuple(ends[partition] for partition in range(topic.partitions))
+    return Scanned(tuple(found.values()), ends_of_all, tuple(unreadable))
+
+
+def _note(found: dict[str, BlockRef], message: Message) -> None:
+    """Take the next record of a partition into *found*, by key."""
+    key, value = (message.key() or b"").decode(errors="replace"), message.value()
+    found.pop(key, None)
+    if value is not None and BlockKey.parse(key) is not None:
+        digest = hashlib.sha256(value).digest()
+        found[key] = BlockRef(message.partition() or 0, message.offset() or 0, key, len(value), digest)

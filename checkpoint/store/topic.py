@@ -1,0 +1,204 @@
+"""The checkpoint topic itself: created as it must be, or refused.
+
+What is durable in it stays until the coordinator tombstones it: compaction only, never deletion by age or size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it re-exports them without saying so
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+    TopicDescription,
+)
+
+from exactlyonce.checkpoint.store import client as store_client
+from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
+
+PARTITIONS_MIN = 2
+_VISIBLE_TIMEOUT_S = 60.0
+_HOUR_MS = 60 * 60 * 1000
+
+
+class _Need(NamedTuple):
+    setting: str
+    relation: str
+    """"=", "<=" or ">=": how what is set must stand to `value`, which is also what a new topic gets."""
+    value: str
+
+    def met_by(self, found: str) -> bool:
+        if self.relation == "=":
+            return found == self.value
+        low, high = (found, self.value) if self.relation == "<=" else (self.value, found)
+        return float(low) <= float(high)
+
+
+NEEDS = (
+    _Need("cleanup.policy", "=", "compact"),
+    _Need("segment.bytes", "<=", str(64 * 1024 * 1024)),
+    _Need("segment.ms", "<=", str(10 * 60 * 1000)),
+    _Need("delete.retention.ms", ">=", str(24 * _HOUR_MS)),
+    _Need("min.cleanable.dirty.ratio", "<=", "0.1"),
+    _Need("max.compaction.lag.ms", "<=", str(_HOUR_MS)),
+    _Need("max.message.bytes", ">=", str(store_client.MESSAGE_SIZE_MAX)),
+    _Need("unclean.leader.election.enable", "=", "false"),
+)
+"""What the topic must be. A tombstone outlives the longest read (`delete.retention.ms`), blocks fit into a batch."""
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """The checkpoint topic of a pipeline, as it was found."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replicas: int
+
+    def partition_of(self, key_group: int) -> int:
+        """Where the blocks of *key_group* go: any partition but 0, which holds the decisions.
+
+        >>> TopicInfo("totals.checkpoints", "", partitions=5, replicas=1).partition_of(7)
+        4
+        """
+        return 1 + key_group % (self.partitions - 1)
+
+
+def topic_name(pipeline: str) -> str:
+    """The checkpoint topic of *pipeline*."""
+    return f"{pipeline}.checkpoints"
+
+
+def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = 5) -> TopicInfo:
+    """Create the checkpoint topic of *pipeline* unless it exists, check it, and say what it is.
+
+    Raises `TopicError` with the command that fixes a topic which is not as it must be, `BrokerUnavailable` within about
+    ten seconds where no broker answers.
+    """
+    require(partitions >= PARTITIONS_MIN, f"A checkpoint topic has at least {PARTITIONS_MIN} partitions")
+    name = topic_name(pipeline)
+    with store_client.explained(config, f"preparing topic {name}"):
+        client = store_client.admin(config)
+        found = describe(client, name)
+        if found is None:
+            _create(client, name, partitions)
+            found = _await(client, name)
+            _mend_min_insync(client, found)
+        return _checked(client, config, found)
+
+
+def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
+    """The existing checkpoint topic of *pipeline*; `TopicError` if there is none."""
+    name = topic_name(pipeline)
+    with store_client.explained(config, f"looking for topic {name}"):
+        found = describe(store_client.admin(config), name)
+    if found is None:
+        raise TopicError(
+            f"Pipeline {pipeline} has no checkpoints at {config.get('bootstrap.servers')}: there is no topic {name}. "
+            f"Check the pipeline's name and the address."
+        )
+    return found
+
+
+def delete_topic(config: Mapping[str, Any], pipeline: str) -> None:
+    """Delete every checkpoint of *pipeline*. It starts anew next time, with no memory of what it has emitted."""
+    name = topic_name(pipeline)
+    with store_client.explained(config, f"deleting topic {name}"):
+        client = store_client.admin(config)
+        client.delete_topics([name], request_timeout=store_client.REQUEST_TIMEOUT_S)[name].result()
+        deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
+        while describe(client, name) is not None:
+            if time.monotonic() > deadline:
+                raise BrokerUnavailable(f"Topic {name} is still there {_VISIBLE_TIMEOUT_S:.0f} s after its deletion.")
+            client.poll(0.05)
+
+
+def describe(client: AdminClient, name: str) -> TopicInfo | None:
+    """The topic *name* as it is now; None if there is none."""
+    described = client.describe_topics(TopicCollection([name]), request_timeout=store_client.REQUEST_TIMEOUT_S)
+    try:
+        topic: TopicDescription = described[name].result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise
+    replicas = min((len(each.replicas) for each in topic.partitions), default=0)
+    return TopicInfo(name, str(topic.topic_id), len(topic.partitions), replicas)
+
+
+def _create(client: AdminClient, name: str, partitions: int) -> None:
+    topic = NewTopic(name, partitions, config={need.setting: need.value for need in NEEDS})
+    created = client.create_topics([topic], request_timeout=store_client.REQUEST_TIMEOUT_S)
+    try:
+        created[name].result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # then another instance was faster
+            raise
+
+
+def _await(client: AdminClient, name: str) -> TopicInfo:
+    """Wait until all brokers know the new topic and its partitions have leaders."""
+    deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
+    while True:
+        try:
+            found = describe(client, name)
+            if found is not None:
+                store_client.end_offsets(client, name, range(found.partitions))
+                return found
+        except KafkaException:  # it has no leader yet
+            if time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable(f"Topic {name} was created, but is not usable after {_VISIBLE_TIMEOUT_S:.0f} s.")
+        client.poll(0.05)
+
+
+def min_insync_needed(replicas: int) -> int:
+    """A lost broker must cost neither decisions nor progress; with fewer than three replicas one of them must give."""
+    return replicas - 1 if replicas >= 3 else 1
+
+
+def _mend_min_insync(client: AdminClient, topic: TopicInfo) -> None:
+    """Of a topic that was just created: only now its number of replicas, the broker's default, is known."""
+    needed = min_insync_needed(topic.replicas)
+    if not needed <= int(_settings(client, topic.name)["min.insync.replicas"]) <= topic.replicas:
+        entry = ConfigEntry("min.insync.replicas", str(needed), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[entry])
+        client.incremental_alter_configs([resource])[resource].result()
+
+
+def _settings(client: AdminClient, name: str) -> dict[str, str]:
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    answer = client.describe_configs([resource], request_timeout=store_client.REQUEST_TIMEOUT_S)[resource].result()
+    return {setting: entry.value for setting, entry in answer.items()}
+
+
+def _checked(client: AdminClient, config: Mapping[str, Any], topic: TopicInfo) -> TopicInfo:
+    if topic.partitions < PARTITIONS_MIN:
+        raise TopicError(
+            f"Topic {topic.name} has {topic.partitions} partition; checkpoints need {PARTITIONS_MIN} or more: one for "
+            f"decisions, the others for blocks. Delete it and let exactlyonce create it."
+        )
+    found = _settings(client, topic.name)
+    needs = (
+        *NEEDS,
+        _Need("min.insync.replicas", ">=", str(min_insync_needed(topic.replicas))),
+        _Need("min.insync.replicas", "<=", str(topic.replicas)),
+    )
+    wrong = [need for need in needs if need.setting in found and not need.met_by(found[need.setting])]
+    if wrong:
+        details = "; ".join(f"{n.setting} is {found[n.setting]}, must be {n.relation} {n.value}" for n in wrong)
+        raise TopicError(
+            f"Topic {topic.name} would not keep checkpoints safe: {details}. Fix it with\n"
+            f"  kafka-configs --bootstrap-server {config.get('bootstrap.servers')} --alter --entity-type topics "
+            f"--entity-name {topic.name} --add-config {','.join(f'{n.setting}={n.value}' for n in wrong)}"
+        )
+    return topic

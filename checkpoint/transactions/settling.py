@@ -1,0 +1,41 @@
+"""Before a transactional id whose transactions are decisions gets a new producer: nothing that it wrote is left open.
+
+A broker that dies behind its answer to EndTxn may lose the markers (KAFKA-20734). Then a decision is durable, yet
+invisible, and the next end of its producer id, be it an abort, decides it anew.
+
+Invariants: nobody acts upon a decision, or begins another, before readers see it; so at most one lacks its markers, and
+either end of it is right. It gets the one that the id shows, which keeps the work. Once this is over, no producer that
+holds the id can write: each was fenced by an end that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Ending, Pause, Procedure
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
+from exactlyonce.checkpoint.transactions.commit import end
+from exactlyonce.checkpoint.transactions.markers import PAUSE_LONGEST_MS, Partition, await_ended, held_by
+
+
+def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedure[None]:
+    """Return once no transaction of the id is open in *partitions* and no producer that exists can begin another.
+
+    What was never asked to be committed is aborted.
+    """
+    while True:
+        state = (yield DescribeTransactions((transactional_id,)))[transactional_id]
+        if state is None:
+            return
+        now = Ending(transactional_id, state.producer_id, state.epoch)
+        if state.state in ("PrepareCommit", "PrepareAbort"):
+            yield Pause(PAUSE_LONGEST_MS)
+        elif state.state == "Ongoing":
+            yield from end([now], commit=False)
+        else:
+            commit = state.state == "CompleteCommit"
+            yield from await_ended(transactional_id, state.producer_id, partitions, commit=commit)
+            answer = (yield from end([now], commit=False))[transactional_id]
+            producers = yield DescribeProducers(tuple(sorted(partitions)))
+            if answer is EndAnswer.COMPLETED and not held_by(state.producer_id, producers):
+                return

@@ -1,0 +1,162 @@
+"""`exactlyonce audit`: is what readers see what the input gives? It takes no lease: a running pipeline runs on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client
+from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
+
+if TYPE_CHECKING:
+    from exactlyonce.engines.bounded.audit.audit import Found, Report
+    from exactlyonce.engines.bounded.audit.compare import Record
+
+_EXAMPLES = f"""\
+Compute again what a pipeline put out between its retained checkpoints, along their
+order logs, and compare it with what read_committed readers see: records that are
+missing, doubled, changed, reordered, or of no checkpoint, each with its place and with
+the input record that it stems from. What cannot be judged any more is said. It fences
+nobody, opens no transaction and writes nothing. Exit code 1 if anything was found, 2 if
+no checkpoint could be judged.
+
+examples:
+  exactlyonce audit orders:pipeline
+  exactlyonce audit orders:pipeline --from 120 --to 122 --in-process
+  exactlyonce audit orders:pipeline --json
+
+{SPARK_TEXT}"""
+FOUND, NOTHING_JUDGED = 1, 2
+"""Exit codes."""
+SHOWN_BYTES_MAX = 200
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    parser = add_command(commands, "audit", "MODULE:PIPELINE [options]", "compare output with input", _EXAMPLES, audit)
+    add_pipeline(parser)
+    parser.add_argument("--from", dest="first", metavar="N", type=int, help="the first checkpoint (default: oldest)")
+    parser.add_argument("--to", dest="last", metavar="N", type=int, help="the last one (default: newest)")
+    parser.add_argument(
+        "--ignore-foreign", action="store_true", help="others write to the output topics too: skip their records"
+    )
+    add_replaying(parser)
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Run it; the exit code says how it came out."""
+    from exactlyonce.cli.spark_progress import LineOfProgress
+    from exactlyonce.engines.bounded.audit.audit import Audit
+    from exactlyonce.pipeline.loading import load
+
+    config = client(args)
+    loaded = load(args.pipeline, dict(args.param))
+    progress = LineOfProgress(loaded.pipeline.name)
+    try:
+        with replaying(args, loaded.pipeline.name, progress.stage) as (submit, staging):
+            work = Audit(loaded, config, submit, staging, progress, ignore_foreign=args.ignore_foreign)
+            report = work.run(args.first, args.last)
+    finally:
+        progress.close()
+    if args.json:
+        print(json.dumps(as_json(report)), flush=True)
+    else:
+        print(*as_text(report), sep="\n")
+    return exit_code(report)
+
+
+def exit_code(report: Report) -> int:
+    """The verdict, for a shell."""
+    if report.findings:
+        return FOUND
+    return 0 if report.checkpoints else NOTHING_JUDGED
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The verdict, for machines. Keys and values as text, where they are none with replacement characters."""
+    return {
+        "pipeline": report.pipeline,
+        "checkpoints": report.checkpoints,
+        "records_in": report.records_in,
+        "records_out": report.records_out,
+        "findings": [_finding(each) for each in report.findings],
+        "unjudged": report.unjudged,
+    }
+
+
+def _finding(found: Found) -> dict[str, Any]:
+    finding = found.finding
+    origin = dict(zip(("topic", "partition", "offset"), finding.origin, strict=True)) if finding.origin else None
+    return {
+        "kind": finding.kind,
+        "sink": found.sink,
+        "topic": found.topic,
+        "partition": finding.partition,
+        "offset": finding.offset,
+        "checkpoint": found.checkpoint,
+        "input": origin,
+        "expected": _record(finding.expected),
+        "seen": _record(finding.seen),
+    }
+
+
+def _record(record: Record | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    headers = [[name, _text(value)] for name, value in record.headers]
+    return {"key": _text(record.key), "value": _text(record.value), "headers": headers}
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="replace")
+
+
+def as_text(report: Report) -> Iterator[str]:
+    """The verdict, for people."""
+    for found in report.findings:
+        yield from _lines(found)
+    for each in report.unjudged:
+        yield f"not judged: {each}"
+    if not report.checkpoints:
+        yield f"{report.pipeline}: no checkpoint could be judged."
+        return
+    verdict = f"{len(report.findings)} findings" if report.findings else "exactly once: nothing is wrong"
+    yield (
+        f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in, "
+        f"{report.records_out:,} out: {verdict}."
+    )
+
+
+def _numbers(checkpoints: list[int]) -> str:
+    if len(checkpoints) == 1 or checkpoints[-1] - checkpoints[0] >= len(checkpoints):
+        return ", ".join(map(str, checkpoints))
+    return f"{checkpoints[0]} to {checkpoints[-1]}"
+
+
+def _lines(found: Found) -> Iterator[str]:
+    finding = found.finding
+    partition = "?" if finding.partition is None else finding.partition
+    place = f"{found.topic}[{partition}]"
+    if finding.seen is None:
+        place += f" after offset {finding.offset}" if finding.offset is not None else " at the beginning"
+    else:
+        place += f" offset {finding.offset}"
+    stems = "{}[{}] offset {}".format(*finding.origin) if finding.origin else "no record of the input"
+    checkpoint = f"checkpoint {found.checkpoint}, " if found.checkpoint is not None else ""
+    yield f"{finding.kind}: {place} (sink {found.sink}, {checkpoint}from {stems})"
+    if finding.expected is not None:
+        yield f"    expected {_shown(finding.expected)}"
+    if finding.seen is not None and finding.seen != finding.expected:
+        yield f"    seen     {_shown(finding.seen)}"
+
+
+def _shown(record: Record) -> str:
+    def short(data: bytes | None) -> str:
+        text = repr(data)[:SHOWN_BYTES_MAX]
+        return text if data is None or len(repr(data)) <= SHOWN_BYTES_MAX else f"{text}..."
+
+    headers = f" headers {list(record.headers)!r}" if record.headers else ""
+    return f"key {short(record.key)} value {short(record.value)}{headers}"
+

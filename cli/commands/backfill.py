@@ -1,0 +1,166 @@
+"""`exactlyonce backfill` and `exactlyonce catch-up`: from where a pipeline stands to stop offsets, on Spark.
+
+They differ in where they may begin: a catch-up goes on from a checkpoint, a backfill begins with nothing as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, named
+from exactlyonce.cli.spark_arguments import (
+    SPARK_TEXT,
+    add_json,
+    add_leading,
+    add_spark,
+    executors,
+    leading_options,
+    parallelism,
+)
+
+if TYPE_CHECKING:
+    from exactlyonce.engines.bounded.catch_up import Summary
+
+_BACKFILL = f"""\
+Compute a pipeline over the history of its topics on Spark, then end with a checkpoint
+from which `exactlyonce run` goes on, at exactly the record after. A large history is
+done in chunks, each a checkpoint of its own: broken off, it goes on at the last one.
+
+examples:
+  exactlyonce backfill orders:pipeline
+  exactlyonce backfill orders:pipeline --to 2026-11-01T00:00:00Z
+  exactlyonce backfill orders:pipeline --to '{{"orders": {{"0": 120000, "1": -1}}}}'
+  exactlyonce backfill orders:pipeline --master spark://host:7077 --staging /shared/eo
+
+{SPARK_TEXT}"""
+_CATCH_UP = f"""\
+Go on from the last checkpoint of a pipeline on Spark, to the end of its topics or to
+what --to names, and end with a checkpoint; with --follow, until Ctrl-C.
+
+examples:
+  exactlyonce catch-up orders:pipeline
+  exactlyonce catch-up orders:pipeline --follow --parallelism 8
+
+{SPARK_TEXT}"""
+STOPPING = "stopping after this checkpoint; once more to break it off, which loses nothing"
+
+
+def add(commands: Commands) -> None:
+    """The parsers of both."""
+    usage = "MODULE:PIPELINE [options]"
+    _arguments(add_command(commands, "backfill", usage, "compute history on Spark", _BACKFILL, backfill))
+    catching = add_command(commands, "catch-up", usage, "go on from a checkpoint on Spark", _CATCH_UP, catch_up)
+    _arguments(catching)
+    catching.add_argument("--follow", action="store_true", help="go on with what comes, until it is stopped")
+
+
+def _arguments(parser: Parser) -> None:
+    add_pipeline(parser)
+    parser.add_argument(
+        "--to",
+        metavar="WHERE",
+        default="latest",
+        help="latest (the default), a time, or offsets by topic and partition in JSON, each exclusive",
+    )
+    parser.add_argument(
+        "--chunk-records",
+        metavar="N",
+        type=int,
+        default=5_000_000,
+        help="what one checkpoint reads at most (default: 5000000)",
+    )
+    add_spark(parser)
+    add_leading(parser)
+    add_json(parser)
+
+
+def backfill(args: argparse.Namespace) -> int:
+    """From nothing, or from where an earlier one broke off."""
+    return _work(args, follow=False, from_nothing=True)
+
+
+def catch_up(args: argparse.Namespace) -> int:
+    """From the last checkpoint on."""
+    return _work(args, follow=args.follow, from_nothing=False)
+
+
+def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
+    from exactlyonce.cli.spark_progress import LineOfProgress
+    from exactlyonce.engines.bounded.catch_up import CatchingUp
+    from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
+    from exactlyonce.engines.bounded.stop_offsets import StopOffsets
+    from exactlyonce.pipeline.errors import ConfigError
+    from exactlyonce.pipeline.loading import load
+
+    if args.chunk_records < 1:
+        raise ConfigError(f"--chunk-records is {args.chunk_records}: it must be at least 1.")
+    stop_offsets, options = StopOffsets.parse(args.to), leading_options(args)
+    loaded = load(args.pipeline, dict(args.param))
+    name, graph = loaded.pipeline.name, loaded.pipeline.build()
+    history = history_if_any(options.client, name)
+    latest = history.latest if history is not None else None
+    if latest is None and not from_nothing:
+        raise ConfigError(
+            f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {named(args)}` or "
+            f"`exactlyonce run {named(args)}`."
+        )
+    if not args.take_over:
+        refuse_if_running(history)
+    began_s, progress, stopping = time.monotonic(), LineOfProgress(name), threading.Event()
+    with executors(args, name, progress.stage) as where:
+        options = replace(options, parallelism=parallelism(args, graph, latest, where.cores))
+        _stop_on_signals(stopping)
+        work = CatchingUp(
+            loaded, options, where.submit, where.staging, progress, stop_offsets, args.chunk_records, follow, stopping
+        )
+        try:
+            summary = work.run()
+        finally:
+            progress.close()
+        _sum_up(args, name, summary, options.parallelism, time.monotonic() - began_s)
+    return 0
+
+
+def _stop_on_signals(stopping: threading.Event) -> None:
+    """The first one asks for an end after the present checkpoint, the second one breaks it off."""
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+        print(f"\r{STOPPING}", file=sys.stderr, flush=True)
+
+    if threading.current_thread() is threading.main_thread():
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, asked)
+
+
+def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: int, elapsed_s: float) -> None:
+    manifest = summary.manifest
+    if args.json:
+        offsets: dict[str, dict[str, int]] = {}
+        for each in manifest.offsets:
+            offsets.setdefault(each.source, {})[str(each.partition)] = each.offset
+        figures = {
+            "pipeline": name, "checkpoint": manifest.checkpoint, "checkpoints": summary.checkpoints,
+            "records_in": summary.records, "skipped": summary.skipped, "records_out": summary.records_out,
+            "parallelism": parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
+            "offsets": offsets,
+        }  # fmt: skip
+        print(json.dumps(figures), flush=True)
+    elif summary.checkpoints:
+        print(
+            f"{name}: {summary.records:,} records read, {summary.records_out:,} written, up to checkpoint "
+            f"{manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            file=sys.stderr,
+        )
+    else:
+        print(f"{name}: there was nothing to read after checkpoint {manifest.checkpoint}.", file=sys.stderr)

@@ -1,0 +1,185 @@
+"""`exactlyonce checkpoints`: what is in the checkpoint topic. Only reads: it fences nobody, and a pipeline runs on."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.cli import text
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, pipeline_name
+
+if TYPE_CHECKING:
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
+
+_EXAMPLES = """\
+List the checkpoints of a pipeline: when each was taken, what it wrote, how large the
+state is, what it committed, and Sn: by partition, the offset of the first record that
+is not in it. Decided: it counts, and its transactions are being committed. Finalized:
+all of them are. Damaged: it cannot be restored. The pipeline is not disturbed.
+
+examples:
+  exactlyonce checkpoints order-totals
+  exactlyonce checkpoints orders:pipeline --bootstrap-servers 127.0.0.1:9092
+  exactlyonce checkpoints order-totals --json
+"""
+_COLUMNS = (">id", "kind", "state", "completed", ">took", ">written", ">state size")
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    parser = add_command(commands, "checkpoints", "PIPELINE [options]", "list checkpoints", _EXAMPLES, checkpoints)
+    parser.add_argument("pipeline", metavar="PIPELINE", help="its name, or module:pipeline")
+    parser.add_argument("--json", action="store_true", help="all of it, as one JSON document")
+    add_cluster(parser)
+
+
+def checkpoints(args: argparse.Namespace) -> int:
+    """Print the list."""
+    from exactlyonce.checkpoint.store.decision_log import read_history
+
+    config = client(args)
+    history = read_history(config.confluent(), pipeline_name(args.pipeline))
+    damaged = _damaged(config, history)
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(as_json(history, damaged)), indent=2).decode())
+    else:
+        width = text.terminal_width()
+        print(*as_text(history, config.bootstrap_servers, width, damaged), sep="\n")
+    return 0
+
+
+def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
+    """By checkpoint, why it cannot be restored, as far as its indexes show: the state itself is not read."""
+    from exactlyonce.checkpoint.store.blocks import BlockReader
+    from exactlyonce.checkpoint.store.decision_log import read_history
+    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.engines.blocks import references_or_why
+
+    reader = BlockReader(config.confluent(), find_topic(config.confluent(), history.pipeline))
+    found = {manifest.checkpoint: references_or_why(manifest, reader) for manifest in history.retained}
+    damaged = {checkpoint: why for checkpoint, why in found.items() if isinstance(why, str)}
+    left = read_history(config.confluent(), history.pipeline).manifests if damaged else {}
+    return {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left}  # else it has expired now
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One checkpoint, as it is listed."""
+
+    manifest: Manifest
+    finalized: Finalized | None
+    damage: str = ""
+    """Why nothing can be restored from it; empty: nothing is known to stand in the way."""
+
+    @property
+    def state(self) -> str:
+        """Whether all of it is known to be committed, or it is damaged."""
+        return "damaged" if self.damage else "finalized" if self.finalized else "decided"
+
+    def fate(self, transactional_id: str) -> str:
+        """What became of one of its transactions."""
+        return dict(self.finalized.fates).get(transactional_id, "empty") if self.finalized else "decided"
+
+    def as_json(self) -> dict[str, Any]:
+        """All that a person may ask of it; references to blocks are left out."""
+        manifest = self.manifest
+        names = (
+            *("checkpoint", "kind", "incarnation", "attempt", "base", "previous", "parallelism", "max_parallelism"),
+            *("fingerprint", "triggered_at_ms", "completed_at_ms", "written_bytes"),
+        )
+        committables = [
+            {**msgspec.to_builtins(each), "records": each.records, "fate": self.fate(each.transactional_id)}
+            for each in manifest.committables
+        ]
+        return {
+            **{name: getattr(manifest, name) for name in names},
+            "state": self.state,
+            "damage": self.damage or None,
+            "finalized_at_ms": self.finalized.at_ms if self.finalized else None,
+            "duration_ms": _duration_ms(manifest),
+            "state_bytes": _state_bytes(manifest),
+            "offsets": manifest.offsets,
+            "committables": committables,
+        }
+
+    def row(self) -> text.Row:
+        """Its cells under `_COLUMNS`."""
+        from exactlyonce.engines.local.reporting import size
+
+        manifest = self.manifest
+        return (
+            *(str(manifest.checkpoint), manifest.kind, self.state, text.moment(manifest.completed_at_ms)),
+            *(text.duration(_duration_ms(manifest)), size(manifest.written_bytes), size(_state_bytes(manifest))),
+        )
+
+    def details(self, indent: str, width: int) -> Iterator[str]:
+        """What it committed, and Sn of each source."""
+        labels = {"damage": self.damage} if self.damage else {}
+        labels["committables"] = self._committed()
+        for each in self.manifest.offsets:
+            labels.setdefault(f"Sn of {each.source}", "")
+            labels[f"Sn of {each.source}"] += f" {each.topic}[{each.partition}]={each.offset}"
+        label_width = max(map(len, labels)) + 2
+        for label, content in labels.items():
+            yield from text.labelled(label, content.strip(), label_width, width, indent)
+
+    def _committed(self) -> str:
+        committables = self.manifest.committables
+        if not committables:
+            return "none"
+        fates = Counter(self.fate(each.transactional_id) for each in committables)
+        shown = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
+        return f"{shown}; {text.counted(sum(each.records for each in committables), 'record')}"
+
+
+def _duration_ms(manifest: Manifest) -> int:
+    return max(0, manifest.completed_at_ms - manifest.triggered_at_ms)  # clocks may be set back
+
+
+def _state_bytes(manifest: Manifest) -> int:
+    return sum(each.state_bytes for each in manifest.operators)
+
+
+def _listed(history: History, damaged: Mapping[int, str]) -> list[Listed]:
+    return [
+        Listed(manifest, history.finalized.get(manifest.checkpoint), damaged.get(manifest.checkpoint, ""))
+        for manifest in history.retained
+    ]
+
+
+def as_json(history: History, damaged: Mapping[int, str] = {}) -> dict[str, Any]:
+    """All checkpoints, for machines; *damaged* says by checkpoint why it cannot be restored."""
+    return {
+        "pipeline": history.pipeline,
+        "newest_incarnation": history.newest_life,
+        "damaged": history.damaged,
+        "checkpoints": [each.as_json() for each in _listed(history, damaged)],
+    }
+
+
+def as_text(
+    history: History, bootstrap_servers: str, width: int, damaged: Mapping[int, str] = {}
+) -> Iterator[str]:
+    """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
+    listed, life = _listed(history, damaged), history.newest_life
+    yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
+    if life is not None:
+        seen = f"{'ended' if life.ended else 'last seen'} {text.moment(life.heartbeat_ms)}"
+        yield f"incarnation {life.incarnation}: process {life.process} on {life.host}, {seen}"
+    for key, why in history.damaged.items():
+        yield f"damaged: {key}: {why}"
+    if not listed:
+        return
+    header, *rows = text.table(_COLUMNS, [each.row() for each in listed])
+    yield from ("", header)
+    indent = " " * header.index(_COLUMNS[1])
+    for each, row in zip(listed, rows, strict=True):
+        yield row
+        yield from each.details(indent, width)

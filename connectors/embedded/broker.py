@@ -1,0 +1,362 @@
+"""The embedded broker: a real Kafka in KRaft mode, on the loopback interface, as a child process.
+
+A running broker holds the lock of its data folder: the lock's descriptor is inherited by the broker itself, so it is
+held exactly as long as the broker lives, whoever started it, and two can never share a folder. A process is only ever
+signalled after its command line has shown that it is the broker of this folder.
+Nothing here prints: what takes long is told to `progress`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from exactlyonce.connectors.embedded.child import dying_with_parent
+from exactlyonce.connectors.embedded.jars import KAFKA_VERSION, kafka_jars
+from exactlyonce.connectors.embedded.java import find_java
+from exactlyonce.connectors.embedded.progress import Progress
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+
+HOST = "127.0.0.1"
+PORT_DEFAULT = 9092
+START_LIMIT_S = 300.0
+STOP_LIMIT_S = 120.0
+
+Lifetime = Literal["detached", "process"]
+"""A detached broker outlives who started it; the kernel kills the other together with the thread that started it."""
+
+SMALL_BROKER = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "broker.session.timeout.ms": "3000",  # after a crash the next life waits this long for its registration
+    "broker.heartbeat.interval.ms": "500",
+    "auto.create.topics.enable": "false",  # a misspelt topic is an error, not an empty topic
+    "log.retention.ms": "-1",  # records carry the time of their events: those of 2013 would be deleted at once
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.dedupe.buffer.size": str(16 << 20),  # the default takes 128 MB of the heap
+}
+_JVM_OPTIONS = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
+LOG4J = """\
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %c{1}: %m%n
+"""
+_LINES_OF_LOG = 15
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """What there is to know about the broker of one data folder."""
+
+    running: bool
+    pid: int | None
+    port: int | None
+    bootstrap_servers: str | None
+    version: str
+    data_dir: Path
+
+
+class EmbeddedBroker:
+    """The broker of one data folder; any process may make one to start, look at or stop it.
+
+    ```python
+    broker = EmbeddedBroker(Path("/tmp/a-broker"), port=0)
+    broker.start(print)
+    assert broker.status().running
+    broker.stop()
+    ```
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        port: int = PORT_DEFAULT,
+        settings: Mapping[str, str] | None = None,
+        lifetime: Lifetime = "detached",
+    ) -> None:
+        """*port* 0 takes a free one at the first start. *settings* are Kafka's; they win over the broker's own."""
+        self.data_dir = (data_dir or default_data_dir()).absolute()
+        self.settings = dict(settings or {})
+        self._port = port
+        self._lifetime = lifetime
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address of the running broker. Raises `BrokerUnavailable` when none runs."""
+        address = self.status().bootstrap_servers
+        if address is None:
+            raise BrokerUnavailable(f"No embedded broker runs on {self.data_dir}. Start it: exactlyonce broker start")
+        return address
+
+    def start(self, progress: Progress = lambda line: None) -> None:
+        """Start the broker and return once it answers; download it first if need be.
+
+        Raises `ConfigError` when a broker runs on this folder already, the port is taken or Java is missing, and
+        `BrokerUnavailable` when the download fails or the broker ends while starting.
+        """
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with self._locked() as lock_fd:
+            port = self._port or free_port()
+            _require_free(port)
+            java = find_java()
+            jars = kafka_jars(java, progress)
+            command = [str(java), *self._java_options(jars)]
+            self._configure(command, port)
+            progress(f"Starting Kafka {KAFKA_VERSION} on {HOST}:{port}.")
+            self._launch([*command, "kafka.Kafka", str(self._properties)], port, lock_fd)
+        self._port = port
+        progress(f"Kafka {KAFKA_VERSION} answers on {HOST}:{port}; its data is in {self.data_dir}.")
+
+    def stop(self) -> None:
+        """End the broker as it likes to be ended, by force after two minutes. Nothing happens if none runs."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the broker at once, as a crash would, for tests of faults. Nothing happens if none runs."""
+        self._end(signal.SIGKILL)
+
+    def restart(self, progress: Progress = lambda line: None) -> None:
+        """Stop, then start on the same data and the same port."""
+        self._port = self.status().port or self._port
+        self.stop()
+        self.start(progress)
+
+    def status(self) -> BrokerStatus:
+        """Whether the broker runs, and where. A broker that is still starting counts as running."""
+        pid, port = self._recorded()
+        running = self._is_ours(pid)
+        return BrokerStatus(
+            running=running,
+            pid=pid if running else None,
+            port=port if running else None,
+            bootstrap_servers=f"{HOST}:{port}" if running else None,
+            version=KAFKA_VERSION,
+            data_dir=self.data_dir,
+        )
+
+    @property
+    def log_path(self) -> Path:
+        """What the broker writes: warnings and errors of all its lives."""
+        return self.data_dir / "broker.log"
+
+    @property
+    def _properties(self) -> Path:
+        return self.data_dir / "server.properties"
+
+    @property
+    def _record(self) -> Path:
+        return self.data_dir / "broker.json"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The lock of the data folder, as a descriptor that the broker inherits."""
+        with open(self.data_dir / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                status = self.status()
+                who = f"on {status.bootstrap_servers} (process {status.pid})" if status.running else "just starting"
+                raise ConfigError(
+                    f"An embedded broker runs on {self.data_dir} already, {who}. Use it, stop it "
+                    "(exactlyonce broker stop), or give this one another folder (--data-dir)."
+                ) from None
+            yield lock.fileno()
+
+    def _java_options(self, jars: Path) -> list[str]:
+        log4j, scratch = self.data_dir / "log4j2.properties", self.data_dir / "tmp"
+        shutil.rmtree(scratch, ignore_errors=True)  # a killed broker leaves its unpacked native libraries there
+        scratch.mkdir()
+        places = [f"-Dlog4j2.configurationFile={log4j}", f"-Djava.io.tmpdir={scratch}"]
+        return [*_JVM_OPTIONS, *places, "-cp", f"{jars}/*"]
+
+    def _configure(self, command: list[str], port: int) -> None:
+        """Write the settings and, the first time, give the folder its cluster id."""
+        logs = self.data_dir / "topics"
+        controller_port = free_port(other_than=port)
+        settings = {
+            **SMALL_BROKER,
+            "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+            "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+            "log.dirs": str(logs),
+            **self.settings,
+        }
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        (self.data_dir / "log4j2.properties").write_text(LOG4J)
+        if (logs / "meta.properties").exists():  # the last file that formatting writes
+            return
+        shutil.rmtree(logs, ignore_errors=True)
+        tool = [*command, "kafka.tools.StorageTool", "format", "-t", _new_cluster_id(), "-c", str(self._properties)]
+        formatted = subprocess.run(tool, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if formatted.returncode:
+            tail = "\n".join((formatted.stdout + formatted.stderr).splitlines()[-_LINES_OF_LOG:])
+            raise BrokerUnavailable(f"The folder {self.data_dir} could not be prepared for the broker:\n{tail}")
+
+    def _launch(self, command: list[str], port: int, lock_fd: int) -> None:
+        """Start the process, handing it the lock, and wait until it answers; leave none behind if it does not."""
+        if self._lifetime == "process":
+            command = dying_with_parent(command)
+        with open(self.log_path, "ab") as log:
+            log_start = log.tell()
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock_fd], start_new_session=True
+            )
+        try:
+            self._remember(self._child.pid, port)
+            self._await_answer(self._child.pid, f"{HOST}:{port}", log_start)
+        except BaseException:
+            self._child.kill()
+            self._child.wait()
+            raise
+
+    def _await_answer(self, pid: int, bootstrap_servers: str, log_start: int) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not answers(bootstrap_servers, timeout_s=1):
+            if _ended_within(pid, 0.05) or time.monotonic() > deadline:
+                what = "ended while it started" if _ended_within(pid, 0) else f"did not answer in {START_LIMIT_S:.0f} s"
+                with open(self.log_path, "rb") as log:
+                    log.seek(log_start)
+                    tail = "\n".join(log.read().decode(errors="replace").splitlines()[-_LINES_OF_LOG:])
+                raise BrokerUnavailable(
+                    f"The embedded broker {what}. If its settings or the disk are not the reason, move "
+                    f"{self.data_dir} away and start again. The end of {self.log_path}:\n{tail}"
+                )
+
+    def _end(self, how: signal.Signals) -> None:
+        pid, _ = self._recorded()
+        if pid is not None and self._is_ours(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+                if not _ended_within(pid, STOP_LIMIT_S):
+                    os.kill(pid, signal.SIGKILL)
+                    _ended_within(pid, STOP_LIMIT_S)
+        if self._child is not None and self._child.pid == pid:
+            self._child.wait()
+
+    def _remember(self, pid: int, port: int) -> None:
+        draft = self._record.with_suffix(".new")
+        draft.write_text(json.dumps({"pid": pid, "port": port}))
+        draft.rename(self._record)
+
+    def _recorded(self) -> tuple[int | None, int | None]:
+        """Process id and port of the last broker started here, alive or not."""
+        try:
+            record = json.loads(self._record.read_text())
+            return int(record["pid"]), int(record["port"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None, None
+
+    def _is_ours(self, pid: int | None) -> bool:
+        """Whether the process is this folder's broker, and not one that was given the same number later."""
+        try:
+            return os.fsencode(self._properties) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+
+
+def default_data_dir() -> Path:
+    """Where this user's broker keeps its data unless told otherwise."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "exactlyonce" / "broker"
+
+
+def answers(bootstrap_servers: str, timeout_s: float) -> bool:
+    """Whether a broker there answers a request for metadata."""
+    from confluent_kafka import KafkaException
+
+    from exactlyonce.checkpoint.store.confluent import make_admin
+
+    if not _accepts(bootstrap_servers, timeout_s):  # librdkafka backs off after a refusal, and logs it
+        return False
+    admin = make_admin({"bootstrap.servers": bootstrap_servers})
+    try:
+        return bool(admin.list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        return False
+
+
+def free_port(other_than: int = 0) -> int:
+    """A port of the loopback interface that nobody listens on now.
+
+    Below the range from which the kernel takes client ports: a client that retries while the broker is down could be
+    given the broker's own port there, connect to itself and keep the broker from coming back.
+    """
+    for offset in itertools.count(os.getpid() * 7):
+        port = 10_000 + offset % 20_000
+        if port != other_than and _is_free(port):
+            return port
+    raise AssertionError("unreachable")
+
+
+def _accepts(bootstrap_servers: str, timeout_s: float) -> bool:
+    host, _, port = bootstrap_servers.split(",")[0].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _require_free(port: int) -> None:
+    if not _is_free(port):
+        raise ConfigError(
+            f"Port {port} of {HOST} is taken by another program. Choose another (--port, 0 takes a free one), or use "
+            "what listens there if it is a Kafka broker: pass --bootstrap-servers."
+        )
+
+
+def _new_cluster_id() -> str:
+    """A Kafka UUID that cannot be mistaken for an option."""
+    return "E" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+
+
+def _ended_within(pid: int, limit_s: float) -> bool:
+    """Wait for the end of a process, child or not."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ended = select.poll()  # select() knows no descriptor above 1023, and a process may have many open
+        ended.register(pidfd, select.POLLIN)
+        return bool(ended.poll(limit_s * 1000))
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,5 @@
+"""Kafka: its source, and all that asks a cluster something: topics, transactions, logs, ranges of records.
+
+`kafka_protocol` speaks the wire protocol, `client_config` knows settings and secrets; every module makes its clients
+from them. May import `checkpoint`, `state` and `pipeline`; knows no engine.
+"""

@@ -1,0 +1,294 @@
+"""One configuration of the cluster, spoken by two client libraries.
+
+Invariants: what a user writes once, in librdkafka's words, reaches confluent-kafka and kafka-python with the same
+meaning, or is refused by name: no security setting is dropped in silence. No secret is part of a repr, a warning or an
+error. A secret written as a reference (`env:NAME`, `file:/path`) is looked up each time clients are made, so that a
+changed one is taken up by the next client, and travels to other processes as the reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname, tls_context
+from exactlyonce.pipeline.errors import ConfigError
+
+ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
+
+# fmt: off
+OWNED = frozenset((
+    "acks", "auto.offset.reset", "check.crcs", "delivery.report.only.error", "enable.auto.commit",
+    "enable.auto.offset.store", "enable.idempotence", "enable.partition.eof", "isolation.level",
+    "request.required.acks", "transaction.timeout.ms", "transactional.id",
+))
+"""Settings that carry the guarantee: exactlyonce sets them itself, per client."""
+
+_SECURITY_KNOWN = frozenset((
+    "security.protocol", "sasl.mechanism", "sasl.username", "sasl.password", "sasl.oauthbearer.config", "oauth_cb",
+    "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm", "ssl.ca.location", "ssl.ca.pem",
+    "ssl.certificate.location", "ssl.certificate.pem", "ssl.key.location", "ssl.key.pem", "ssl.key.password",
+    "ssl.crl.location", "ssl.cipher.suites",
+))
+"""The security settings that both libraries can be given; any other is refused."""
+# fmt: on
+
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
+_ADDRESS = re.compile(rf"(?:(?:{'|'.join(PROTOCOLS)})://)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{{1,5}})\Z", re.I)
+_SECRET = re.compile(r"password|passphrase|secret|jaas|private\.key|key\.pem$|oauthbearer\.config$")
+_SECURITY = re.compile(r"(ssl|sasl|security|https|enable\.ssl|enable\.sasl)\.|oauth_cb$")
+
+
+class Secret(str):
+    """A secret on its way to a client library. Its repr hides it: libraries log the arguments that they are given."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+@dataclass(frozen=True, repr=False)
+class ClientConfig:
+    """How to reach and authenticate to the cluster; *settings* are librdkafka's.
+
+    >>> ClientConfig({"bootstrap.servers": "127.0.0.1:9092", "linger.ms": 5})
+    ClientConfig(bootstrap.servers=127.0.0.1:9092, linger.ms=5)
+
+    `oauth_cb` is `module:function`, as confluent-kafka calls it: given `sasl.oauthbearer.config`, it returns the token,
+    its expiry in seconds since 1970 and, if need be, a principal and a dict of extensions.
+    """
+
+    settings: Mapping[str, Any]
+    _seen: set[str] = field(default_factory=set, init=False, compare=False)
+    """Every secret looked up so far, for `redact`."""
+
+    def __post_init__(self) -> None:
+        settings: dict[str, str] = {}
+        for given, value in self.settings.items():
+            name = ALIASES.get(given, given)
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if settings.setdefault(name, text) != text:
+                raise ConfigError(f"{name} is set twice, with two values (as {given!r} as well). Keep one of them.")
+        object.__setattr__(self, "settings", settings)
+        _refuse_contradictions(settings)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of one or more brokers, separated by commas."""
+        return str(self.settings["bootstrap.servers"])
+
+    @property
+    def protocol(self) -> str:
+        """One of `PROTOCOLS`."""
+        return str(self.settings.get("security.protocol", "PLAINTEXT")).upper()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user chose and should know the risk of; for the log at start."""
+        settings, found = self.settings, []
+        if self.protocol == "SASL_PLAINTEXT":
+            found.append(
+                "security.protocol is SASL_PLAINTEXT: credentials and records travel unencrypted, and whoever sits "
+                "between can read or replace them. Use SASL_SSL outside of a closed network."
+            )
+        if self.protocol in ("PLAINTEXT", "SASL_PLAINTEXT") and any(name.startswith("ssl.") for name in settings):
+            found.append(f"The ssl.* settings have no effect: security.protocol is {self.protocol}.")
+        if not checks_certificate(settings):
+            found.append("enable.ssl.certificate.verification is false: anybody can pose as the broker.")
+        elif not checks_hostname(settings):
+            found.append(
+                "ssl.endpoint.identification.algorithm is none: whoever has any certificate of this "
+                "authority can pose as the broker."
+            )
+        return tuple(found)
+
+    def confluent(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Arguments for any client of confluent-kafka; *overrides* win."""
+        settings: dict[str, Any] = self._resolved()
+        if "oauth_cb" in settings:
+            settings["oauth_cb"] = self._token_function()
+        return {**settings, **(overrides or {})}
+
+    def kafka_python(self) -> dict[str, Any]:
+        """Arguments for kafka-python's connection manager: address, identity and security; tuning is left out.
+
+        Raises `ConfigError` naming a security setting that kafka-python cannot follow.
+        """
+        settings = self._resolved()
+        unknown = sorted(name for name in settings if _SECURITY.match(name) and name not in _SECURITY_KNOWN)
+        if unknown:
+            raise ConfigError(
+                f"{', '.join(unknown)}: exactlyonce ends transactions through kafka-python, which has no equal to it. "
+                f"Certificates go in as PEM (ssl.ca.location, ssl.certificate.location, ssl.key.location), "
+                f"OAuth tokens by oauth_cb=module:function. Settings known: {', '.join(sorted(_SECURITY_KNOWN))}."
+            )
+        servers = [re.sub(r"^\w+://", "", server.strip()) for server in self.bootstrap_servers.split(",")]
+        arguments: dict[str, Any] = {"bootstrap_servers": servers, "security_protocol": self.protocol}
+        if "client.id" in settings:
+            arguments["client_id"] = settings["client.id"]
+        if self.protocol in ("SSL", "SASL_SSL"):
+            arguments["ssl_context"] = tls_context(settings, self.redact)
+        if self.protocol in ("SASL_PLAINTEXT", "SASL_SSL"):
+            arguments.update(self._sasl(settings))
+        return arguments
+
+    def check(self) -> None:
+        """Raise `ConfigError` for any setting that one of the two libraries refuses; connects to nothing."""
+        self.kafka_python()
+        offline = {name: value for name, value in self.confluent().items() if name != "bootstrap.servers"}
+        try:
+            make_producer({**offline, "log_level": 0})
+        except (KafkaException, TypeError, ValueError) as error:
+            reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+            raise ConfigError(f"The Kafka client refuses the settings: {self.redact(reason)}. Correct them.") from None
+
+    def redact(self, text: str) -> str:
+        """*text* without the value of any secret of this configuration."""
+        literal = {v for name, v in self.settings.items() if _SECRET.search(name) and not _is_reference(v)}
+        for secret in sorted(self._seen | literal, key=len, reverse=True):
+            if secret:
+                text = text.replace(secret, "***")
+        return text
+
+    @property
+    def secrets_written_out(self) -> tuple[str, ...]:
+        """The settings whose secret is not a reference: they must not go where others can read settings."""
+        return tuple(name for name, v in self.settings.items() if _SECRET.search(name) and not _is_reference(v))
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}={'***' if _SECRET.search(name) and not _is_reference(value) else value}"
+            for name, value in self.settings.items()
+        )
+        return f"ClientConfig({', '.join(shown)})"
+
+    def _resolved(self) -> dict[str, str]:
+        """The settings with every reference replaced by what it refers to."""
+        resolved: dict[str, str] = {}
+        for name, value in self.settings.items():
+            if _SECRET.search(name) or name == "sasl.username":
+                value = _look_up(name, value)
+            if _SECRET.search(name):
+                self._seen.add(value)
+                value = Secret(value)
+            resolved[name] = value
+        return resolved
+
+    def _sasl(self, settings: Mapping[str, str]) -> dict[str, Any]:
+        mechanism = settings["sasl.mechanism"]
+        if mechanism == "OAUTHBEARER":
+            provider = _Tokens(self._token_function(), settings.get("sasl.oauthbearer.config", ""))
+            return {"sasl_mechanism": mechanism, "sasl_oauth_token_provider": provider}
+        return {
+            "sasl_mechanism": mechanism,
+            "sasl_plain_username": settings["sasl.username"],
+            "sasl_plain_password": settings["sasl.password"],
+        }
+
+    def _token_function(self) -> Callable[[str], tuple[Any, ...]]:
+        """The user's function, wrapped so that its tokens are known to `redact`."""
+        module, _, attribute = self.settings["oauth_cb"].partition(":")
+        try:
+            function = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"oauth_cb is {self.settings['oauth_cb']!r}, which cannot be imported ({error}). "
+                f"Write it as module:function."
+            ) from None
+
+        def fetch(config: str) -> tuple[Any, ...]:
+            answer: tuple[Any, ...] = function(config)
+            self._seen.add(answer[0])
+            return answer
+
+        return fetch
+
+
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """Gives kafka-python the tokens of a function written for confluent-kafka."""
+
+    def __init__(self, fetch: Callable[[str], tuple[Any, ...]], config: str) -> None:
+        self._fetch, self._config = fetch, config
+        self._extensions: dict[str, str] = {}
+
+    def token(self) -> str:
+        token, _expiry, *rest = self._fetch(self._config)
+        self._extensions = rest[1] if len(rest) > 1 else {}
+        return str(token)
+
+    def extensions(self) -> dict[str, str]:
+        return self._extensions
+
+
+def _refuse_contradictions(settings: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for what no client could be made of, or what would be weaker than it looks."""
+    if not settings.get("bootstrap.servers"):
+        raise ConfigError("bootstrap.servers is not set. Name at least one broker, as host:port.")
+    for server in settings["bootstrap.servers"].split(","):
+        if not _is_address(server.strip()):
+            raise ConfigError(
+                f"bootstrap.servers names {server.strip()!r}. Write host:port, several separated by commas."
+            )
+    owned = sorted(OWNED.intersection(settings))
+    if owned:
+        raise ConfigError(f"{', '.join(owned)}: set by exactlyonce itself to keep its guarantee. Remove the setting.")
+    protocol, mechanism = settings.get("security.protocol", "PLAINTEXT").upper(), settings.get("sasl.mechanism")
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"security.protocol is {protocol!r}. Choose one of {', '.join(PROTOCOLS)}.")
+    if not protocol.startswith("SASL"):
+        if any(name.startswith("sasl.") for name in settings):
+            raise ConfigError(
+                f"sasl.* is set, but security.protocol is {protocol}: nobody would be authenticated. "
+                f"Set security.protocol to SASL_SSL."
+            )
+        return
+    if mechanism not in MECHANISMS:
+        raise ConfigError(
+            f"sasl.mechanism is {mechanism or 'not set'}. Choose one of {', '.join(MECHANISMS)} "
+            f"(Kerberos is not part of the installable clients)."
+        )
+    needed = ("oauth_cb",) if mechanism == "OAUTHBEARER" else ("sasl.username", "sasl.password")
+    missing = [name for name in needed if name not in settings]
+    if missing:
+        raise ConfigError(f"sasl.mechanism {mechanism} needs {' and '.join(missing)}. Set it.")
+
+
+def _is_address(server: str) -> bool:
+    """Whether *server* is host:port; a protocol before it is librdkafka's.
+
+    >>> _is_address("broker-1:9092"), _is_address("[::1]:9092"), _is_address("http://broker:1"), _is_address("broker")
+    (True, True, False, False)
+    """
+    match = _ADDRESS.match(server)
+    return match is not None and 0 < int(match[1]) < 1 << 16
+
+
+def _is_reference(value: str) -> bool:
+    return value.startswith(("env:", "file:"))
+
+
+def _look_up(name: str, value: str) -> str:
+    """What *value* refers to, or itself if it is no reference."""
+    kind, _, target = value.partition(":")
+    if kind == "env":
+        if target not in os.environ:
+            raise ConfigError(f"{name} is {value}, but the environment has no variable {target}. Export it.")
+        return os.environ[target]
+    if kind == "file":
+        try:
+            return Path(target).read_text().rstrip("\r\n")
+        except OSError as error:
+            raise ConfigError(f"{name} is {value}, which cannot be read: {error.strerror}.") from None
+    return value

@@ -1,0 +1,146 @@
+"""The records of an aborted transaction in a new one: verbatim from the log (copy repair), or as somebody made them.
+
+Invariant: a committable is returned only if the broker itself counts as many records in the new transaction as the lost
+one held, partition by partition; nothing is committed here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log import Log, RecordsGone
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.pipeline.errors import BrokerUnavailable
+
+TIMEOUT_S = 120.0
+NOW = 0
+"""As a timestamp: the client's own time."""
+
+
+class Outgoing(NamedTuple):
+    """A record and where it goes."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    timestamp_ms: int = NOW
+
+
+def copy_transaction(
+    config: ClientConfig,
+    transactions: Transactions,
+    log: Log,
+    lost: Committable,
+    transactional_id: str,
+    transaction_timeout_ms: int,
+) -> Committable | str:
+    """Produce what *lost* held under *transactional_id*; the new committable, or why it cannot be proved complete."""
+    try:
+        records = _logged(log, lost)
+        return write_again(config, transactions, lost, transactional_id, transaction_timeout_ms, records)
+    except RecordsGone as gone:
+        return str(gone)
+
+
+def _logged(log: Log, lost: Committable) -> Iterator[Outgoing]:
+    for written in lost.written:
+        for record in log.records(lost.producer_id, lost.epoch, written):
+            yield Outgoing(
+                written.topic, written.partition, record.key, record.value, [*record.headers], record.timestamp_ms
+            )
+
+
+def write_again(
+    config: ClientConfig,
+    transactions: Transactions,
+    lost: Committable,
+    transactional_id: str,
+    transaction_timeout_ms: int,
+    records: Iterable[Outgoing],
+) -> Committable | str:
+    """Produce *records* under *transactional_id*; the new committable if they are as many as were lost, or why not."""
+    errors: list[str] = []
+
+    def undelivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            errors.append(error.str())
+
+    producer = make_producer(
+        config.confluent(
+            {
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": transaction_timeout_ms,
+                "delivery.report.only.error": True,
+                "on_delivery": undelivered,
+            }
+        )
+    )
+    try:
+        producer.init_transactions(TIMEOUT_S)
+        state = transactions.describe([transactional_id])[transactional_id]
+        if state is None:
+            raise BrokerUnavailable(f"The broker forgot {transactional_id} right after its initialisation. Run again.")
+        producer.begin_transaction()
+        for record in records:
+            _produce(producer, record)
+        left = producer.flush(TIMEOUT_S)
+    except KafkaException as error:
+        raise BrokerUnavailable(f"Repairing {lost.transactional_id}: {error.args[0].str()}. Run again.") from None
+    if left or errors:
+        raise BrokerUnavailable(
+            f"Repairing {lost.transactional_id}: {left} records undelivered {errors[:1]}. Run again."
+        )
+    return _counted(transactions, lost, transactional_id, state.producer_id, state.epoch)
+
+
+def _produce(producer: Producer, record: Outgoing) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            producer.produce(
+                record.topic,
+                record.value,
+                record.key,
+                record.partition,
+                timestamp=record.timestamp_ms,
+                headers=None if record.headers is None else [*record.headers],
+            )
+            return
+        except BufferError:
+            if time.monotonic() > deadline:
+                raise BrokerUnavailable("The broker takes no records. Run again once it does.") from None
+            producer.poll(0.1)
+
+
+def _counted(
+    transactions: Transactions, lost: Committable, transactional_id: str, producer_id: int, epoch: int
+) -> Committable | str:
+    """The new transaction in the broker's own words, if it holds exactly what was lost."""
+    wanted = {(w.topic, w.partition): w.count for w in lost.written}
+    written = tuple(
+        Written(p.topic, p.partition, p.transaction_start_offset, p.last_sequence + 1)
+        for p in transactions.producers(wanted)
+        if (p.producer_id, p.epoch) == (producer_id, epoch) and p.transaction_start_offset is not None
+    )
+    if {(w.topic, w.partition): w.count for w in written} != wanted:
+        return f"the new transaction holds {written}, the lost transaction held {wanted}"
+    return Committable(
+        transactional_id,
+        producer_id,
+        epoch,
+        lost.transaction_version,
+        lost.cluster_id,
+        lost.sink,
+        lost.subtask,
+        lost.checkpoint,
+        written,
+    )

@@ -1,0 +1,324 @@
+"""Requests of the Kafka protocol to the brokers, and their answers.
+
+The one module that uses kafka-python's connection layer, in part by private names (its minor version is pinned);
+who builds on it speaks in protocol messages only.
+Invariants: every call ends, with an answer or an error, about within the time given; a client that failed to bring an
+answer is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; there is at
+most one client, with one thread and one connection for each broker in use.
+A `Wire` is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from kafka.errors import (
+    AuthorizationError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    RetriableError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+    for_code,
+)
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
+
+T = TypeVar("T")
+
+PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 5, 1_000
+CONNECT_TIMEOUT_MS = 5_000
+ATTEMPT_LEAST_MS = 200
+"""What an attempt gets even when hardly any time is left: an attempt of no time says nothing."""
+ATTEMPT_MOST_MS = 15_000
+"""What it gets when there is more: an answer that was lost with its broker is asked for again."""
+UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels, as requests number them
+
+
+class Again(Exception):
+    """The same request may succeed a little later; the text says what stood in the way."""
+
+
+class NoAnswer(Again):
+    """The brokers could not be reached, or did not answer; they may have acted on the request."""
+
+
+def refuse(error_code: int, doing: str) -> None:
+    """Raise what the broker's *error_code* calls for, unless it is 0."""
+    if error_code == 0:
+        return
+    error = for_code(error_code)
+    if error_code in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
+        raise TopicError(
+            f"{doing} failed: there is no such topic or partition in the cluster. It was deleted, never made, or the "
+            f"name is wrong. Create it, or correct the name."
+        )
+    if issubclass(error, AuthorizationError):
+        raise ConfigError(
+            f"{doing} failed: {error.__name__}. The principal we use lacks the right: grant it by an ACL."
+        )
+    if issubclass(error, RetriableError) or error_code == UNKNOWN_SERVER_ERROR:
+        raise Again(f"{doing}: {error.__name__}")
+    raise BrokerRefused(
+        f"{doing} failed: the broker answers {error.__name__} ({error_code}), which this request should never meet. "
+        f"What is decided stays decided, and nothing is lost. See the broker's log for the reason, fix it, and run "
+        f"the same again; if the broker is of a version that exactlyonce names as supported, please report it."
+    )
+
+
+class Request(NamedTuple):
+    """A protocol message, and the broker that it is for; None: any."""
+
+    message: Any
+    node_id: int | None = None
+
+
+class Leader(NamedTuple):
+    """The broker that leads a partition, and the id of the topic it belongs to."""
+
+    node_id: int
+    topic_id: UUID
+
+
+class Wire:
+    """A way to ask the brokers of one cluster.
+
+    *clock* gives seconds that only grow, *sleep* waits for seconds; a test may replace both.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        timeout_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.config, self.timeout_ms = config, timeout_ms
+        self._clock, self._sleep = clock, sleep
+        self._net: Any = None
+        self._manager: Any = None
+        self._turn = 0
+        self._deadline: float | None = None
+
+    def retrying(self, attempt: Callable[[], T], doing: str, *, timeout_ms: int | None = None) -> T:
+        """The result of *attempt*, made again while it raises `Again`, with growing pauses, until the time is over.
+
+        *timeout_ms*: how long, if not as long as this client waits otherwise; there is one attempt at least.
+        Raises `BrokerUnavailable`, saying what was being done and what stood in the way last.
+        """
+        timeout_s = (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        deadline = self._deadline = self._clock() + timeout_s
+        pause_ms = PAUSE_FIRST_MS
+        try:
+            while True:
+                try:
+                    return attempt()
+                except Again as obstacle:
+                    left_ms = (deadline - self._clock()) * 1000
+                    if left_ms <= 0:
+                        raise self.unavailable(f"{doing}, for {timeout_s:g} s,", obstacle) from None
+                self._sleep(min(pause_ms, left_ms) / 1000)
+                pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+        finally:
+            self._deadline = None
+
+    def unavailable(self, doing: str, obstacle: Again) -> BrokerUnavailable:
+        """The error to raise when giving up."""
+        servers, reason = self.config.bootstrap_servers, self.config.redact(str(obstacle))
+        happened = f"{doing} failed at {servers}: {reason}."
+        if not isinstance(obstacle, NoAnswer):
+            return BrokerUnavailable(f"{happened} The brokers answer, so this may pass: try again, or see their logs.")
+        return BrokerUnavailable(
+            f"{happened} Check that the brokers run, that bootstrap.servers names them, and that security.protocol "
+            f"({self.config.protocol}) is what that port speaks; then try again."
+        )
+
+    def ask(self, message: Any, node_id: int | None = None) -> Any:
+        """The answer to one message, or `NoAnswer`."""
+        return self.ask_all([Request(message, node_id)])[0]
+
+    def ask_all(self, requests: Sequence[Request]) -> list[Any]:
+        """The answers to all, sent at once; `NoAnswer` if any is missing."""
+        manager = self._manager or self._connect()
+
+        async def answers() -> list[Any]:
+            futures = [self._send(manager, *request) for request in requests]
+            return [await manager.wait_for(future, self._left_ms()) for future in futures]
+
+        answered: list[Any] = self._run(answers)
+        return answered
+
+    def metadata(self, topics: Iterable[str] = ()) -> Any:
+        """The cluster's brokers, and these *topics* with their leaders; creates none."""
+        return self.ask(_metadata_request(topics))
+
+    def metadata_of_each(self, topics: Iterable[str]) -> list[Any]:
+        """What every live broker knows of *topics*: they learn of a change one after the other."""
+        nodes = {broker.node_id for broker in self.metadata().brokers}
+        question = _metadata_request(topics)
+        answers = self.ask_all([Request(question, node) for node in sorted(nodes)])
+        if any(broker.node_id not in nodes for answer in answers for broker in answer.brokers):
+            raise Again("a broker joined the cluster while the others were being asked")
+        return answers
+
+    def topics(self, names: Iterable[str]) -> dict[str, Any]:
+        """The metadata of each topic. Raises `TopicError` if one does not exist."""
+        answers = {topic.name: topic for topic in self.metadata(names).topics}
+        for name, topic in answers.items():
+            refuse(topic.error_code, f"Asking for topic {name}")
+        return answers
+
+    def leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Leader]:
+        """The broker that leads each (topic, partition). Raises `TopicError` if one does not exist."""
+        wanted = list(partitions)
+        topics = self.topics(sorted({topic for topic, _ in wanted})) if wanted else {}
+        leaders = {}
+        for name, topic in topics.items():
+            for each in topic.partitions:
+                leaders[name, each.partition_index] = (each.error_code, Leader(each.leader_id, topic.topic_id))
+        for name, partition in wanted:
+            error_code, _ = leaders.get((name, partition), (UNKNOWN_TOPIC, None))
+            refuse(error_code, f"Finding the leader of {name}-{partition}")
+        return {each: leaders[each][1] for each in wanted}
+
+    def close(self) -> None:
+        """Let go of the connections. The next request makes new ones."""
+        net, manager = self._net, self._manager
+        self._net = self._manager = None
+        if net is not None:
+            if manager is not None:
+                with suppress(Exception):  # a loop that crashed runs nothing more; its sockets go with it
+                    net.run(manager.close)
+            net.close()
+
+    def _left_ms(self) -> float:
+        """How long the current attempt may take."""
+        left_ms = self.timeout_ms if self._deadline is None else (self._deadline - self._clock()) * 1000
+        return min(max(ATTEMPT_LEAST_MS, left_ms), ATTEMPT_MOST_MS)
+
+    def _send(self, manager: Any, message: Any, node_id: int | None) -> Any:
+        connection = manager.get_connection(self._any(manager) if node_id is None else node_id, **_PLAIN)
+        return connection.send_request(message, request_timeout_ms=self._left_ms())
+
+    def _any(self, manager: Any) -> Any:
+        brokers = manager.cluster.brokers()
+        return brokers[self._turn % len(brokers)].node_id
+
+    def _connect(self) -> Any:
+        """A client that knows the brokers. Servers are tried in turn, one at each call."""
+        arguments = {**_LIMITS, "request_timeout_ms": self.timeout_ms, **self.config.kafka_python()}
+        self._net = net = NetworkSelector(client_id=arguments.get("client_id", "exactlyonce"))
+        self._turn += 1
+
+        async def bootstrap() -> Any:
+            manager = self._manager = _Manager(net, **arguments)
+            servers = manager.cluster.bootstrap_brokers()
+            server = servers[self._turn % len(servers)].node_id
+            timeout_ms = min(CONNECT_TIMEOUT_MS, self._left_ms())
+            connection = manager.get_connection(server, timeout_ms=timeout_ms, **_PLAIN)
+            await manager.wait_for(connection.init_future, timeout_ms)
+            question = connection.send_request(MetadataRequest(topics=[]), request_timeout_ms=timeout_ms)
+            manager.cluster.update_metadata(await manager.wait_for(question, timeout_ms))
+            if not manager.cluster.brokers():
+                raise NoAnswer("the server knows of no broker yet")
+            manager.close(server)
+            return manager
+
+        net.start()
+        return self._run(bootstrap)
+
+    def _run(self, steps: Callable[[], Any]) -> Any:
+        """Run *steps* on the client's thread; whatever goes wrong costs the client its life."""
+        try:
+            return self._net.run(steps)
+        except BaseException as error:
+            self.close()
+            translated = self._translated(error)
+            if translated is not error:
+                _forget_way(error)
+            raise translated from None
+
+    def _translated(self, error: BaseException) -> BaseException:
+        """What kafka-python raised, in our words; a defect, or the user's interruption, as it is."""
+        servers, text = self.config.bootstrap_servers, self.config.redact(str(error))
+        if isinstance(error, SaslAuthenticationFailedError | UnsupportedSaslMechanismError | AuthorizationError):
+            return ConfigError(
+                f"{servers} refused to let us in: {text}. Check sasl.mechanism, sasl.username and sasl.password."
+            )
+        if isinstance(error, IncompatibleBrokerVersion):
+            return ConfigError(
+                f"{servers} does not answer as a broker of Kafka 4.0 or newer does ({text}). "
+                f"Name a broker's port in bootstrap.servers, not a controller's."
+            )
+        if isinstance(error, KafkaError | OSError):
+            return NoAnswer(text or type(error).__name__)
+        return error
+
+
+def _metadata_request(topics: Iterable[str]) -> MetadataRequest:
+    wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
+    """Gives us a broker's last answer before the end of the connection.
+
+    Its base drops what came together with the end: the reason why a login was refused, the answer of a broker that
+    shuts down.
+    """
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        transport = await super()._build_transport(node, timeout_at)
+        receive = transport._sock_recv
+
+        def receive_answer_first() -> tuple[bytes, Exception | None]:
+            answer, end = receive()
+            return answer, None if answer else end  # the end is seen again when there is nothing more
+
+        transport._sock_recv = receive_answer_first
+        return transport
+
+
+def _forget_way(error: BaseException | None) -> None:
+    """Drop the tracebacks: they would keep the client's sockets and keys until the garbage collector comes by."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
+_LIMITS = {
+    # Many requests may wait on one connection: the manager would otherwise refuse the sixth.
+    "max_in_flight_requests_per_connection": 10_000,
+    "receive_message_max_bytes": 2**31 - 1,
+    "client_id": "exactlyonce",
+}
+_PLAIN = {
+    # No background refresh of metadata: what is stale goes with the client.
+    "refresh_metadata_on_err": False,
+}
+
+
+class _NoCredentials(logging.Filter):
+    """Drops the log line of a message that carries credentials: kafka-python would write them out when debugging."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not any(isinstance(each, SaslAuthenticateRequest | SaslBytesRequest) for each in arguments)
+
+
+# What goes wrong is in the errors raised here; without a handler of its own, kafka-python would also print it.
+logging.getLogger("kafka").addHandler(logging.NullHandler())
+logging.getLogger("kafka.net.connection").addFilter(_NoCredentials())
+logging.getLogger("kafka.protocol.parser").setLevel(logging.INFO)  # below that, it writes out the bytes on the wire

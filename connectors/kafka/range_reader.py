@@ -1,0 +1,193 @@
+"""Exactly the committed records of one partition from one offset up to another.
+
+Invariants: every committed record with start <= offset < end is handed out, once and in order, and no other; a removed
+offset is an error, never a gap in silence; a read ends, with records, with the end or with an error, also where the
+range ends in aborted records or control markers, which no reader is ever given.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
+from exactlyonce.connectors.kafka.reader import epoch_of, exact_consumer, offset_of
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+
+WAIT_S = 0.02
+"""How long one call to the client may take to fill a batch: what a range that ends in a marker costs at its end."""
+TIMEOUT_S = 60.0
+ASK_AFTER_S = 1.0
+"""When nothing comes: a consumer waits permanently for a topic that does not exist. Asking at once would cost 50 ms."""
+ANSWER_TIMEOUT_S = 10.0
+
+
+class RangeGone(Halt):
+    """Offsets that were to be read are no longer in the topic, or not in this topic."""
+
+
+class RangeReader:
+    """Reads [*start*, *end*) of one partition; by one thread at a time. Nothing is opened for an empty range.
+
+    `RangeGone` says that retention or truncation took what was to be read, `TopicError` that there is no such topic or
+    no right to read it, `BrokerUnavailable` that the position has not moved for *timeout_s*.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        config: ClientConfig,
+        *,
+        leader_epoch: int = -1,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*leader_epoch*: of the record before *start*, if it is known: a log that was truncated is seen by it."""
+        self.topic, self.partition, self.end = topic, partition, end
+        self.position = start
+        """All before this offset has been handed out, or can be seen by nobody."""
+        self.leader_epoch = leader_epoch
+        """Of the record just before `position`; -1: it is unknown, or there is no such record that readers see."""
+        self._config, self._timeout_s, self._clock = config, timeout_s, clock
+        self._consumer: Consumer | None = None
+        self._ask_at_s = self._give_up_at_s = 0.0
+        self._last_seen = ""
+
+    def read(self, records_max: int) -> list[Message]:
+        """The next 1 to *records_max* records; none: the range is finished."""
+        if self.position < self.end and self._consumer is None:
+            self._open()
+        self._moved()  # however long the caller has taken since the last call
+        while self.position < self.end:
+            messages = self._consume(min(records_max, self.end - self.position))
+            if messages:
+                return messages
+        return []
+
+    def close(self) -> None:
+        """Leave; may be called more than once."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _open(self) -> None:
+        self._consumer = exact_consumer(self._config.confluent())
+        self._consumer.assign(
+            [TopicPartition(self.topic, self.partition, self.position, leader_epoch=self.leader_epoch)]
+        )
+
+    def _moved(self) -> None:
+        now_s = self._clock()
+        self._ask_at_s, self._give_up_at_s = now_s + ASK_AFTER_S, now_s + self._timeout_s
+
+    def _waited(self) -> None:
+        """Nothing has come: is there no such topic, or no broker?"""
+        now_s = self._clock()
+        if now_s >= min(self._ask_at_s, self._give_up_at_s):
+            self._ask_at_s = now_s + ANSWER_TIMEOUT_S
+            self._require_partition()
+        if now_s >= self._give_up_at_s:
+            raise self._stuck()
+
+    def _require_partition(self) -> None:
+        """Raise `TopicError` if the brokers say that it does not exist: a consumer would wait for it."""
+        assert self._consumer is not None
+        try:
+            described = self._consumer.list_topics(self.topic, timeout=min(self._timeout_s, ANSWER_TIMEOUT_S))
+        except KafkaException as error:
+            self._last_seen = self._config.redact(error.args[0].str())
+            return
+        topic = described.topics[self.topic]
+        if topic.error is not None:
+            self._raise(topic.error, self.position)
+        elif self.partition not in topic.partitions:
+            raise self._no_topic()
+
+    def _consume(self, records_max: int) -> list[Message]:
+        """What came within `WAIT_S`, cut at the end; moves `position`."""
+        assert self._consumer is not None
+        before = self.position
+        messages = self._consumer.consume(records_max, WAIT_S)
+        if any(map(Message.error, messages)):
+            messages = self._without_events(messages)
+        if messages:
+            self.position = max(self.position, offset_of(messages[-1]) + 1)
+            if self.position > self.end:
+                messages = messages[: bisect_left(messages, self.end, key=offset_of)]
+        else:
+            self.position = max(self.position, self._passed())
+        if self.position > before:
+            is_last = bool(messages) and offset_of(messages[-1]) + 1 == min(self.position, self.end)
+            self.leader_epoch = epoch_of(messages[-1]) if is_last else -1
+            self._moved()
+        else:
+            self._waited()
+        return messages
+
+    def _passed(self) -> int:
+        """Where the client stands: it moves over what readers are not given, too."""
+        assert self._consumer is not None
+        return int(self._consumer.position([TopicPartition(self.topic, self.partition)])[0].offset)
+
+    def _without_events(self, messages: list[Message]) -> list[Message]:
+        """Take the ends of the partition and passing errors out of *messages*; raise what needs a person."""
+        kept, seen = [], self.position
+        for message in messages:
+            error = message.error()
+            if error is None:
+                kept.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._last_seen = f"readers of it are held at offset {message.offset()}"
+                seen = max(seen, min(offset_of(message), self.end))
+            else:
+                self._raise(error, offset_of(kept[-1]) + 1 if kept else seen)
+        self.position = seen  # not before all is known to be well: what is lost with an error was not handed out
+        return kept
+
+    def _raise(self, error: KafkaError, offset: int) -> None:
+        """Raise what needs a person; what passes, as a broker that is away, librdkafka itself retries. *offset* comes
+        next."""
+        place = f"{self.topic}[{self.partition}]"
+        reason = self._config.redact(error.str())
+        if error.code() in RETENTION_ERRORS:
+            raise self._gone(place)
+        if error.code() in TOPIC_ERRORS:
+            raise self._no_topic()
+        group = self._config.settings.get("group.id", "exactlyonce")
+        raise_unless_passing(error, place, offset, reason, group)
+        self._last_seen = reason
+
+    def _no_topic(self) -> TopicError:
+        return TopicError(
+            f"{self.topic}[{self.partition}], of which offsets {self.position} to {self.end - 1} were to be read, does "
+            f"not exist (any more). Create it, or read what there is."
+        )
+
+    def _gone(self, place: str) -> RangeGone:
+        try:
+            assert self._consumer is not None
+            first, end = self._consumer.get_watermark_offsets(
+                TopicPartition(self.topic, self.partition), timeout=ANSWER_TIMEOUT_S
+            )
+            holds = f"the topic holds offsets {first} to {end - 1} now"
+        except KafkaException:
+            holds = "the topic no longer holds that offset"
+        return RangeGone(
+            f"Input is missing: {place} was to be read from offset {self.position} up to {self.end - 1}, but {holds}. "
+            f"Retention took the rest, or the log was truncated, or the topic was made anew. Restore it from a replica "
+            f"or backup, or read what is there."
+        )
+
+    def _stuck(self) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"{self.topic}[{self.partition}] was to be read up to offset {self.end - 1}, but at offset {self.position} "
+            f"nothing has come for {self._timeout_s:g} s: {self._last_seen or 'no broker answers'}. Check that "
+            f"{self._config.bootstrap_servers} runs, and that no transaction is left open on the topic; then try again."
+        )

@@ -1,0 +1,215 @@
+"""One source subtask: reads its partitions of a topic from exact offsets.
+
+Invariants: `offsets` are those of the first record not yet handed out (never the consumer's position, which counts
+fetched records); partitions are assigned and sought, never subscribed; a removed offset is an error, never a reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from exactlyonce.checkpoint.store.confluent import make_consumer
+from exactlyonce.connectors.kafka.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
+from exactlyonce.connectors.kafka.silence import Silence
+from exactlyonce.pipeline.errors import Halt, TopicError
+
+_partition = cast("Callable[[Message], int]", Message.partition)
+offset_of = cast("Callable[[Message], int]", Message.offset)
+"""A consumed message always has both."""
+
+FETCH_BACKOFF_MS = 10
+"""How soon the client fetches again after its queue was full. Its default of a second starves a fast loop."""
+
+
+def exact_consumer(config: Mapping[str, Any]) -> Consumer:
+    """A consumer that reads what is committed from where it is told to, and nowhere else, and as it was written."""
+    return make_consumer(
+        {
+            "group.id": "exactlyonce",
+            "isolation.level": "read_committed",
+            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+            **config,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "check.crcs": True,
+        }
+    )
+
+
+@dataclass
+class KafkaReader:
+    """Reads *topic*; `poll` hands out messages in order within each partition."""
+
+    source: str
+    topic: str
+    offsets: dict[int, int]
+    """By partition, Sn: the offset of the first record that `poll` has not handed out."""
+    targets: Mapping[int, int]
+    """By partition, the offset at which this source is finished; empty: never."""
+    config: Mapping[str, str]
+    """librdkafka settings."""
+    epochs: dict[int, int] = field(default_factory=dict)
+    """By partition, the leader epoch of the last record handed out, as far as one was and it is known."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """(partition, count) of the last batch, in order."""
+    _consumer: Consumer | None = None
+    _unfinished: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._silence = Silence(self.topic, self.offsets.keys())
+
+    def open(self) -> None:
+        """Assign the partitions and seek to the offsets."""
+        self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
+        if self.offsets:
+            self._assign(self.offsets)
+
+    def add(self, partition: int, offset: int) -> None:
+        """Read *partition* too, from *offset* on; nothing happens if it is read already."""
+        if partition not in self.offsets:
+            self.offsets[partition] = offset
+            self._assign([partition])
+
+    def _assign(self, partitions: Iterable[int]) -> None:
+        """Beside what is assigned already, whose fetched records stay. By its epoch the client sees a truncated log."""
+        if self._consumer is None:
+            self._consumer = exact_consumer({**self.config, **self._silence.settings})
+        self._consumer.incremental_assign(
+            [TopicPartition(self.topic, p, self.offsets[p], leader_epoch=self.epochs.get(p, -1)) for p in partitions]
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether every partition has reached its target; False for an unbounded source."""
+        return bool(self.targets) and not self._unfinished
+
+    def poll(self, records_max: int, timeout_s: float) -> list[Message]:
+        """Up to *records_max* messages; waits up to *timeout_s* for the first. Sets `runs` and moves `offsets`."""
+        self.runs = []
+        if self._consumer is None:
+            return []
+        messages = self._consumer.consume(records_max, timeout_s)
+        if any(map(Message.error, messages)):
+            messages = self._without_events(messages)
+        if not messages:
+            return messages
+        end = 0
+        for partition, count in _runs(list(map(_partition, messages))):
+            end += count
+            self.runs.append((partition, count))
+            offset = self.offsets[partition] = offset_of(messages[end - 1]) + 1
+            self.epochs[partition] = epoch_of(messages[end - 1])
+            if partition in self._unfinished and offset >= self.targets[partition]:
+                self._unfinished.discard(partition)
+        return messages
+
+    def _without_events(self, messages: list[Message]) -> list[Message]:
+        """Take ends of partitions and errors out of *messages*."""
+        kept = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                kept.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                if offset_of(message) >= self.targets.get(_partition(message), 0):
+                    self._unfinished.discard(_partition(message))
+            else:
+                self._raise(error, message, kept)
+        return kept
+
+    def _raise(self, error: KafkaError, message: Message, before: list[Message]) -> None:
+        """Raise what needs a person; what passes (a broker that is away) librdkafka itself retries. *before* came
+        before it, and is not handed out if it is raised."""
+        partition = message.partition()
+        where = self.topic if partition is None or partition < 0 else f"{self.topic}[{partition}]"
+        last = next((offset_of(each) for each in reversed(before) if each.partition() == partition), None)
+        read = self.offsets.get(-1 if partition is None else partition, min(self.offsets.values()))
+        wanted = read if last is None else last + 1
+        if error.code() in RETENTION_ERRORS:
+            raise self._missing(where, partition or 0, wanted)
+        if error.code() in TOPIC_ERRORS:
+            raise TopicError(
+                f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
+            )
+        group = str(self.config.get("group.id", "exactlyonce"))
+        raise_unless_passing(error, f"Source {self.source!r}: {where}", wanted, error.str(), group)
+
+    def _missing(self, where: str, partition: int, wanted: int) -> Halt:
+        """The log does not go on at offset *wanted*: its beginning was removed, or its end was and is another."""
+        first, end = self._watermarks(partition)
+        if wanted < first:
+            happened = (
+                f"retention has taken what lies between.\n"
+                f"  Records {wanted} to {first - 1} of {where} would be lost, so the pipeline stops."
+            )
+        else:
+            happened = (
+                f"records below {wanted}, which were read, are gone: the log was truncated (unclean leader election, a "
+                f"disk that lost writes), or the topic was made anew.\n"
+                f"  Other records may have their offsets now, some of which would be skipped, so the pipeline stops."
+            )
+        return Halt(
+            f"Source {self.source!r} must go on at {where} offset {wanted}, but the topic holds offsets {first} to "
+            f"{end} now: {happened}\n"
+            f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
+            f"recompute from what is there."
+        )
+
+    def _watermarks(self, partition: int) -> tuple[int, int]:
+        assert self._consumer is not None
+        try:
+            first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=10.0)
+        except KafkaException:
+            return 0, 0
+        return first, end
+
+    @property
+    def waiting(self) -> str:
+        """What this source has waited for, and for how long, if a broker has not answered for a while; else empty."""
+        silent = self._silence.partitions
+        if not silent:
+            return ""
+        where = ", ".join(f"{self.topic}[{partition}]" for partition in sorted(silent))
+        return (
+            f"source {self.source!r} has waited {max(silent.values()):.0f} s for an answer from the leader of {where}, "
+            f"and goes on trying"
+        )
+
+    def lag(self) -> int:
+        """Records up to the last stable offset not yet handed out, as far as the client knows without asking."""
+        if self._consumer is None:
+            return 0
+        total = 0
+        for partition, offset in self.offsets.items():
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
+            total += max(0, end - offset)
+        return total
+
+    def close(self) -> None:
+        """Leave; nothing is committed."""
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+def epoch_of(message: Message) -> int:
+    """The leader epoch in which a record was written; -1: unknown."""
+    epoch = message.leader_epoch()
+    return -1 if epoch is None else epoch
+
+
+def _runs(partitions: list[int]) -> Iterable[tuple[int, int]]:
+    """Run lengths; most batches are of one partition.
+
+    >>> list(_runs([3, 3, 1]))
+    [(3, 2), (1, 1)]
+    """
+    if partitions.count(partitions[0]) == len(partitions):
+        return ((partitions[0], len(partitions)),)
+    return ((partition, len(list(group))) for partition, group in groupby(partitions))

@@ -1,0 +1,403 @@
+"""What the brokers know of transactions, and how one is ended from another process than the one that wrote it.
+
+Invariants: a question is repeated until it is answered or the time is over; an EndTxn is repeated only with the same
+producer id, epoch and verdict; an EndTxn whose answer was lost may have been carried out.
+
+What EndTxn answers, measured with Kafka 4.3.1 and transaction.version 2; tests/connectors/kafka/test_transactions.py
+holds
+every row. Ending a transaction raises the epoch of its id by one, which fences the producer that opened it.
+
+    asked                                              answer
+    -------------------------------------------------  -------------------------------------------------------------
+    commit or abort of an open one, at its epoch       COMPLETED; it shows Prepare..., some ms later Complete...
+    the same again while its markers are written       BUSY
+    the same again later                               COMPLETED, changes nothing
+    abort after commit, commit after abort             REFUSED
+    commit after the broker's timeout aborted it       REFUSED
+    commit of one without records (Empty)              REFUSED
+    abort of an Empty or complete id, at its epoch     COMPLETED; the epoch grows: an idle producer is fenced
+    anything, after a new producer or such an abort    UNKNOWN (90), whether it had been committed or aborted
+    another producer id; an id never used, or expired  UNKNOWN (49)
+    an epoch that is not reached yet                   UNKNOWN (90)
+
+A producer is given epoch 32,766 at most. Ending a transaction at that epoch shows epoch 32,767 while its markers are
+written, then a new producer id with epoch 0. All rows hold there as well, but that UNKNOWN is 49, not 90.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
+from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest
+from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest
+
+from exactlyonce.checkpoint.requests import Ending
+from exactlyonce.checkpoint.transactions.broker_answers import (
+    EndAnswer,
+    ListedTransaction,
+    ProducerState,
+    TransactionState,
+)
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.kafka_protocol import Again, Request, Wire, refuse
+from exactlyonce.pipeline.errors import ConfigError, Halt
+
+ANSWERS: Mapping[int, EndAnswer] = {
+    0: EndAnswer.COMPLETED,
+    -1: EndAnswer.BUSY,  # UNKNOWN_SERVER_ERROR: the coordinator could not write its log
+    7: EndAnswer.BUSY,  # REQUEST_TIMED_OUT, likewise
+    14: EndAnswer.BUSY,  # COORDINATOR_LOAD_IN_PROGRESS
+    15: EndAnswer.BUSY,  # COORDINATOR_NOT_AVAILABLE
+    16: EndAnswer.BUSY,  # NOT_COORDINATOR
+    51: EndAnswer.BUSY,  # CONCURRENT_TRANSACTIONS
+    48: EndAnswer.REFUSED,  # INVALID_TXN_STATE
+    47: EndAnswer.UNKNOWN,  # INVALID_PRODUCER_EPOCH
+    49: EndAnswer.UNKNOWN,  # INVALID_PRODUCER_ID_MAPPING
+    90: EndAnswer.UNKNOWN,  # PRODUCER_FENCED
+}
+"""What the broker's error codes mean for an EndTxn. Any other is no answer to it; see `wire.refuse`."""
+
+NOT_FOUND = 105  # TRANSACTIONAL_ID_NOT_FOUND
+NOT_ATTEMPTED = 55  # OPERATION_NOT_ATTEMPTED: another partition of the request stood in the way
+TRANSACTION_LOG = "__transaction_state"
+TRANSACTION_VERSION = 2
+BROKER = 4  # DescribeConfigs' number for the kind of resource
+
+
+class Transactions:
+    """Asks about and ends transactions. Used by one thread at a time, for as long as one likes.
+
+    Every method raises `BrokerUnavailable` if it has no answer after *timeout_ms*, `ConfigError` if the cluster does
+    not let us ask, and `BrokerRefused` for an error that is none of those that its request may meet.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        timeout_ms: int = 30_000,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep)
+        self._version: int | None = None
+
+    def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionState | None]:
+        """The present state of each id; None where the broker does not know it. Says nothing about the past."""
+        ids = list(dict.fromkeys(transactional_ids))
+        return self._wire.retrying(lambda: self._describe(ids), "Describing transactions")
+
+    def list(self, prefix: str) -> Sequence[ListedTransaction]:
+        """Every id that begins with *prefix*, in whatever state, from all brokers.
+
+        It is whole or it fails: each transaction coordinator has answered without error, and none moved meanwhile.
+        """
+        return self._wire.retrying(lambda: self._list(prefix), "Listing transactions")
+
+    def producers(self, partitions: Iterable[tuple[str, int]]) -> Sequence[ProducerState]:
+        """The producers active on each (topic, partition), as its leader knows them. Raises `TopicError`."""
+        wanted = list(dict.fromkeys(partitions))
+        return self._wire.retrying(lambda: self._producers(wanted), "Describing producers")
+
+    def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> EndAnswer:
+        """Ask once to commit or abort; see `end_all`."""
+        return self.end_all([Ending(transactional_id, producer_id, epoch)], commit=commit)[0]
+
+    def end_all(self, endings: Sequence[Ending], *, commit: bool) -> Sequence[EndAnswer]:
+        """Ask once to commit or abort each; the answers in the same order.
+
+        Raises `BrokerUnavailable` if an answer is missing: then each may or may not have been carried out, and only
+        the same may be asked again.
+        """
+        self._require_version()
+        ids = [each.transactional_id for each in endings]
+        nodes = self._wire.retrying(lambda: self._coordinators(ids), "Finding transaction coordinators")
+        try:
+            return self._end(endings, nodes, commit=commit)
+        except Again as obstacle:
+            raise self._wire.unavailable("Ending transactions", obstacle) from None
+
+    def end_until_answered(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> EndAnswer:
+        """Ask the same until the answer is no longer `BUSY`."""
+        self._require_version()
+        ending = Ending(transactional_id, producer_id, epoch)
+
+        def attempt() -> EndAnswer:
+            answer = self._end([ending], self._coordinators([transactional_id]), commit=commit)[0]
+            if answer is EndAnswer.BUSY:
+                raise Again(f"the coordinator of {transactional_id} is still writing markers or is moving")
+            return answer
+
+        return self._wire.retrying(attempt, "Ending a transaction")
+
+    def abort_listed(self, listed: Iterable[ListedTransaction]) -> None:
+        """Abort and fence each, in whatever state it is: the producers that hold these ids can write no more.
+
+        An abort at the present epoch raises the epoch, also of an id whose transaction is complete or has not begun.
+        An epoch that moved on in between (its producer went on, or another was made) is asked for again.
+        """
+        self._require_version()
+        waiting = {each.transactional_id for each in listed}
+
+        def attempt() -> None:
+            states = self._describe(sorted(waiting))
+            endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
+            waiting.intersection_update(each.transactional_id for each in endings)
+            answers = self._end(endings, self._coordinators(sorted(waiting)), commit=False)
+            for ending, answer in zip(endings, answers, strict=True):
+                if answer is EndAnswer.COMPLETED:
+                    waiting.discard(ending.transactional_id)
+            if waiting:
+                raise Again(f"{', '.join(sorted(waiting))} could not be aborted yet")
+
+        self._wire.retrying(attempt, "Aborting transactions")
+
+    def rewrite_markers(
+        self, transactional_id: str, producer_id: int, partitions: Iterable[tuple[str, int]], *, commit: bool
+    ) -> None:
+        """End a complete transaction again in *partitions*, whose markers the broker has lost (KAFKA-20734).
+
+        A transaction without records under the same producer id and its present epoch: its markers also end what is
+        still open there. One that was begun for this before and not ended is taken over, never initialised, which
+        would abort it. Raises `Halt` if the id has expired or has got another producer id.
+        """
+        self._require_version()
+        wanted = list(partitions)
+
+        def attempt() -> None:
+            self._rewrite(transactional_id, producer_id, wanted, commit)
+
+        self._wire.retrying(attempt, "Writing lost markers again")
+
+    def cluster_id(self) -> str:
+        """The id that the cluster was formatted with."""
+        return self._wire.retrying(lambda: str(self._wire.metadata().cluster_id), "Asking for the cluster's id")
+
+    def max_timeout_ms(self) -> int:
+        """The longest that any broker lets a transaction stay open (its `transaction.max.timeout.ms`)."""
+        return self._wire.retrying(self._max_timeout_ms, "Asking for transaction.max.timeout.ms")
+
+    def transaction_version(self) -> int:
+        """The cluster's `transaction.version`; 0 if it has none."""
+        return self._wire.retrying(self._transaction_version, "Asking for the cluster's features")
+
+    def close(self) -> None:
+        """Let go of the connections; the next question makes new ones."""
+        self._wire.close()
+
+    def _require_version(self) -> None:
+        if self._version is None:
+            self._version = self.transaction_version()
+        if self._version < TRANSACTION_VERSION:
+            raise ConfigError(
+                f"The cluster runs transaction.version {self._version}; exactlyonce needs {TRANSACTION_VERSION}, where "
+                f"ending a transaction also fences its producer. Raise it (Kafka 4.0 or newer): kafka-features.sh "
+                f"--bootstrap-server {self._wire.config.bootstrap_servers} upgrade --feature transaction.version=2"
+            )
+
+    def _coordinators(self, ids: Sequence[str]) -> dict[str, int]:
+        """The broker that keeps each id. Asked anew each time: half a millisecond, and it can never be stale."""
+        if not ids:
+            return {}
+        question = FindCoordinatorRequest(key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=list(ids))
+        nodes = {}
+        for each in self._wire.ask(question).coordinators:
+            refuse(each.error_code, f"Finding the coordinator of {each.key}")
+            nodes[each.key] = each.node_id
+        return nodes
+
+    def _describe(self, ids: Sequence[str]) -> dict[str, TransactionState | None]:
+        ids_by_node: defaultdict[int, list[str]] = defaultdict(list)
+        for each, node in self._coordinators(ids).items():
+            ids_by_node[node].append(each)
+        questions = [
+            Request(DescribeTransactionsRequest(transactional_ids=some), node) for node, some in ids_by_node.items()
+        ]
+        answers = self._wire.ask_all(questions) if questions else []
+        states = {state.transactional_id: _state(state) for answer in answers for state in answer.transaction_states}
+        return {each: states[each] for each in ids}
+
+    def _list(self, prefix: str) -> Sequence[ListedTransaction]:
+        nodes, leaders = self._transaction_log()
+        pattern = re.escape(prefix) + ".*"
+        answers = self._wire.ask_all([Request(_list_request(pattern), node) for node in nodes])
+        for node, answer in zip(nodes, answers, strict=True):
+            refuse(answer.error_code, f"Listing the transactions of broker {node}")
+        if self._transaction_log() != (nodes, leaders):
+            raise Again("transaction coordinators moved while they were being asked")
+        return [
+            ListedTransaction(each.transactional_id, each.producer_id, each.transaction_state)
+            for answer in answers
+            for each in answer.transaction_states
+            if each.transactional_id.startswith(prefix)  # a broker before 4.1 knows no pattern
+        ]
+
+    def _transaction_log(self) -> tuple[Sequence[int], dict[int, tuple[int, int]]]:
+        """All brokers; and the leader, with its epoch, of each partition of the log of transactions.
+
+        Where we may not see that topic, or it does not exist yet, the brokers alone have to do.
+        """
+        metadata = self._wire.metadata([TRANSACTION_LOG])
+        leaders = {}
+        for partition in metadata.topics[0].partitions:
+            refuse(partition.error_code, f"Finding the leader of {TRANSACTION_LOG}-{partition.partition_index}")
+            leaders[partition.partition_index] = (partition.leader_id, partition.leader_epoch)
+        return sorted(broker.node_id for broker in metadata.brokers), leaders
+
+    def _producers(self, wanted: Sequence[tuple[str, int]]) -> Sequence[ProducerState]:
+        indexes: defaultdict[int, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for (topic, partition), leader in self._wire.leaders(wanted).items():
+            indexes[leader.node_id][topic].append(partition)
+        questions = [Request(_producers_request(topics), node) for node, topics in indexes.items()]
+        answers = self._wire.ask_all(questions) if questions else []
+        return [
+            _producer(topic.name, partition.partition_index, producer)
+            for answer in answers
+            for topic in answer.topics
+            for partition in topic.partitions
+            for producer in _active(topic.name, partition)
+        ]
+
+    def _end(self, endings: Sequence[Ending], nodes: Mapping[str, int], *, commit: bool) -> Sequence[EndAnswer]:
+        messages = [
+            EndTxnRequest(
+                transactional_id=each.transactional_id,
+                producer_id=each.producer_id,
+                producer_epoch=each.epoch,
+                committed=commit,
+                min_version=5,  # the version whose answers the table of EndAnswer is about
+            )
+            for each in endings
+        ]
+        requests = [Request(m, nodes[each.transactional_id]) for m, each in zip(messages, endings, strict=True)]
+        answers = self._wire.ask_all(requests) if requests else []
+        return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
+
+    def _rewrite(self, name: str, producer_id: int, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
+        state = self._describe([name])[name]
+        if state is None or state.producer_id != producer_id:
+            raise _unreachable(name, producer_id, partitions)
+        now = Ending(name, state.producer_id, state.epoch)
+        nodes = self._coordinators([name])
+        answer = self._wire.ask(_add_request(now, partitions), nodes[name])
+        added = [
+            (each.partition_error_code, f"{topic.name}-{each.partition_index}")
+            for topic in answer.results_by_topic_v3_and_below
+            for each in topic.results_by_partition
+        ]
+        # One partition that is refused keeps the others from being attempted: it is the one to speak of.
+        for error_code, partition in sorted(added, key=lambda each: each[0] == NOT_ATTEMPTED):
+            _added(partition, error_code, name)
+        if self._end([now], nodes, commit=commit)[0] is not EndAnswer.COMPLETED:
+            raise Again(f"{name} is busy or has moved on")
+
+    def _max_timeout_ms(self) -> int:
+        name = "transaction.max.timeout.ms"
+        questions = []
+        for broker in self._wire.metadata().brokers:
+            resource = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=BROKER, resource_name=str(broker.node_id), configuration_keys=[name]
+            )
+            questions.append(Request(DescribeConfigsRequest(resources=[resource]), broker.node_id))
+        results = [result for answer in self._wire.ask_all(questions) for result in answer.results]
+        for result in results:
+            refuse(result.error_code, f"Asking broker {result.resource_name} for {name} (DescribeConfigs on Cluster)")
+        return min(int(setting.value) for result in results for setting in result.configs)
+
+    def _transaction_version(self) -> int:
+        question = ApiVersionsRequest(client_software_name="exactlyonce", client_software_version="1")
+        answer = self._wire.ask(question)
+        refuse(answer.error_code, "Asking for the cluster's features")
+        features = {each.name: each.max_version_level for each in answer.finalized_features}
+        return int(features.get("transaction.version", 0))
+
+
+def _list_request(pattern: str) -> ListTransactionsRequest:
+    return ListTransactionsRequest(state_filters=[], producer_id_filters=[], transactional_id_pattern=pattern)
+
+
+def _producers_request(partitions_by_topic: Mapping[str, Sequence[int]]) -> DescribeProducersRequest:
+    entry = DescribeProducersRequest.TopicRequest
+    topics = [entry(name=topic, partition_indexes=indexes) for topic, indexes in partitions_by_topic.items()]
+    return DescribeProducersRequest(topics=topics)
+
+
+def _add_request(ending: Ending, partitions: Sequence[tuple[str, int]]) -> AddPartitionsToTxnRequest:
+    indexes: defaultdict[str, list[int]] = defaultdict(list)
+    for topic, partition in partitions:
+        indexes[topic].append(partition)
+    entry = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=ending.transactional_id,
+        v3_and_below_producer_id=ending.producer_id,
+        v3_and_below_producer_epoch=ending.epoch,
+        v3_and_below_topics=[entry(name=topic, partitions=each) for topic, each in indexes.items()],
+        max_version=3,  # later ones are for brokers
+    )
+
+
+def _added(partition: str, error_code: int, transactional_id: str) -> None:
+    """Raise `Again` where the state of the id has to be asked for anew, or what else *error_code* calls for."""
+    if error_code and (error_code in ANSWERS or error_code == NOT_ATTEMPTED):
+        raise Again(f"{transactional_id} does not take in {partition}: the broker answers {error_code}")
+    refuse(error_code, f"Adding {partition} to {transactional_id}")
+
+
+def _unreachable(transactional_id: str, producer_id: int, partitions: Sequence[tuple[str, int]]) -> Halt:
+    where = ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
+    return Halt(
+        f"The broker has ended transaction {transactional_id} but lost its markers in {where} (KAFKA-20734). "
+        f"The id no longer has producer id {producer_id}, so that they cannot be written again: readers are "
+        f"held there permanently.\n  Choices: restore these partitions from a replica that has the markers; or write "
+        f"the output anew into another topic."
+    )
+
+
+def _state(answer: Any) -> TransactionState | None:
+    if answer.error_code == NOT_FOUND:
+        return None
+    refuse(answer.error_code, f"Describing transaction {answer.transactional_id}")
+    return TransactionState(
+        transactional_id=answer.transactional_id,
+        state=answer.transaction_state,
+        producer_id=answer.producer_id,
+        epoch=answer.producer_epoch,
+        timeout_ms=answer.transaction_timeout_ms,
+        start_time_ms=answer.transaction_start_time_ms,
+        partitions=tuple((topic.topic, partition) for topic in answer.topics for partition in topic.partitions),
+    )
+
+
+def _active(topic: str, partition: Any) -> Iterable[Any]:
+    refuse(partition.error_code, f"Describing the producers of {topic}-{partition.partition_index}")
+    active: Iterable[Any] = partition.active_producers
+    return active
+
+
+def _producer(topic: str, partition: int, producer: Any) -> ProducerState:
+    start = producer.current_txn_start_offset
+    return ProducerState(
+        topic=topic,
+        partition=partition,
+        producer_id=producer.producer_id,
+        epoch=producer.producer_epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp_ms=producer.last_timestamp,
+        transaction_start_offset=None if start < 0 else start,
+    )
+
+
+def _answer(ending: Ending, error_code: int) -> EndAnswer:
+    if error_code not in ANSWERS:
+        refuse(error_code, f"Ending transaction {ending.transactional_id}")
+    return ANSWERS[error_code]

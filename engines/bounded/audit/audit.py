@@ -1,0 +1,357 @@
+"""Audit: what the input gives, computed again along the order logs, against what read_committed readers see.
+
+Invariants: it takes no lease, opens no transaction and writes nothing but files of its own; whatever it cannot judge it
+says, and judges the rest; records are attributed to checkpoints by the headers of their batches, never by their
+contents. Lanes (a sink subtask's records in one partition) are compared by digests first, record by record only where
+those differ, so that memory is needed for what is wrong and for records without a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.partitioning import partitioner
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, scan, visible
+from exactlyonce.engines.bounded.audit.attribution import Claim, Place, claims_of, known_writers
+from exactlyonce.engines.bounded.audit.compare import (
+    FOREIGN,
+    Expected,
+    Finding,
+    Record,
+    Seen,
+    compare,
+    compare_dealt_out,
+)
+from exactlyonce.engines.bounded.audit.sharing import Output, flat
+from exactlyonce.engines.bounded.replay.recompute import Interval, Recomputed, interval_of, recomputed
+from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
+from exactlyonce.pipeline.loading import Loaded
+
+FOREIGN_SHOWN = 100
+"""Of a partition; more are counted."""
+SinkSubtask = tuple[int, str, int]
+"""Checkpoint, sink and subtask."""
+
+
+class Progress(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        """So many offsets of input are to be computed again, up to *manifest*."""
+
+    def passed(self, offsets: int) -> None:
+        """So many more are done."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding, and where it is."""
+
+    topic: str
+    sink: str
+    checkpoint: int | None
+    """None: of a record that no checkpoint accounts for."""
+    finding: Finding
+
+
+@dataclass
+class Report:
+    """The verdict."""
+
+    pipeline: str
+    checkpoints: list[int] = field(default_factory=list)
+    """Those that were judged, if only in part."""
+    records_in: int = 0
+    records_out: int = 0
+    """Visible records that were compared."""
+    findings: list[Found] = field(default_factory=list)
+    unjudged: list[str] = field(default_factory=list)
+
+
+class Lane:
+    """A digest of records in order."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.records = 0
+
+    def add(self, record: Record) -> None:
+        """The next record."""
+        parts: list[bytes | None] = [record.key, record.value]
+        for name, value in record.headers:
+            parts += [name.encode(), value]
+        lengths = ",".join("-" if part is None else str(len(part)) for part in parts)
+        self._hash.update(lengths.encode() + b";" + b"".join(part or b"" for part in parts))
+        self.records += 1
+
+    @property
+    def digest(self) -> bytes:
+        """The same for equal sequences, and, as far as anybody knows, for no others."""
+        return self._hash.digest()
+
+
+@dataclass
+class Look:
+    """What was seen of one partition."""
+
+    claims: dict[tuple[int, int], Claim]
+    """By producer id and epoch, those that are all there."""
+    scanned: Scan
+    start: int
+    end: int
+    foreign: list[VisibleRecord] = field(default_factory=list)
+    foreign_more: int = 0
+
+
+class Audit:
+    """One audit of one pipeline."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        client: ClientConfig,
+        submit: Submit,
+        staging: Path,
+        progress: Progress,
+        *,
+        ignore_foreign: bool = False,
+    ) -> None:
+        self._loaded, self._client, self._submit, self._staging = loaded, client, submit, staging
+        self._progress = progress
+        self._ignore_foreign = ignore_foreign
+        self._partition_of = partitioner(client.settings)
+        self._reading = ClientConfig({"group.id": loaded.pipeline.name, **client.settings})
+        """Readers ask for a group; the pipeline's is the one that its user may use."""
+        self._log = Log(client, group=loaded.pipeline.name)
+        self._topics = Topics(client)
+        self._transactions = Transactions(client)
+        self._looks: dict[Place, Look] = {}
+        self._seen: defaultdict[SinkSubtask, defaultdict[int, Lane]] = defaultdict(lambda: defaultdict(Lane))
+        self._dealt_out: defaultdict[SinkSubtask, defaultdict[int, list[Seen]]]
+        self._dealt_out = defaultdict(lambda: defaultdict(list))
+        self._removed: set[tuple[SinkSubtask, int]] = set()
+        self._history: History
+        self._report = Report(loaded.pipeline.name)
+
+    def run(self, first: int | None = None, last: int | None = None) -> Report:
+        """Judge the checkpoints from *first* to *last*, as far as they are retained."""
+        try:
+            self._history = read_history(self._client.confluent(), self._loaded.pipeline.name)
+            intervals = self._chosen(first, last)
+            if intervals:
+                self._progress.began(intervals[-1].manifest, sum(each.offsets for each in intervals))
+            self._look_at(intervals)
+            for interval in intervals:
+                self._judge(interval)
+                self._progress.passed(interval.offsets)
+            if intervals and not self._ignore_foreign:
+                self._report.findings += self._foreign(intervals)
+        finally:
+            for each in (self._log, self._topics, self._transactions):
+                each.close()
+        return self._report
+
+    # --- what is judged
+
+    def _chosen(self, first: int | None, last: int | None) -> list[Interval]:
+        """The intervals that can be computed again, oldest first."""
+        history, unjudged = self._history, self._report.unjudged
+        retained = [each for each in sorted(history.manifests) if each > 0]
+        found = []
+        for number in retained:
+            if (first is not None and number < first) or (last is not None and number > last):
+                continue
+            if number not in history.finalized:
+                unjudged.append(f"checkpoint {number} is decided, and its output is not all committed yet")
+                continue
+            try:
+                found.append(interval_of(history, number))
+            except Halt as error:
+                unjudged.append(str(error))
+        if first is not None and (not retained or first < retained[0]):
+            until = min(retained[0] - 1 if retained else history.checkpoint_latest, last or 1 << 62)
+            unjudged.append(f"checkpoints {first} to {until} are expired: --num-retained says how many are kept")
+        if last is not None and last > history.checkpoint_latest:
+            unjudged.append(f"checkpoint {last} was not taken yet: the newest is {history.checkpoint_latest}")
+        return found
+
+    # --- what readers see
+
+    def _look_at(self, intervals: Sequence[Interval]) -> None:
+        """Read every partition that the checkpoints claim records of."""
+        claims: defaultdict[Place, list[Claim]] = defaultdict(list)
+        for interval in intervals:
+            for claim in claims_of(self._history, interval.manifest):
+                claims[claim.place].append(claim)
+        latest = self._history.latest
+        to_end = bool(intervals) and intervals[-1].manifest is latest
+        known = known_writers([self._history])
+        for place, mine in sorted(claims.items()):
+            self._looks[place] = self._look(place, mine, known, to_end=to_end)
+
+    def _look(self, place: Place, mine: list[Claim], known: set[tuple[int, int]], *, to_end: bool) -> Look:
+        topic, partition = place
+        start = max(min(each.first_offset for each in mine), self._topics.start_offsets(topic)[partition])
+        stable_end = self._topics.end_offsets(topic, committed=True)[partition]
+        scanned = scan(self._log, *place, start, None if to_end else {each.writer: each.records for each in mine})
+        there = {}
+        for claim in mine:
+            if scanned.counts[claim.writer] == claim.records:
+                there[claim.writer] = claim
+            else:
+                self._removed.add(((claim.checkpoint, claim.sink, claim.subtask), partition))
+                why = "its loss was accepted" if claim.given_up else "retention or compaction has removed the others"
+                self._report.unjudged.append(
+                    f"{topic}[{partition}] holds {scanned.counts[claim.writer]} of {claim.records} records of "
+                    f"checkpoint {claim.checkpoint}, sink {claim.sink} subtask {claim.subtask}: {why}"
+                )
+        look = Look(there, scanned, start, min(stable_end, scanned.end))
+        for record in visible(self._reading, *place, look.start, look.end, scanned):
+            mine_of = there.get(record.writer)
+            if mine_of is not None:
+                self._note_seen(mine_of, record)
+            elif record.writer not in known and len(look.foreign) < FOREIGN_SHOWN:
+                look.foreign.append(record)
+            elif record.writer not in known:
+                look.foreign_more += 1
+        return look
+
+    def _note_seen(self, claim: Claim, record: VisibleRecord) -> None:
+        lane = (claim.checkpoint, claim.sink, claim.subtask)
+        partition = claim.place[1]
+        self._report.records_out += 1
+        plain = Record(record.key, record.value, record.headers)
+        if self._partition_of(record.key, 1) is None:
+            self._dealt_out[lane][partition].append(Seen(plain, record.offset))
+        else:
+            self._seen[lane][partition].add(plain)
+
+    # --- what should be there
+
+    def _judge(self, interval: Interval) -> None:
+        """Compute one interval again, and compare."""
+        manifest = interval.manifest
+        try:
+            with recomputed(
+                self._loaded, self._client, interval, self._submit, self._staging, origins=True
+            ) as again:
+                self._report.records_in += again.records
+                self._report.checkpoints.append(manifest.checkpoint)
+                for sink, topic, partitions in manifest.sinks:
+                    for subtask in range(manifest.parallelism):
+                        for finding in self._compare(interval, again, sink, subtask, topic, partitions):
+                            self._report.findings.append(Found(topic, sink, manifest.checkpoint, finding))
+        except BrokerUnavailable:
+            raise
+        except (UserError, Halt) as error:
+            self._report.unjudged.append(f"checkpoint {manifest.checkpoint} cannot be computed again: {error}")
+
+    def _compare(
+        self, interval: Interval, again: Recomputed, sink: str, subtask: int, topic: str, partitions: int
+    ) -> Iterator[Finding]:
+        """One sink subtask's records of one checkpoint."""
+        place = (interval.manifest.checkpoint, sink, subtask)
+        lanes: defaultdict[int, Lane] = defaultdict(Lane)
+        dealt_out: list[Expected] = []
+        for output in flat(again.outputs(sink, subtask)):
+            partition = self._partition_of(output.key, partitions)
+            if partition is None:
+                dealt_out.append(_expected(output))
+            else:
+                lanes[partition].add(_record(output))
+        for partition in sorted({*lanes, *self._seen[place]}):
+            if (place, partition) in self._removed:
+                continue
+            if lanes[partition].digest != self._seen[place][partition].digest:
+                expected = [
+                    _expected(output)
+                    for output in flat(again.outputs(sink, subtask))
+                    if self._partition_of(output.key, partitions) == partition
+                ]
+                yield from compare(expected, self._read_again(place, (topic, partition)), partition)
+        if any(removed == place for removed, _ in self._removed):
+            if dealt_out:
+                self._report.unjudged.append(
+                    f"{len(dealt_out)} records without a key of checkpoint {place[0]}, sink {sink} subtask {subtask}, "
+                    f"which may have been in partitions that have lost theirs"
+                )
+        elif dealt_out or self._dealt_out[place]:
+            yield from compare_dealt_out(dealt_out, self._dealt_out[place])
+
+    def _read_again(self, lane: SinkSubtask, place: Place) -> list[Seen]:
+        """The records of a lane that do not have the digest that they should have."""
+        look = self._looks.get(place)
+        if look is None:
+            return []
+        mine = {writer for writer, each in look.claims.items() if (each.checkpoint, each.sink, each.subtask) == lane}
+        extents = [look.scanned.extents[writer] for writer in mine]
+        if not extents:
+            return []
+        start, end = min(each.start for each in extents), min(look.end, max(each.stop for each in extents))
+        return [
+            Seen(Record(record.key, record.value, record.headers), record.offset)
+            for record in visible(self._reading, *place, start, end, look.scanned)
+            if record.writer in mine and self._partition_of(record.key, 1) is not None
+        ]
+
+    # --- what nobody accounts for
+
+    def _foreign(self, intervals: Sequence[Interval]) -> Iterator[Found]:
+        """Visible records that no checkpoint names, where every checkpoint that could name them is known.
+
+        At the beginning, what an expired checkpoint wrote may lie among what the first judged one wrote; at the end,
+        what a newer checkpoint has written since.
+        """
+        now = read_history(self._client.confluent(), self._loaded.pipeline.name)
+        known = known_writers([self._history, now])
+        has_moved = now.checkpoint_latest != self._history.checkpoint_latest
+        pipeline = self._loaded.pipeline.name
+        ours = {each.producer_id for each in self._transactions.list(transaction_prefix(pipeline))}
+        ours |= {producer_id for producer_id, _ in known}
+        first = intervals[0]
+        sinks = {topic: sink for sink, topic, _ in intervals[-1].manifest.sinks}
+        for (topic, partition), look in sorted(self._looks.items()):
+            extents = {claim: look.scanned.extents[writer] for writer, claim in look.claims.items()}
+            end = max((each.stop for each in extents.values()), default=look.start)
+            edge = max(
+                (each.stop for claim, each in extents.items() if claim.checkpoint == first.manifest.checkpoint),
+                default=look.start,
+            )
+            for record in look.foreign:
+                is_older = record.writer[0] in ours and record.offset < edge and first.base.checkpoint > 0
+                is_newer = has_moved and record.offset >= end
+                if record.writer in known or is_older or is_newer:
+                    continue
+                plain = Record(record.key, record.value, record.headers)
+                yield Found(
+                    topic, sinks[topic], None, Finding(FOREIGN, partition, record.offset, None, None, plain)
+                )
+            if look.foreign_more and not has_moved:
+                self._report.unjudged.append(
+                    f"{look.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"
+                )
+
+
+def _record(output: Output) -> Record:
+    return Record(output.key, output.value, tuple(output.headers or ()))
+
+
+def _expected(output: Output) -> Expected:
+    return Expected(_record(output), output.origin)

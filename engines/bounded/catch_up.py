@@ -1,0 +1,128 @@
+"""From the newest checkpoint to stop offsets, checkpoint after checkpoint: backfill, catch-up, and following the input.
+
+Invariant: each part is a complete checkpoint of its own, so whoever breaks off and comes again, here or with another
+engine, goes on at the last of them. What one part publishes becomes visible at once, and the next part's later.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines.bounded.advance import Advanced, advance
+from exactlyonce.engines.bounded.capacity import require_room
+from exactlyonce.engines.bounded.leadership import with_heartbeats
+from exactlyonce.engines.bounded.ranges import Reading, parts, readings
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets
+from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.leader import UPKEEP_INTERVAL_S, Decisions
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.loading import Loaded
+
+CHUNK_RECORDS = 5_000_000
+"""What one checkpoint reads at most: some minutes of work, and of open transactions some seconds."""
+FOLLOW_PAUSE_S = 1.0
+
+
+class Progress(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        """It goes on from *manifest*, over so many offsets."""
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        """A checkpoint more is finalized, over so many offsets."""
+
+
+@dataclass
+class Summary:
+    """What was done."""
+
+    manifest: Manifest
+    checkpoints: int = 0
+    records: int = 0
+    skipped: int = 0
+    records_out: int = 0
+    work_ms: int = 0
+    """From first to last of the units, without what the driver does between."""
+
+    def add(self, advanced: Advanced) -> None:
+        """One checkpoint more."""
+        self.manifest = advanced.manifest
+        self.checkpoints += 1
+        self.records += advanced.records
+        self.skipped += advanced.skipped
+        self.records_out += advanced.records_out
+        self.work_ms += advanced.elapsed_ms
+
+
+@dataclass
+class CatchingUp:
+    """One life: opened, it leads the pipeline until it is closed."""
+
+    loaded: Loaded
+    options: RunOptions
+    submit: Submit
+    staging: Path
+    progress: Progress
+    stop_offsets: StopOffsets = field(default_factory=StopOffsets)
+    chunk_records: int = CHUNK_RECORDS
+    follow: bool = False
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set by whoever wants a clean end: it comes after the present checkpoint."""
+
+    def run(self) -> Summary:
+        """Until the stop offsets are reached or, when it follows, until it is stopped."""
+        physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
+        decisions = Decisions(
+            physical, self.options, self.progress.note, lambda step, checkpoint: None,
+            self.loaded.reference, (self.submit, self.staging),
+        )  # fmt: skip
+        try:
+            summary = Summary(decisions.recover())
+            require_room(physical, summary.manifest)
+            self._reach(decisions, summary)
+            idle_s = 0.0
+            while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
+                idle_s = 0.0 if self._reach(decisions, summary) else idle_s + FOLLOW_PAUSE_S
+                if idle_s >= UPKEEP_INTERVAL_S:
+                    decisions.upkeep()
+                    idle_s = 0.0
+            decisions.conclude()
+        finally:
+            decisions.close()
+        return summary
+
+    def _reach(self, decisions: Decisions, summary: Summary) -> bool:
+        """Advance to to the stop offsets of now; False if that is where it stands."""
+        ranges = self._ranges(decisions)
+        total = sum(each.length for each in ranges)
+        if not total:
+            return False
+        self.progress.began(summary.manifest, total)
+        submit = with_heartbeats(self.submit, decisions)
+        chunks = list(parts(ranges, self.chunk_records))
+        for number, part in enumerate(chunks, 1):
+            final = not self.follow and number == len(chunks)
+            done = advance(
+                self.loaded, self.options, decisions, summary.manifest, part, submit, self.staging, final=final
+            )
+            summary.add(done)
+            decisions.publish_offsets()
+            self.progress.advanced(done, sum(each.length for each in part))
+            if self.stopping.is_set():
+                break
+        return True
+
+    def _ranges(self, decisions: Decisions) -> tuple[Reading, ...]:
+        decisions.look_at_inputs()
+        inputs = decisions.inputs
+        topics = {source: each.topic for source, each in inputs.sources.items()}
+        return readings(topics, decisions.offsets, self.stop_offsets.ends(inputs, decisions.offsets))

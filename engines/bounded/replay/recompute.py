@@ -1,0 +1,158 @@
+"""What an interval of a pipeline puts out, computed again from the checkpoint before it: nothing is written but files.
+
+Invariants: exactly the records between the two Sn are read, by the manifest's own subtasks, along its order logs, on
+the state of the checkpoint before it; no block, no transaction, no lease; what cannot be computed as it was the first
+time is an error that says why, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.blocks import whole_or_halt
+from exactlyonce.engines.bounded.ranges import Reading
+from exactlyonce.engines.bounded.stages import compute
+from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.unit.messages import Unit
+from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_outputs
+from exactlyonce.engines.bounded.workplace import workplace
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.errors import GraphError, Halt
+from exactlyonce.pipeline.loading import Loaded
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What lies between two checkpoints that follow each other: (base, manifest]."""
+
+    base: Manifest
+    manifest: Manifest
+
+    @property
+    def ranges(self) -> tuple[Reading, ...]:
+        """What was read in it. A partition that is new in it began at its beginning."""
+        starts = {(each.source, each.partition): each.offset for each in self.base.offsets}
+        return tuple(
+            Reading(each.source, each.topic, each.partition, starts.get((each.source, each.partition), 0), each.offset)
+            for each in self.manifest.offsets
+        )
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets; records at most."""
+        return sum(each.length for each in self.ranges)
+
+
+def interval_of(history: History, checkpoint: int) -> Interval:
+    """The interval that *checkpoint* ended; Halt where one of its ends is expired."""
+    manifest = history.manifests.get(checkpoint)
+    if manifest is None:
+        raise Halt(f"Checkpoint {checkpoint} of {history.pipeline} is expired, or was never completed.")
+    base = history.manifests.get(manifest.previous)
+    if base is None or base is manifest:
+        what = "was the first" if base is manifest else f"began at checkpoint {manifest.previous}, which is expired"
+        raise Halt(f"The interval of checkpoint {checkpoint} {what}: it cannot be computed again.")
+    return Interval(base, manifest)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """The outputs of an interval, staged."""
+
+    files: Mapping[tuple[str, int], OutputFile]
+    """By sink and subtask; one that puts out nothing has none."""
+    records: int
+    """Messages that were read."""
+
+    def outputs(self, sink: str, subtask: int) -> Iterator[OutputBatch]:
+        """What a sink subtask puts out, in order."""
+        file = self.files.get((sink, subtask))
+        return iter(()) if file is None else read_outputs(file.file)
+
+
+@contextmanager
+def recomputed(
+    loaded: Loaded, client: ClientConfig, interval: Interval, submit: Submit, staging: Path, *, origins: bool = False
+) -> Iterator[Recomputed]:
+    """Compute *interval* again; its outputs are there until the end of the block, with *origins* if they are wanted.
+
+    Raises what makes it impossible: `GraphError` if the pipeline is another one now, `Halt` if input, state or order
+    logs are gone or do not fit, an error of the user's function.
+    """
+    manifest = interval.manifest
+    graph = loaded.pipeline.build()
+    if graph.fingerprint() != manifest.fingerprint:
+        raise GraphError(
+            f"Checkpoint {manifest.checkpoint} was taken by another graph than {manifest.pipeline!r} has now: its "
+            f"interval can be computed again only by the pipeline as it was then."
+        )
+    _require_same_topics(client, manifest)
+    with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
+        common = _common(loaded, client, interval, folder, origins=origins)
+        physical = plan(graph, manifest.parallelism)
+        receipts = compute(physical, common, interval.ranges, submit, _order_logs(client, common, manifest))
+        _require_same_topics(client, manifest)
+        files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
+        yield Recomputed(files, sum(each.records for each in receipts))
+
+
+def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
+    topics = Topics(client)
+    try:
+        found = topics.describe(sorted({each.topic for each in manifest.offsets}))
+    finally:
+        topics.close()
+    for each in manifest.offsets:
+        if found[each.topic].topic_id != each.topic_id:
+            raise Halt(
+                f"Topic {each.topic!r} was deleted and created again since checkpoint {manifest.checkpoint}: what was "
+                f"read then is gone."
+            )
+
+
+def _common(loaded: Loaded, client: ClientConfig, interval: Interval, folder: Path, *, origins: bool) -> Unit:
+    """What all units have in common."""
+    manifest = interval.manifest
+    return Unit(
+        reference=loaded.reference,
+        fingerprint=manifest.fingerprint,
+        client={name: str(value) for name, value in client.settings.items()},
+        task="",
+        subtask=0,
+        parallelism=manifest.parallelism,
+        checkpoint=manifest.checkpoint,
+        base=msgspec.structs.replace(interval.base, order_logs=(), committables=()),
+        incarnation=manifest.incarnation,
+        attempt=manifest.attempt,
+        topic=find_topic(client.confluent(), manifest.pipeline),
+        topic_ids={each.topic: each.topic_id for each in manifest.offsets},
+        readings=(),
+        channels=(),
+        order=None,
+        write_state=False,
+        origins=origins,
+        folder=str(folder),
+    )
+
+
+def _order_logs(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:
+    """By task and subtask, the order logs of the interval, one after the other; those of aborted checkpoints too."""
+    refs = [ref for log in manifest.order_logs for ref in log.blocks]
+    with whole_or_halt(manifest):
+        bodies = {ref: block.body for ref, block in BlockReader(client.confluent(), common.topic).fetch(refs)}
+    found: dict[tuple[str, int], tuple[bytes, ...]] = {}
+    for log in manifest.order_logs:
+        place = (log.task, log.subtask)
+        found[place] = (*found.get(place, ()), *(bodies[ref] for ref in log.blocks))
+    return found

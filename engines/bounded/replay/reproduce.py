@@ -1,0 +1,177 @@
+"""An interval's outputs, counted or produced into a topic that somebody wants to look at.
+
+Invariants: what is produced is one transaction, all of it or nothing, under an id that no sweep of the pipeline knows;
+it never goes into a topic of the pipeline itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from threading import Event
+
+from confluent_kafka import KafkaException, Producer
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import partitioner
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.bounded.audit.sharing import flat, topic_of
+from exactlyonce.engines.bounded.replay.recompute import Recomputed
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
+
+TIMEOUT_S = 60.0
+VISIBLE_TIMEOUT_MS = 5_000
+VISIBLE_POLL_S = 0.01
+ANY_PARTITION = -1
+
+
+@dataclass
+class Count:
+    """How many records a sink has in a partition: computed again, and by the broker's count at the decision."""
+
+    sink: str
+    topic: str
+    partition: int | None
+    """None: those without a key, which may be in any partition."""
+    replayed: int
+    decided: int | None
+    """None: of those without a key."""
+
+
+@dataclass
+class _Counter:
+    replayed: Counter[tuple[str, int | None]] = field(default_factory=Counter)
+    decided: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+
+def counts(client: ClientConfig, manifest: Manifest, again: Recomputed) -> list[Count]:
+    """By sink and partition."""
+    counter, partition_of = _Counter(), partitioner(client.settings)
+    for committable in manifest.committables:
+        for written in committable.written:
+            counter.decided[committable.sink, written.partition] += written.count
+    found = []
+    for sink, topic, partitions in manifest.sinks:
+        for subtask in range(manifest.parallelism):
+            for output in flat(again.outputs(sink, subtask)):
+                counter.replayed[sink, partition_of(output.key, partitions)] += 1
+        for partition in range(partitions):
+            replayed, decided = counter.replayed[sink, partition], counter.decided[sink, partition]
+            if replayed or decided:
+                found.append(Count(sink, topic, partition, replayed, decided))
+        if at_random := counter.replayed[sink, None]:
+            found.append(Count(sink, topic, None, at_random, None))
+    return found
+
+
+def agree(found: list[Count]) -> bool:
+    """Whether a replay gave as many records as were decided, as far as partitions are foretold."""
+    at_random = Counter({each.sink: each.replayed for each in found if each.partition is None})
+    for sink in {each.sink for each in found}:
+        left = [(each.decided or 0) - each.replayed for each in found if each.sink == sink and each.decided is not None]
+        if min(left, default=0) < 0 or sum(left) != at_random[sink]:
+            return False
+    return True
+
+
+def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, sink: str, topic: str) -> int:
+    """Produce all that *sink* put out into *topic*, in one transaction; how many records that were.
+
+    A topic that is missing is made with as many partitions as the sink's had; where it has as many, each record goes
+    to the same partition.
+    """
+    _refuse_own(manifest, topic)
+    _, partitions = topic_of(manifest, sink)
+    partition_of = partitioner(client.settings) if _has(client, topic, partitions) else _any
+    name = f"exactlyonce-replay:{manifest.pipeline}:{manifest.checkpoint}:{sink}"
+    errors: list[str] = []
+    producer = make_producer(
+        client.confluent(
+            {
+                "transactional.id": name,
+                "delivery.report.only.error": True,
+                "on_delivery": lambda error, _: errors.append(error.str()) if error else None,
+            }
+        )
+    )
+    try:
+        producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+        records = 0
+        for subtask in range(manifest.parallelism):
+            for output in flat(again.outputs(sink, subtask)):
+                partition = partition_of(output.key, partitions)
+                place = ANY_PARTITION if partition is None else partition
+                while True:
+                    try:
+                        producer.produce(topic, output.value, output.key, place, headers=[*(output.headers or ())])
+                        break
+                    except BufferError:
+                        producer.poll(0.1)
+                records += 1
+    except KafkaException as error:
+        reason = client.redact(error.args[0].str())
+        raise BrokerUnavailable(f"{topic} could not be written: {reason}. Nothing of it is visible.") from None
+    _commit(client, producer, topic)
+    if errors:
+        raise BrokerUnavailable(f"{topic} could not be written: {errors[0]}. Nothing of it is visible.")
+    _await_readers(client, topic)
+    return records
+
+
+def _commit(client: ClientConfig, producer: Producer, topic: str) -> None:
+    """Commit what was produced into *topic*; what a commit that is not answered has done is not known."""
+    try:
+        producer.commit_transaction(TIMEOUT_S)
+    except KafkaException as error:
+        reason, aborted = client.redact(error.args[0].str()), error.args[0].txn_requires_abort()
+        outcome = (
+            "Nothing of it is visible."
+            if aborted
+            else "Whether its records are visible, all or none, is unknown: look before you run this again."
+        )
+        raise BrokerUnavailable(f"{topic} could not be written: {reason}. {outcome}") from None
+
+
+def _await_readers(client: ClientConfig, topic: str) -> None:
+    """Return once readers get to the present end of *topic*: a commit is answered before its markers are written.
+
+    Who else has a transaction open there holds readers back; that is not waited for much longer.
+    """
+    topics, clock = Topics(client), SystemClock()
+    until_ms = clock.monotonic_ms() + VISIBLE_TIMEOUT_MS
+    try:
+        ends = topics.end_offsets(topic, committed=False)
+        while clock.monotonic_ms() < until_ms:
+            stable = topics.end_offsets(topic, committed=True)
+            if all(stable[partition] >= end for partition, end in ends.items()):
+                return
+            Event().wait(VISIBLE_POLL_S)
+    finally:
+        topics.close()
+
+
+def _any(key: bytes | None, count: int) -> None:
+    return None
+
+
+def _refuse_own(manifest: Manifest, topic: str) -> None:
+    own = {each.topic for each in manifest.offsets} | {each for _, each, _ in manifest.sinks}
+    if topic in own:
+        raise ConfigError(f"{topic!r} is a topic of the pipeline itself: name another one with --into.")
+
+
+def _has(client: ClientConfig, topic: str, partitions: int) -> bool:
+    """Whether *topic* has as many partitions; it is made so if it is missing."""
+    topics = Topics(client)
+    try:
+        try:
+            return topics.describe([topic])[topic].partitions == partitions
+        except TopicError:
+            topics.create(topic, partitions=partitions)
+            return True
+    finally:
+        topics.close()

@@ -1,0 +1,170 @@
+"""From the plan to one runnable unit: the operators of a task, wired to what is read and to the files that it writes.
+
+Invariant: it runs the operators that a local worker runs, made by the same functions; only the ends differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.range_reader import RangeReader
+from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.engines import operators as ops
+from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.bounded.unit.messages import Unit
+from exactlyonce.engines.bounded.unit.ordering import ChannelLane, Clock, Lane, PartitionLane
+from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
+from exactlyonce.engines.bounded.unit.staging import FrameWriter
+from exactlyonce.engines.plan import Plan, ShuffleEdge, Task
+from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.engines.wiring import close_functions, make_operator, table_of
+from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.graph import Input, Kind, Node
+from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.print_sink import PrintSink
+from exactlyonce.state.table import KeyedTable
+
+QUEUE_KILOBYTES = 65_536
+QUEUE_KILOBYTES_MIN = 4_096
+"""What the client may fetch ahead, of all partitions that a unit reads, and of one at least."""
+
+
+@dataclass
+class Assembly:
+    """One subtask of one task, ready to run."""
+
+    clock: Clock
+    lanes: list[Lane] = field(default_factory=list)
+    tables: list[KeyedTable[Any]] = field(default_factory=list)
+    sendings: list[Sending] = field(default_factory=list)
+    stagings: list[Staging] = field(default_factory=list)
+    decoders: list[SourceDecoder] = field(default_factory=list)
+    functions: list[Any] = field(default_factory=list)
+
+    @property
+    def partitions(self) -> list[PartitionLane]:
+        """Those of the lanes that read a topic."""
+        return [lane for lane in self.lanes if isinstance(lane, PartitionLane)]
+
+    def close(self) -> None:
+        """Let go of what the user's operators and the readers hold."""
+        close_functions(self.functions)
+        for lane in self.partitions:
+            lane.reader.close()
+
+
+def assemble(unit: Unit, plan: Plan, task: Task, label: str) -> Assembly:
+    """Make all that *unit* needs; its state is restored, nothing is read yet."""
+    assembler = _Assembler(unit, plan, label)
+    for node in task.nodes:
+        assembler.add(node)
+    return assembler.made
+
+
+class _Assembler:
+    def __init__(self, unit: Unit, plan: Plan, label: str) -> None:
+        self.unit, self.plan, self.label = unit, plan, label
+        self.config = ClientConfig(unit.client)
+        self.made = Assembly(Clock())
+        self.blocks = BlockReader(self.config.confluent(), unit.topic)
+        self.operators: dict[str, Any] = {}
+
+    def add(self, node: Node) -> None:
+        """Make the operator of *node*, and wire what it reads."""
+        if node.kind is Kind.SINK:
+            self._sink(node)
+        else:
+            made = make_operator(node, Context(node.id, self.unit.subtask, self.unit.parallelism), self._table)
+            self.made.functions += made.functions
+            self.made.tables += made.tables
+            self.operators[node.id] = made.operator
+        if node.kind is Kind.SOURCE:
+            self._read(node)
+        for read in node.inputs:
+            self._connect(read, node)
+        for edge in self.plan.shuffles:
+            if edge.producer == node.id:
+                self._send(edge, node)
+
+    def _read(self, node: Node) -> None:
+        source = node.source
+        assert isinstance(source, KafkaSource)
+        decoder = SourceDecoder(node.id, source)
+        self.made.decoders.append(decoder)
+        kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
+        group = self.plan.graph.pipeline_id
+        config = ClientConfig(
+            {"group.id": group, "queued.max.messages.kbytes": kilobytes, **self.unit.client}
+        )
+        known = {(noted.partition, noted.offset): noted.leader_epoch for noted in self.unit.base.offsets
+                 if noted.source == node.id}
+        for each in self.unit.readings:
+            if each.source == node.id:
+                epoch = known.get((each.partition, each.start), -1)
+                reader = RangeReader(each.topic, each.partition, each.start, each.end, config, leader_epoch=epoch)
+                self.made.lanes.append(PartitionLane(node.id, each.partition, reader, decoder, self.operators[node.id]))
+
+    def _connect(self, read: Input, node: Node) -> None:
+        """Wire an edge: a call within the task, or the files of every subtask of the task before."""
+        edge = next((e for e in self.plan.shuffles if (e.producer, e.consumer) == (read.node, node.id)), None)
+        if edge is None:
+            producer = self.operators[read.node]
+            listeners = producer.downstream if read.output is None else producer.sides.setdefault(read.output, [])
+            listeners += self._pushes(node)
+            return
+        codec = BatchCodec(self.plan.graph.type_of(read))
+        files = {each.sender: each.file for each in self.unit.channels if each.edge == edge.name}
+        for sender in range(self.plan.parallelism):
+            lane = ChannelLane(f"{edge.name}:{sender}", files.get(sender), codec, self.operators[node.id])
+            self.made.lanes.append(lane)
+
+    def _pushes(self, node: Node) -> Iterable[ops.Push]:
+        operator = self.operators[node.id]
+        if self.unit.origins and isinstance(operator, ops.KafkaOutput):
+            assert isinstance(operator.writer, Staging)
+            return [operator.writer.note, operator]
+        return [operator]
+
+    def _send(self, edge: ShuffleEdge, node: Node) -> None:
+        codec = BatchCodec(self.plan.graph.type_of(Input(node.id)))
+        writers = [self._file(f"channel-{edge.name}-{{}}-{receiver}") for receiver in range(self.plan.parallelism)]
+        sending = Sending(
+            edge.name, self.unit.subtask, self.plan.graph.max_parallelism, codec, writers, self.made.clock
+        )
+        self.made.sendings.append(sending)
+        self.operators[node.id].downstream.append(sending)
+
+    def _sink(self, node: Node) -> None:
+        sink = node.sink
+        if isinstance(sink, PrintSink):  # which prints only where the output is new
+            self.operators[node.id] = ops.PrintOutput(node.id, sink.line) if self.unit.write_state else _nothing
+            return
+        assert isinstance(sink, KafkaSink)
+        staging = Staging(node.id, self.unit.subtask, self._file(f"output-{node.id}-{{}}"), origins=self.unit.origins)
+        self.made.stagings.append(staging)
+        encoder = sink.encoder(self.plan.graph.type_of(node.inputs[0]))
+        self.operators[node.id] = ops.KafkaOutput(node.id, staging, encoder)
+
+    def _file(self, name: str) -> FrameWriter:
+        """A file of this attempt; the braces in *name* are the subtask's place."""
+        name = name.format(self.unit.subtask).replace(">", "-")
+        return FrameWriter(Path(self.unit.folder, f"{name}.{self.label}"))
+
+    def _table(self, node: Node) -> KeyedTable[Any]:
+        """Restored as far as what the unit is sent touches it; a key that is not sent cannot be known beforehand."""
+        unit = self.unit
+        edges = {edge.name for edge in self.plan.shuffles if edge.consumer == node.id}
+        touched = {group for file in unit.channels if file.edge in edges for group in file.groups}
+        return table_of(
+            node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
+            touched if len(edges) == len(node.inputs) else None,
+        )  # fmt: skip
+
+
+def _nothing(batch: ops.Batch) -> None:
+    """What a sink that only shows does when an interval is computed again."""

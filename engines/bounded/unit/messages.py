@@ -1,0 +1,94 @@
+"""What a driver and its units say to each other, in msgpack: nothing of the user's code, and no pickle.
+
+The client configuration, whose secrets may be references, is part of what is sent; nothing here is ever shown.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from exactlyonce.checkpoint.coordinator import Ack
+from exactlyonce.checkpoint.decision import Precommit
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.topic import TopicInfo
+from exactlyonce.engines.bounded.ranges import Reading
+from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
+
+
+class Unit(msgspec.Struct, frozen=True, tag="unit"):
+    """One subtask of one task, over exactly what is named here."""
+
+    reference: dict[str, object]
+    """How the pipeline is imported; see `pipeline.loading`."""
+    fingerprint: str
+    client: dict[str, str]
+    task: str
+    subtask: int
+    parallelism: int
+    checkpoint: int
+    """That the unit's state is for."""
+    base: Manifest
+    """The state that it begins with."""
+    incarnation: int
+    attempt: int
+    topic: TopicInfo
+    """The checkpoint topic."""
+    topic_ids: dict[str, str]
+    """By input topic."""
+    readings: tuple[Reading, ...]
+    """Of all sources of the task, every partition that belongs to this subtask, empty ranges as well."""
+    channels: tuple[ChannelFile, ...]
+    """What the stages before have sent to this subtask."""
+    order: tuple[bytes, ...] | None
+    """Order logs to follow; None: by time."""
+    write_state: bool
+    origins: bool
+    """Whether output files say where each record stems from."""
+    folder: str
+    """Where files are staged."""
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a unit has done."""
+
+    ack: Ack
+    channels: tuple[ChannelFile, ...]
+    outputs: tuple[OutputFile, ...]
+    records: int
+    """Messages read from topics."""
+    skipped: int
+    """Of those, skipped because they do not decode."""
+    began_ms: int
+    ended_ms: int
+    label: str
+
+
+class Publication(msgspec.Struct, frozen=True, tag="publication"):
+    """The outputs of one subtask of a sink, to be written in one transaction and left open."""
+
+    client: dict[str, str]
+    pipeline: str
+    sink: str
+    subtask: int
+    topic: str
+    checkpoint: int
+    incarnation: int
+    attempt: int
+    transaction_timeout_ms: int
+    files: tuple[OutputFile, ...]
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A publication is flushed: its transaction waits for the decision."""
+
+    precommit: Precommit
+    began_ms: int
+    ended_ms: int
+    label: str
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, and its text."""
+
+    error: str
+    text: str

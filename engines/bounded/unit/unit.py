@@ -1,0 +1,149 @@
+"""A unit of bounded work: one subtask of one task, from its inputs' beginning to their end, in whatever process.
+
+Invariants: it reads exactly the ranges and files that it is given; all that it writes, files and blocks, carries its
+attempt's label or a fresh key, so that two attempts of one unit never meet; it opens no transaction; nothing that it
+did counts before the driver has its receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
+from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset
+from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.bounded.unit.assembly import Assembly, assemble
+from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit.ordering import take_along, take_by_time
+from exactlyonce.engines.collector import collecting_rarely
+from exactlyonce.engines.order_log import OrderRuns, order_runs
+from exactlyonce.engines.plan import plan
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.loading import load_reference
+from exactlyonce.state.table import KeyedTable
+
+BLOCKS_TIMEOUT_S = 120.0
+BLOCKS_PENDING_MAX = 200
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Unit)
+
+
+def run_unit(unit: bytes, attempt_label: str) -> bytes:
+    """Do what the encoded `Unit` says; the encoded `Receipt`. No two attempts have the same label."""
+    return _encode(_run(_decoder.decode(unit), attempt_label))
+
+
+def _run(unit: Unit, label: str) -> Receipt:
+    began_ms = SystemClock().now_ms()
+    physical = plan(_graph(unit), unit.parallelism)
+    task = next(each for each in physical.tasks if each.name == unit.task)
+    assembly = assemble(unit, physical, task, label)
+    try:
+        with collecting_rarely():
+            order = order_runs(task, physical.shuffles, several=len(assembly.lanes) > 1)
+            _take(unit, assembly, order)
+            channels = tuple(file for sending in assembly.sendings for file in sending.close())
+            outputs = tuple(file for staging in assembly.stagings for file in staging.close())
+            ack = _acknowledgement(unit, assembly, order)
+    finally:
+        assembly.close()
+    hit("unit-computed")
+    return Receipt(
+        ack,
+        channels,
+        outputs,
+        sum(lane.records for lane in assembly.partitions),
+        sum(decoder.skipped for decoder in assembly.decoders),
+        began_ms,
+        SystemClock().now_ms(),
+        label,
+    )
+
+
+def _graph(unit: Unit) -> LogicalGraph:
+    graph = load_reference(unit.reference).build()
+    if graph.fingerprint() != unit.fingerprint:
+        raise GraphError(
+            "A unit imported another pipeline than the driver: the executors have another version of its module, or "
+            "the graph depends on something that differs between processes (time, random numbers, the environment)."
+        )
+    return graph
+
+
+def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
+    """Push all input through the operators; *order* gets what was taken, where there is more than one."""
+    if unit.order or (unit.order is not None and order is not None and _has_several_orders(assembly, order)):
+        take_along(assembly.lanes, unit.order, order)
+    else:
+        take_by_time(assembly.lanes, order, assembly.clock)
+
+
+def _has_several_orders(assembly: Assembly, order: OrderRuns) -> bool:
+    """Whether what there is to take can be taken in more than one way: a log of it must be there, and fit."""
+    return order.batches or sum(lane.time_ms() is not None for lane in assembly.lanes) > 1
+
+
+def _acknowledgement(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> Ack:
+    epochs = {(lane.name, lane.partition): lane.reader.leader_epoch for lane in assembly.partitions}
+    offsets = tuple(
+        SourceOffset(
+            each.source, each.topic, unit.topic_ids[each.topic], each.partition, each.end,
+            epochs[each.source, each.partition],
+        )
+        for each in unit.readings
+    )  # fmt: skip
+    if not unit.write_state:
+        return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
+    writing = _StateWriting(unit)
+    operators = tuple(writing.table(table) for table in assembly.tables)
+    order_log = None if order is None else writing.order(order.cut())
+    return Ack(
+        unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log, written=tuple(writing.written)
+    )
+
+
+class _StateWriting:
+    """Writes a unit's blocks; `written` are those that are durable."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._names = BlockNames(unit.subtask)
+        config = ClientConfig(unit.client).confluent()
+        self._blocks = BlockWriter(config, unit.topic, unit.incarnation, unit.attempt)
+        self.written: list[BlockRef] = []
+
+    def table(self, table: KeyedTable[Any]) -> OperatorAck:
+        """The changes of *table* and its index."""
+        checkpoint, names = self._unit.checkpoint, self._names
+        snapshot = table.freeze(checkpoint, self._unit.base.checkpoint)
+        tickets = []
+        for block in snapshot.encode():
+            if block is not None:
+                tickets.append(names.write(self._blocks, checkpoint, table.operator, block))
+                if self._blocks.poll() > BLOCKS_PENDING_MAX:
+                    self._blocks.wait(BLOCKS_TIMEOUT_S)
+        refs = self._durable(tickets)
+        parts = snapshot.seal(refs)
+        index = self._durable([names.write_index(self._blocks, checkpoint, table, part) for part in parts])
+        return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
+
+    def order(self, log: Iterable[bytes]) -> OrderLog:
+        """The order in which the inputs were taken."""
+        place = (self._blocks, self._unit.checkpoint, self._unit.task, self._unit.subtask)
+        tickets = [self._names.write_order(*place, part) for part in log]
+        return OrderLog(self._unit.task, self._unit.subtask, tuple(self._durable(tickets)))
+
+    def _durable(self, tickets: list[Ticket]) -> list[BlockRef]:
+        self._blocks.wait(BLOCKS_TIMEOUT_S)
+        refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
+        self.written += refs
+        return refs

@@ -1,0 +1,215 @@
+"""How far the jobs that write to a sink have come: what its manifests carry instead of a pipeline's offsets.
+
+Invariants: a job that is held here is decided, and its rows are never written again; of a streaming query the number of
+its batch only grows; only one query writes to a sink, until another one adopts it by its name. Of the last batch that
+was decided the rows' tally is known, so that other rows under its number are seen: Spark may write that batch again,
+and none before it.
+
+A function of `foreachBatch` may write to a sink several times in a batch. Such a write is known by the query, the batch
+and its place among the batch's writes. Tasks are told query and batch, and in which run of the function they are; the
+place follows from how many writes of that run have been settled, which every decision holds: also that of a write
+which was decided in an earlier run, and is skipped in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.engines.spark.sink.options import SinkOptions
+from exactlyonce.engines.spark.sink.tally import Tally
+from exactlyonce.pipeline.errors import ConfigError, Halt
+
+KIND = "spark"
+"""Of the manifests of a sink."""
+QUERY, WRITE, ROWS, RUN = "query", "write", "rows", "run"
+WRITES_REMEMBERED = 1_000
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One batch of a streaming query, one write within it, or one batch write, which may have an id."""
+
+    query: str = ""
+    batch: int = 0
+    write_id: str = ""
+    run: str = ""
+    """Of a write in `foreachBatch`: the one run of the function that it is part of."""
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} of query {self.query}" if self.query else f"write {self.write_id!r}"
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs are decided."""
+
+    query: str = ""
+    """The id of the streaming query that Spark keeps in its checkpoint location; empty before the first batch."""
+    batch_next: int = 0
+    """The first batch of it that may not be decided."""
+    parts: tuple[Tally, ...] = ()
+    """What was written of the batch before `batch_next`: by the query itself one, by a function of `foreachBatch` any
+    number, in its order. Empty where an older version, which did not note it, decided it."""
+    run: str = ""
+    """The run of the function that has written last."""
+    passed: int = 0
+    """How many writes of that run are settled."""
+    decided_in: int = 0
+    """The checkpoint that decided the batch, or the first write of it."""
+    writes: tuple[str, ...] = ()
+    """The ids of the last batch writes that had one."""
+
+    @classmethod
+    def of(cls, manifest: Manifest | None) -> Position:
+        """What *manifest*, the newest of a sink, says."""
+        if manifest is None:
+            return cls()
+        if manifest.kind != KIND:
+            raise ConfigError(
+                f"{manifest.pipeline!r} is the name of a pipeline, of which there are checkpoints. Give the sink "
+                f"another sinkId."
+            )
+        by_source: dict[str, list[SourceOffset]] = {QUERY: [], WRITE: [], ROWS: [], RUN: []}
+        for each in manifest.offsets:
+            by_source[each.source].append(each)
+        writes = tuple(each.topic_id for each in by_source[WRITE])
+        if not by_source[QUERY]:
+            return cls(writes=writes)
+        (query,), run = by_source[QUERY], next(iter(by_source[RUN]), None)
+        return cls(
+            query=query.topic_id,
+            batch_next=query.offset,
+            parts=tuple(Tally(each.offset, int(each.topic_id, 16)) for each in by_source[ROWS]),
+            run=run.topic_id if run else "",
+            passed=run.partition if run else 0,
+            decided_in=run.offset if run else manifest.checkpoint,
+            writes=writes,
+        )
+
+    def offsets(self) -> tuple[SourceOffset, ...]:
+        """As a manifest carries it: a query and a write are sources, read up to a batch. The first two kinds are all
+        that older versions know; they skip the others."""
+        found = [SourceOffset(QUERY, "spark-batches", self.query, 0, self.batch_next)] if self.query else []
+        found += [SourceOffset(WRITE, "spark-writes", each, 0, 1) for each in self.writes]
+        for place, part in enumerate(self.parts):
+            found.append(SourceOffset(ROWS, "spark-rows", f"{part.digest:032x}", place, part.rows))
+        if self.parts:
+            found.append(SourceOffset(RUN, "spark-runs", self.run, self.passed, self.decided_in))
+        return tuple(found)
+
+    def place(self, job: Job) -> int:
+        """Which write of its batch *job* is."""
+        is_same_run = job.run and (job.query, job.batch + 1, job.run) == (self.query, self.batch_next, self.run)
+        return self.passed if is_same_run else 0
+
+    def holds(self, job: Job) -> bool:
+        """Whether *job* is decided. A write without rows was nothing: it may have rows now.
+
+        >>> position = Position(query="q", batch_next=3, parts=(Tally(9),))
+        >>> position.holds(Job("q", 2)), position.holds(Job("q", 3))
+        (True, False)
+        """
+        if not job.query:
+            return job.write_id in self.writes
+        if job.query != self.query or job.batch >= self.batch_next:
+            return False
+        place = self.place(job)
+        return not self.parts or (place < len(self.parts) and self.parts[place].rows > 0)
+
+    def after(self, job: Job, tally: Tally, checkpoint: int) -> Position:
+        """Once *checkpoint* has decided *job* with the rows of *tally*, or, if it was decided, has passed it over."""
+        if not job.query:
+            writes = (*self.writes, job.write_id)[-WRITES_REMEMBERED:] if job.write_id else self.writes
+            return msgspec.structs.replace(self, writes=writes)
+        place, is_held = self.place(job), self.holds(job)
+        is_same_batch = (job.query, job.batch + 1) == (self.query, self.batch_next)
+        parts = self.parts if is_same_batch else ()
+        return Position(
+            query=job.query,
+            batch_next=job.batch + 1,
+            parts=parts if is_held else (*parts[:place], tally, *parts[place + 1 :]),
+            run=job.run,
+            passed=place + 1,
+            decided_in=self.decided_in if is_same_batch else checkpoint,
+            writes=self.writes,
+        )
+
+    def refuse(self, job: Job, options: SinkOptions) -> None:
+        """Raise if *job* cannot be the next: of a query that the sink does not know, unless it adopts the one before;
+        older than what Spark may write again; or behind a gap."""
+        if not job.query or not self.query or job.query != self.query == options.adopt_query:
+            return
+        adopt = f'.option("adoptQuery", "{self.query}")'
+        if job.query != self.query:
+            raise ConfigError(
+                f"Sink {options.sink_id!r} has been written to by another query, {self.query}, up to batch "
+                f"{self.batch_next - 1}; this one is {job.query}. So its checkpointLocation is not the one that "
+                f"belongs to the sink, and what it reads again would be written again.\n"
+                f"  Choices: give the query its old checkpointLocation; or give this query a sinkId of its own; or, if "
+                f"it is to go on where its sources are told to begin, whatever the other has written: {adopt}."
+            )
+        if job.batch < self.batch_next - 1:
+            raise ConfigError(
+                f"Sink {options.sink_id!r} has all of query {self.query} up to batch {self.batch_next - 1}, but Spark "
+                f"begins with batch {job.batch} again: its checkpointLocation is an older copy. The batches after that "
+                f"one may have other rows now than those that were written.\n"
+                f"  Choices: give the query its newest checkpointLocation; or a new one, sources that begin where its "
+                f"rows in the output end, and {adopt}."
+            )
+        has_gap = self.parts and not self.run and not job.run and job.batch > self.batch_next
+        if has_gap and options.accept_loss != self.decided_in:
+            raise Halt(
+                f"Sink {options.sink_id!r} has query {self.query} up to batch {self.batch_next - 1}, but Spark goes on "
+                f"with batch {job.batch}: of the batches between them nothing was decided here. Its checkpointLocation "
+                f"is ahead of the sink: the topic of the sink's decisions is an older copy, or the query has written "
+                f"those batches elsewhere.\n"
+                f"  Choices: give the query the checkpointLocation that belongs to the sink, or restore the sink's "
+                f"topics; or give the query a sinkId of its own; or, if what is missing here is missing for good: "
+                f'.option("acceptLoss", "{self.decided_in}").'
+            )
+
+    def refuse_other_rows(self, job: Job, tally: Tally, rows_decided: int | None, options: SinkOptions) -> None:
+        """Raise Halt unless the rows of *job*, which is decided, are those that were written then.
+
+        *rows_decided* is what is known of a batch that an older version decided; None if nothing is.
+        """
+        if job.write_id or options.accept_loss == self.decided_in:
+            return
+        if self.parts:
+            decided = self.parts[self.place(job)]
+            if tally == decided:
+                return
+            before = decided.rows
+        elif rows_decided is None or rows_decided == tally.rows:
+            return
+        else:
+            before = rows_decided
+        others = f"{tally.rows} others" if tally.rows != before else "as many, but others"
+        which = f"write {self.place(job) + 1} to sink {options.sink_id!r} in {job}" if job.run else f"{job}"
+        raise Halt(
+            f"Sink {options.sink_id!r}: {which} was decided in checkpoint {self.decided_in}, with {before} rows. Now "
+            f"Spark gives {others} under the same number: they were not written, and nothing was changed.\n"
+            f"  Either the checkpointLocation is an older copy, from which Spark has planned the batch anew; or the "
+            f"query does not give the same rows when a batch is run again: rand(), uuid(), the clock, sums of doubles, "
+            f"sources that have changed.\n"
+            f"  Choices: (1) give the query the checkpointLocation that belongs to the sink; (2) to write these rows "
+            f"beside those that are there, give the query a sinkId of its own, or a new checkpointLocation, sources "
+            f"that begin where its rows in the output end, and "
+            f'.option("adoptQuery", "{self.query}"); (3) if the rows that were decided stand for this batch, and those '
+            f'that Spark gives now are given up: .option("acceptLoss", "{self.decided_in}").'
+        )
+
+
+def rows_decided(retained: Sequence[Manifest], position: Position) -> int | None:
+    """How many rows the batch before `batch_next` had, where its decision is retained: for older versions' batches.
+
+    Manifests after it may carry the same position: they are of batch writes.
+    """
+    place = (position.query, position.batch_next)
+    for number, manifest in enumerate(retained):
+        then = Position.of(manifest)
+        if (then.query, then.batch_next) == place:
+            is_first = number > 0 or manifest.checkpoint == 1
+            return sum(each.records for each in manifest.committables) if is_first else None
+    return None

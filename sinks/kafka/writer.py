@@ -1,0 +1,306 @@
+"""One subtask of a Kafka sink: a transaction per checkpoint, flushed at the barrier, committed by the coordinator.
+
+Invariants: a transaction holds the records between two barriers and no others; the next transaction's first record is
+produced only after the last one's flush (order within a partition); a delivery error poisons the writer, which then
+raises and acknowledges nothing; no code path closes a producer that has begun a transaction. Writing never blocks: what
+cannot be produced now waits in a backlog, bounded by records and bytes, and `full` asks the caller to pause. A flush
+runs on a thread of its own: librdkafka sends at once while one is under way, whatever `linger.ms` says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import length_hint
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from exactlyonce.checkpoint.decision import Precommit
+from exactlyonce.checkpoint.store.client import connect
+from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.pipeline.errors import ExactlyOnceError, require
+from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
+
+PREPARE_TIMEOUT_S = 60.0
+BACKLOG_RECORDS_MAX = 50_000
+BACKLOG_BYTES_MAX = 32 << 20
+FLUSH_SLICE_S = 0.2
+"""How soon a flush notices that it was abandoned."""
+
+
+@dataclass
+class Outputs:
+    """Encoded outputs in order; those before `done` have been produced."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    headers: Sequence[list[tuple[str, bytes | None]]] | None
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many are still to be produced."""
+        return len(self.values) - self.done
+
+    @property
+    def size(self) -> int:
+        """Bytes of all values and keys."""
+        return sum(map(len, filter(None, self.values))) + sum(map(len, filter(None, self.keys or ())))
+
+
+class SinkFailed(ExactlyOnceError):
+    """A sink could not write. The job restarts from the last completed checkpoint; nothing is lost."""
+
+
+@dataclass
+class Transaction:
+    """A producer that writes one transaction."""
+
+    transactional_id: str
+    producer: Producer
+    producer_id: int = -1
+    epoch: int = -1
+    records: int = 0
+    opened_s: float = 0.0
+    checkpoint: int = 0
+
+
+@dataclass
+class _Barrier:
+    checkpoint: int
+
+
+@dataclass
+class KafkaWriter:
+    """Writes to *topic*; see the module. `prepared` is called with each transactional id whose producer is ready."""
+
+    sink: str
+    subtask: int
+    topic: str
+    config: dict[str, str]
+    """librdkafka settings of the producers, without a transactional id."""
+    pool: TransactionPool
+    executor: ThreadPoolExecutor
+    """One thread that makes producers and drops them."""
+    prepared: Callable[[str], None]
+    transaction_timeout_ms: int
+    _preparing: dict[str, Future[Transaction]] = field(default_factory=dict)
+    _waiting: dict[str, Transaction] = field(default_factory=dict)
+    _ready: deque[Transaction] = field(default_factory=deque)
+    _current: Transaction | None = None
+    _draining: Transaction | None = None
+    _flushing: Future[int] | None = None
+    _flusher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "flush"))
+    _abandoned: bool = False
+    _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
+    _backlog_records: int = 0
+    _backlog_bytes: int = 0
+    _precommits: dict[int, Precommit | None] = field(default_factory=dict)
+    _error: str = ""
+    records: int = 0
+
+    # --- producers ----------------------------------------------------------------------------------------------
+
+    def _make(self, transactional_id: str) -> Transaction:
+        """Runs on the executor's thread."""
+        producer = make_producer(
+            {
+                **self.config,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": self.transaction_timeout_ms,
+                "delivery.report.only.error": True,
+                "on_delivery": self._undelivered,
+                "error_cb": self._failed,
+            }
+        )
+        connect(producer, self.topic, PREPARE_TIMEOUT_S)
+        producer.init_transactions(PREPARE_TIMEOUT_S)
+        producer.begin_transaction()
+        return Transaction(transactional_id, producer)
+
+    def _undelivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._error = (
+                self._error or f"a record for {self.topic}[{message.partition()}] was not delivered: {error.str()}"
+            )
+
+    def _failed(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._error = self._error or f"the producer failed: {error.str()}"
+
+    def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """The coordinator has read whose the id is: it may be written with."""
+        transaction = self._waiting.pop(transactional_id)
+        transaction.producer_id, transaction.epoch = producer_id, epoch
+        self.pool.move(transactional_id, SlotState.READY)
+        self._ready.append(transaction)
+
+    def finalized(self, checkpoint: int) -> None:
+        """Ids used up to *checkpoint* are free."""
+        self.pool.finalized(checkpoint)
+
+    def _prepare(self) -> None:
+        wanted = self.pool.wanted()
+        if wanted is not None:
+            self.pool.move(wanted, SlotState.PREPARING)
+            self._preparing[wanted] = self.executor.submit(self._make, wanted)
+        for name, future in list(self._preparing.items()):
+            if future.done():
+                del self._preparing[name]
+                try:
+                    self._waiting[name] = future.result()
+                except KafkaException as error:
+                    raise SinkFailed(f"sink {self.sink!r}: no producer could be made: {error.args[0].str()}") from None
+                self.pool.move(name, SlotState.PREPARED)
+                self.prepared(name)
+
+    # --- records and barriers -----------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the caller should pause: too much waits to be produced."""
+        return self._backlog_records > BACKLOG_RECORDS_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
+
+    @property
+    def open_transactions(self) -> int:
+        """Transactions of this subtask that are open on the broker."""
+        return self.pool.open
+
+    def write(self, outputs: Outputs) -> None:
+        """Produce *outputs*, now or as soon as possible."""
+        if not outputs.left:
+            return
+        if self._backlog or not self._activate() or not self._produce(outputs):
+            self._backlog.append(outputs)
+            self._backlog_records += outputs.left
+            self._backlog_bytes += outputs.size
+
+    def barrier(self, checkpoint: int) -> None:
+        """What was written before belongs to *checkpoint*; `take_precommit` tells when it is flushed."""
+        if self._backlog:
+            self._backlog.append(_Barrier(checkpoint))
+        else:
+            self._cut(checkpoint)
+
+    def _activate(self) -> bool:
+        """Make sure that there is a transaction to write with."""
+        if self._current is not None:
+            return True
+        if self._draining is not None or not self._ready:
+            return False
+        self._current = self._ready.popleft()
+        self.pool.move(self._current.transactional_id, SlotState.WRITING)
+        self._current.opened_s = time.monotonic()
+        return True
+
+    def _produce(self, outputs: Outputs) -> bool:
+        """Produce until librdkafka's queue is full; True if all went."""
+        assert self._current is not None
+        produce, topic, begin = self._current.producer.produce, self.topic, outputs.done
+        values = iter(outputs.values[begin:])
+        keys = repeat(None) if outputs.keys is None else outputs.keys[begin:]
+        full = False
+        try:
+            if outputs.headers is None:
+                for value, key in zip(values, keys):  # noqa: B905 - keys may be endless
+                    produce(topic, value, key)
+            else:
+                for value, key, headers in zip(values, keys, outputs.headers[begin:]):  # noqa: B905 - so may they here
+                    produce(topic, value, key, headers=[*headers])
+        except BufferError:
+            full = True
+        except KafkaException as error:
+            raise SinkFailed(f"sink {self.sink!r} cannot write to {topic}: {error.args[0].str()}") from None
+        outputs.done = len(outputs.values) - length_hint(values) - full
+        self._current.records += outputs.done - begin
+        self.records += outputs.done - begin
+        return not outputs.left
+
+    def _cut(self, checkpoint: int) -> None:
+        transaction, self._current = self._current, None
+        if transaction is None:
+            self._precommits[checkpoint] = None
+            return
+        transaction.checkpoint = checkpoint
+        self.pool.move(transaction.transactional_id, SlotState.DRAINING)
+        self._draining = transaction
+        self._flushing = self._flusher.submit(self._flush, transaction.producer)
+
+    def _flush(self, producer: Producer) -> int:
+        """Runs on the flusher's thread; how much is outstanding. What was not delivered is told by callbacks before."""
+        while left := producer.flush(FLUSH_SLICE_S):
+            if self._abandoned:
+                return left
+        return 0
+
+    def abandon(self) -> None:
+        """The worker ends, however: a flush that is under way need not."""
+        self._abandoned = True
+
+    def poll(self, wait_s: float = 0.0) -> bool:
+        """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`.
+
+        Who has nothing else to do gives the producer *wait_s* for it.
+        """
+        self._prepare()
+        moved = self._drain(wait_s)
+        while self._backlog and self._draining is None:
+            entry = self._backlog[0]
+            if isinstance(entry, _Barrier):
+                self._cut(entry.checkpoint)
+            elif not self._activate() or not self._work_off(entry):
+                break
+            self._backlog.popleft()
+            moved = True
+        if self._current is not None:
+            self._current.producer.poll(wait_s)
+        if self._error:
+            raise SinkFailed(f"sink {self.sink!r}: {self._error}")
+        return moved
+
+    def _work_off(self, outputs: Outputs) -> bool:
+        before = outputs.left
+        finished = self._produce(outputs)
+        self._backlog_records -= before - outputs.left
+        if finished:
+            self._backlog_bytes -= outputs.size
+        return finished
+
+    def _drain(self, wait_s: float) -> bool:
+        transaction, flushing = self._draining, self._flushing
+        if transaction is None or flushing is None:
+            return False
+        if wait_s:
+            wait([flushing], wait_s)
+        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
+            return False
+        require(flushing.result() == 0, "nothing is outstanding after a flush")
+        self._draining = self._flushing = None
+        self.pool.precommitted(transaction.transactional_id, transaction.checkpoint)
+        self._precommits[transaction.checkpoint] = Precommit(
+            transaction.transactional_id,
+            transaction.producer_id,
+            transaction.epoch,
+            self.sink,
+            self.subtask,
+            transaction.checkpoint,
+            transaction.records,
+            int((time.monotonic() - transaction.opened_s) * 1000),
+        )
+        self.executor.submit(_drop, transaction)
+        return True
+
+    def take_precommit(self, checkpoint: int) -> tuple[bool, Precommit | None]:
+        """(whether all before the barrier is flushed, the precommit or None if there was nothing to flush)."""
+        if checkpoint not in self._precommits:
+            return False, None
+        return True, self._precommits.pop(checkpoint)
+
+
+def _drop(transaction: Transaction) -> None:
+    """Drop the last reference on the executor's thread: ending librdkafka's threads takes milliseconds."""
+    del transaction.producer

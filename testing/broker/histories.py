@@ -1,0 +1,365 @@
+"""Histories: what a few producers, a sweeper and a reader do to a broker, step by step, and what they see.
+
+A history is a list of steps; played on the model and on a real broker it must show the same. So what a step sees is
+written without anything that differs between two brokers that are both right: topics and transactional ids go by
+their short names, producer ids by the order in which they appeared, times not at all. A step that ends or initialises a
+transaction waits for its markers, unless it says `settle=False`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from exactlyonce.pipeline.errors import TopicError, require
+from exactlyonce.testing.broker.interface import Error, Isolation, TransactionalBroker
+
+AWAIT_LIMIT_MS = 60_000
+PAUSE_MS = 1
+
+
+@dataclass
+class Stage:
+    """Where a history is played. *pause* lets a number of milliseconds pass, on whatever clock the broker has."""
+
+    broker: TransactionalBroker
+    pause: Callable[[int], None]
+    prefix: str
+    """Of all topics and transactional ids, so that many histories can share a broker."""
+    lives: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """By producer: the (producer id, epoch) of each of its initialisations."""
+    idempotent: set[str] = field(default_factory=set)
+    """Producers without a transactional id."""
+    killed: set[str] = field(default_factory=set)
+    _aliases: dict[int, str] = field(default_factory=dict)
+    _topic_ids: dict[str, str] = field(default_factory=dict)
+
+    def name(self, short: str) -> str:
+        """What *short* is called on the broker."""
+        return self.prefix + short
+
+    def transactional_id(self, producer: str) -> str | None:
+        return None if producer in self.idempotent else self.name(producer)
+
+    def alias(self, producer_id: int) -> str:
+        """p0, p1, ... in the order in which the producer ids appeared."""
+        return self._aliases.setdefault(producer_id, f"p{len(self._aliases)}") if producer_id >= 0 else "none"
+
+    def topic_alias(self, topic_id: str | None) -> str:
+        """t0, t1, ... likewise."""
+        return "none" if topic_id is None else self._topic_ids.setdefault(topic_id, f"t{len(self._topic_ids)}")
+
+    def await_state(self, producer: str, *states: str) -> str:
+        """Wait until the transactional id is in one of *states*; "none" stands for an id the broker does not know."""
+        name = self.name(producer)
+        for _ in range(AWAIT_LIMIT_MS // PAUSE_MS):
+            described = self.broker.describe_transactions([name])[name]
+            state = "none" if described is None else described.state
+            if state in states:
+                return state
+            self.pause(PAUSE_MS)
+        raise TimeoutError(f"{producer} is still {state}, not {' or '.join(states)}")
+
+    def settle(self, producer: str) -> None:
+        """Wait until the id's markers are written."""
+        self.await_state(producer, "none", "Empty", "Ongoing", "CompleteCommit", "CompleteAbort")
+
+    def until_not_busy(self, ask: Callable[[], Any]) -> Any:
+        """The first answer of *ask* whose error is not CONCURRENT_TRANSACTIONS."""
+        for _ in range(AWAIT_LIMIT_MS // PAUSE_MS):
+            answer = ask()
+            if (answer if isinstance(answer, Error) else answer.error) is not Error.CONCURRENT_TRANSACTIONS:
+                return answer
+            self.pause(PAUSE_MS)
+        raise TimeoutError("the broker stays busy")
+
+
+class Step(Protocol):
+    """One thing that happens. `play` does it and returns what was seen."""
+
+    def play(self, stage: Stage) -> object: ...
+
+
+@dataclass(frozen=True)
+class Init:
+    """The producer starts: it asks until it is given a producer id and an epoch."""
+
+    producer: str
+    timeout_ms: int = 60_000
+    transactional: bool = True
+
+    def play(self, stage: Stage) -> object:
+        (stage.idempotent.discard if self.transactional else stage.idempotent.add)(self.producer)
+        stage.killed.discard(self.producer)
+        name = stage.transactional_id(self.producer)
+        answer = stage.until_not_busy(lambda: stage.broker.init_transactions(name, self.timeout_ms))
+        if answer.error is Error.NONE:
+            stage.lives.setdefault(self.producer, []).append((answer.producer_id, answer.epoch))
+        return answer.error.name, stage.alias(answer.producer_id), answer.epoch
+
+
+@dataclass(frozen=True)
+class Produce:
+    """The producer of one of its lives appends values, or (key, value)s, as one batch."""
+
+    producer: str
+    topic: str
+    partition: int
+    values: Sequence[str | tuple[str | None, str | None]]
+    life: int = -1
+    sequence: int | None = None
+    added: bool = False
+
+    def play(self, stage: Stage) -> object:
+        require(self.producer not in stage.killed or self.life != -1, f"{self.producer} has been killed")
+        producer_id, epoch = stage.lives[self.producer][self.life]
+        answer = stage.broker.produce(
+            stage.transactional_id(self.producer),
+            producer_id,
+            epoch,
+            stage.name(self.topic),
+            self.partition,
+            [_encoded(value) for value in self.values],
+            sequence=self.sequence,
+            added=self.added,
+        )
+        return answer.error.name, answer.first_offset
+
+
+@dataclass(frozen=True)
+class Add:
+    """The producer makes a partition part of its transaction, before any record."""
+
+    producer: str
+    topic: str
+    partition: int
+
+    def play(self, stage: Stage) -> object:
+        producer_id, epoch = stage.lives[self.producer][-1]
+        transaction = (stage.name(self.producer), producer_id, epoch)
+        return stage.broker.add_to_transaction(*transaction, stage.name(self.topic), self.partition).name
+
+
+@dataclass(frozen=True)
+class End:
+    """Somebody asks to end the transaction that the producer had open in one of its lives.
+
+    *epochs_later* is added to that life's epoch; with *of*, producer id and epoch are those of another producer.
+    """
+
+    producer: str
+    commit: bool
+    life: int = -1
+    epochs_later: int = 0
+    of: str | None = None
+    settle: bool = True
+
+    def play(self, stage: Stage) -> object:
+        producer_id, epoch = stage.lives[self.of or self.producer][self.life]
+        name = stage.name(self.producer)
+        ending = (name, producer_id, epoch + self.epochs_later, self.commit)
+        if not self.settle:
+            return stage.broker.end_txn(*ending).name
+        answer = stage.until_not_busy(lambda: stage.broker.end_txn(*ending))
+        stage.settle(self.producer)
+        return answer.name
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A sweeper aborts the id at the producer id and epoch that it has now, whatever its state."""
+
+    producer: str
+
+    def play(self, stage: Stage) -> object:
+        name = stage.name(self.producer)
+        described = stage.broker.describe_transactions([name])[name]
+        if described is None:
+            return "none"
+        ending = (name, described.producer_id, described.epoch, False)
+        answer = stage.until_not_busy(lambda: stage.broker.end_txn(*ending))
+        stage.settle(self.producer)
+        return answer.name
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The producer dies by SIGKILL: the broker hears nothing of it."""
+
+    producer: str
+
+    def play(self, stage: Stage) -> object:
+        stage.killed.add(self.producer)
+        return "killed"
+
+
+@dataclass(frozen=True)
+class Await:
+    """Wait until the transactional id is in *state*."""
+
+    producer: str
+    state: str
+
+    def play(self, stage: Stage) -> object:
+        return stage.await_state(self.producer, self.state)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Time passes. On a real broker it really does: there, `Await` a state instead."""
+
+    duration_ms: int
+
+    def play(self, stage: Stage) -> object:
+        stage.pause(self.duration_ms)
+        return "later"
+
+
+@dataclass(frozen=True)
+class Describe:
+    """What DescribeTransactions shows of the id."""
+
+    producer: str
+
+    def play(self, stage: Stage) -> object:
+        name = stage.name(self.producer)
+        state = stage.broker.describe_transactions([name])[name]
+        if state is None:
+            return "none"
+        partitions = sorted((topic.removeprefix(stage.prefix), partition) for topic, partition in state.partitions)
+        began = state.start_time_ms >= 0
+        return state.state, stage.alias(state.producer_id), state.epoch, state.timeout_ms, began, partitions
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What ListTransactions shows of all ids."""
+
+    def play(self, stage: Stage) -> object:
+        listed = stage.broker.list_transactions(stage.prefix)
+        return [
+            (each.transactional_id.removeprefix(stage.prefix), stage.alias(each.producer_id), each.state)
+            for each in listed
+        ]
+
+
+@dataclass(frozen=True)
+class Producers:
+    """What DescribeProducers shows of one partition."""
+
+    topic: str
+    partition: int
+
+    def play(self, stage: Stage) -> object:
+        try:
+            states = stage.broker.describe_producers([(stage.name(self.topic), self.partition)])
+        except TopicError:
+            return "none"
+        return [
+            (stage.alias(each.producer_id), each.epoch, each.last_sequence, each.transaction_start_offset)
+            for each in states
+        ]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a reader sees from *offset* on, and where the log begins, is stable, and ends."""
+
+    topic: str
+    partition: int
+    offset: int = 0
+    committed: bool = True
+
+    def play(self, stage: Stage) -> object:
+        isolation = Isolation.READ_COMMITTED if self.committed else Isolation.READ_UNCOMMITTED
+        fetched = stage.broker.fetch(stage.name(self.topic), self.partition, self.offset, isolation)
+        records = [(each.offset, _decoded(each.key), _decoded(each.value)) for each in fetched.records]
+        # Where retention cuts an open transaction's batch in two, a real broker shows the whole batch's offset.
+        stable_offset = max(fetched.last_stable_offset, fetched.log_start_offset)
+        ends = (fetched.log_start_offset, stable_offset, fetched.high_watermark)
+        return fetched.error.name, ends, records
+
+
+@dataclass(frozen=True)
+class CreateTopic:
+    topic: str
+    partitions: int = 1
+    compact: bool = False
+
+    def play(self, stage: Stage) -> object:
+        answer = stage.broker.create_topic(stage.name(self.topic), self.partitions, compact=self.compact)
+        return answer.name, stage.topic_alias(stage.broker.topic_id(stage.name(self.topic)))
+
+
+@dataclass(frozen=True)
+class DeleteTopic:
+    topic: str
+
+    def play(self, stage: Stage) -> object:
+        answer = stage.broker.delete_topic(stage.name(self.topic))
+        return answer.name, stage.topic_alias(stage.broker.topic_id(stage.name(self.topic)))
+
+
+@dataclass(frozen=True)
+class AddPartitions:
+    topic: str
+    total: int
+
+    def play(self, stage: Stage) -> object:
+        return stage.broker.add_partitions(stage.name(self.topic), self.total).name
+
+
+@dataclass(frozen=True)
+class DeleteRecords:
+    """Retention takes what lies before an offset; -1: everything."""
+
+    topic: str
+    partition: int
+    before_offset: int
+
+    def play(self, stage: Stage) -> object:
+        return stage.broker.delete_records(stage.name(self.topic), self.partition, self.before_offset).name
+
+
+def play(history: Iterable[Step], stage: Stage) -> list[Any]:
+    """What each step of *history* sees.
+
+    >>> from exactlyonce.testing import BrokerModel, SimulatedClock
+    >>> clock = SimulatedClock()
+    >>> stage = Stage(BrokerModel(clock), clock.advance, prefix="example-")
+    >>> play([CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"]), End("a", commit=True), Read("t", 0)], stage)[2:]
+    [('NONE', 0), 'NONE', ('NONE', (0, 2, 2), [(0, None, 'x')])]
+    """
+    return [step.play(stage) for step in history]
+
+
+def difference(history: Sequence[Step], one: Stage, other: Stage) -> str | None:
+    """Play *history* on both stages: the first step that does not see the same, described; None if all do."""
+    for number, step in enumerate(history):
+        seen, seen_by_other = step.play(one), step.play(other)
+        if seen != seen_by_other:
+            before = "".join(f"  {index:3} {each}\n" for index, each in enumerate(history[:number]))
+            return f"{before}  {number:3} {step}\n      one sees    {seen}\n      other sees  {seen_by_other}"
+    return None
+
+
+def shortest(history: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
+    """*history* without the steps that it takes for nothing to *fail*."""
+    index = 0
+    while index < len(history):
+        shorter = [*history[:index], *history[index + 1 :]]
+        if fails(shorter):
+            history = shorter
+        else:
+            index += 1
+    return history
+
+
+def _encoded(value: str | tuple[str | None, str | None]) -> tuple[bytes | None, bytes | None]:
+    key, text = value if isinstance(value, tuple) else (None, value)
+    return (None if key is None else key.encode()), (None if text is None else text.encode())
+
+
+def _decoded(data: bytes | None) -> str | None:
+    return None if data is None else data.decode()

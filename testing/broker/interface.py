@@ -1,0 +1,144 @@
+"""A broker that knows transactions, as an interface: the in-memory model and a real cluster answer it alike.
+
+Every operation is one request of the Kafka protocol (or, for `produce`, the pair that librdkafka sends) and returns
+the broker's answer as it stands: nothing is retried here. `NoAnswer` is raised where a request or its
+answer was lost.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+
+
+class Error(enum.IntEnum):
+    """The error codes of the Kafka protocol that transactions meet."""
+
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    NOT_COORDINATOR = 16
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    UNKNOWN_PRODUCER_ID = 59
+    INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    TRANSACTION_ABORTABLE = 120
+
+
+class Isolation(enum.IntEnum):
+    """What a reader sees: everything up to the high watermark, or what is committed up to the last stable offset."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+class NoAnswer(Exception):
+    """No answer came: the request may have been carried out, or not, or may yet be."""
+
+
+class Initialized(NamedTuple):
+    """The answer to InitProducerId. *error* CONCURRENT_TRANSACTIONS: what was open is being aborted; ask again."""
+
+    error: Error
+    producer_id: int = -1
+    epoch: int = -1
+
+
+class Produced(NamedTuple):
+    """The answer to AddPartitionsToTxn or Produce, whichever refused first."""
+
+    error: Error
+    first_offset: int = -1
+
+
+class Record(NamedTuple):
+    """A record as it lies in a partition. The model keeps any Python objects as key and value; a real broker, bytes."""
+
+    offset: int
+    key: Any
+    value: Any
+    producer_id: int
+    epoch: int
+
+
+class Fetched(NamedTuple):
+    """The answer to Fetch: the data records that the isolation level lets through, and where the log stands."""
+
+    error: Error
+    records: tuple[Record, ...] = ()
+    log_start_offset: int = -1
+    last_stable_offset: int = -1
+    high_watermark: int = -1
+
+
+class TransactionalBroker(Protocol):
+    """The operations. Topics and partitions are named as Kafka names them; times are in milliseconds."""
+
+    def create_topic(self, topic: str, partitions: int = 1, *, compact: bool = False) -> Error:
+        """Create a topic, with `cleanup.policy=compact` or without retention."""
+
+    def delete_topic(self, topic: str) -> Error:
+        """Delete a topic with all its records. One created later under its name has another id."""
+
+    def add_partitions(self, topic: str, total: int) -> Error:
+        """Raise the number of a topic's partitions to *total*."""
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id that the broker gave the topic; None: there is no such topic."""
+
+    def init_transactions(self, transactional_id: str | None, timeout_ms: int = 60_000) -> Initialized:
+        """InitProducerId: a producer id and an epoch that fence whoever had the id. None: merely idempotent."""
+
+    def add_to_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
+    ) -> Error:
+        """AddPartitionsToTxn, of one: it begins the transaction, whose end is marked there, with records or without."""
+
+    def produce(
+        self,
+        transactional_id: str | None,
+        producer_id: int,
+        epoch: int,
+        topic: str,
+        partition: int,
+        records: Sequence[tuple[Any, Any]],
+        *,
+        sequence: int | None = None,
+        added: bool = False,
+    ) -> Produced:
+        """Append (key, value) pairs as one batch, adding the partition to the transaction first.
+
+        *sequence* of the first record: None goes on from what this (producer id, epoch) last produced there. *added*:
+        the producer believes that the partition is part of its transaction and sends the batch alone, as zombies do.
+        """
+
+    def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
+        """EndTxn, version 5: it bumps the epoch."""
+
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionState | None]:
+        """DescribeTransactions; None: the broker does not know the id."""
+
+    def list_transactions(self, prefix: str = "") -> list[ListedTransaction]:
+        """ListTransactions, of ids that begin with *prefix*, sorted by id."""
+
+    def describe_producers(self, partitions: Iterable[tuple[str, int]]) -> list[ProducerState]:
+        """DescribeProducers, sorted by topic, partition and producer id. Raises `TopicError` for an unknown one."""
+
+    def fetch(
+        self, topic: str, partition: int, offset: int = 0, isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> Fetched:
+        """All records from *offset* on that *isolation* lets through."""
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> Error:
+        """DeleteRecords: move the log's start to *before_offset*; -1: to the high watermark."""

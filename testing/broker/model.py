@@ -1,0 +1,338 @@
+"""A broker in memory that models transactions, deterministic and single-threaded.
+
+It answers what a real one answers (the contract tests run the same histories on both), and is at least as late: every
+marker of an ended transaction takes `marker_delay_ms` on the clock, one partition after the other, and so does its
+completion; until then the broker is busy with the transaction and takes late records into it. Time passes only on the
+clock: what has come due is done at the beginning of the next operation, in the order of its times.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.pipeline.errors import TopicError
+from exactlyonce.testing.broker.interface import Error, Fetched, Initialized, Isolation, NoAnswer, Produced
+from exactlyonce.testing.broker.partition_log import PartitionLog
+from exactlyonce.testing.broker.transaction_coordinator import State, Transaction, TransactionCoordinator
+from exactlyonce.testing.clock import SimulatedClock
+
+DAY_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True)
+class BrokerSettings:
+    """What a broker's configuration says, with Kafka's defaults; and how slow its markers are."""
+
+    transaction_timeout_max_ms: int = 15 * 60_000
+    timeout_check_interval_ms: int = 10_000
+    """How often the broker looks for transactions that have timed out."""
+    transactional_id_expiration_ms: int = 7 * DAY_MS
+    expiration_check_interval_ms: int = 3_600_000
+    producer_id_expiration_ms: int = DAY_MS
+    """A partition forgets a producer that has been silent for so long."""
+    marker_delay_ms: int = 5
+
+
+class _Marker(NamedTuple):
+    """To be written to one partition; without a partition: all are written, the transaction is complete."""
+
+    due_ms: int
+    order: int
+    transactional_id: str
+    partition: tuple[str, int] | None
+    producer_id: int
+    epoch: int
+    commit: bool
+
+
+class _Topic:
+    """A topic: its id and the logs of its partitions."""
+
+    __slots__ = ("compact", "logs", "topic_id")
+
+    def __init__(self, topic_id: str, partitions: int, compact: bool) -> None:
+        self.topic_id, self.compact = topic_id, compact
+        self.logs = [PartitionLog() for _ in range(partitions)]
+
+
+class BrokerModel:
+    """A `TransactionalBroker` in memory.
+
+    >>> clock = SimulatedClock()
+    >>> broker = BrokerModel(clock)
+    >>> broker.create_topic("t").name
+    'NONE'
+    >>> _, producer_id, epoch = broker.init_transactions("a")
+    >>> broker.produce("a", producer_id, epoch, "t", 0, [(None, "x")]).first_offset
+    0
+    >>> broker.end_txn("a", producer_id, epoch, commit=True).name
+    'NONE'
+    >>> broker.end_txn("a", producer_id, epoch, commit=True).name
+    'CONCURRENT_TRANSACTIONS'
+    >>> clock.advance(10)
+    >>> [record.value for record in broker.fetch("t", 0).records]
+    ['x']
+    """
+
+    def __init__(self, clock: Clock, settings: BrokerSettings | None = None) -> None:
+        self.settings = settings or BrokerSettings()
+        self._clock = clock
+        self._topics: dict[str, _Topic] = {}
+        self._topics_created = 0
+        self._coordinator = TransactionCoordinator(
+            clock, self.settings.transaction_timeout_max_ms, self._await_markers
+        )
+        self._markers: list[_Marker] = []
+        self._markers_ordered = 0
+        self._running = True
+        self._start_scheduler(clock.monotonic_ms())
+
+    # Topics
+
+    def create_topic(self, topic: str, partitions: int = 1, *, compact: bool = False) -> Error:
+        self._catch_up()
+        if topic in self._topics:
+            return Error.TOPIC_ALREADY_EXISTS
+        self._topics_created += 1
+        self._topics[topic] = _Topic(f"topic-{self._topics_created}", partitions, compact)
+        return Error.NONE
+
+    def delete_topic(self, topic: str) -> Error:
+        self._catch_up()
+        return Error.NONE if self._topics.pop(topic, None) else Error.UNKNOWN_TOPIC_OR_PARTITION
+
+    def add_partitions(self, topic: str, total: int) -> Error:
+        self._catch_up()
+        if topic not in self._topics:
+            return Error.UNKNOWN_TOPIC_OR_PARTITION
+        logs = self._topics[topic].logs
+        if total <= len(logs):
+            return Error.INVALID_PARTITIONS
+        logs.extend(PartitionLog() for _ in range(total - len(logs)))
+        return Error.NONE
+
+    def topic_id(self, topic: str) -> str | None:
+        self._catch_up()
+        found = self._topics.get(topic)
+        return found.topic_id if found else None
+
+    # Transactions
+
+    def init_transactions(self, transactional_id: str | None, timeout_ms: int = 60_000) -> Initialized:
+        now_ms = self._catch_up()
+        if transactional_id is None:
+            return Initialized(Error.NONE, self._coordinator.new_producer_id(), 0)
+        return self._coordinator.initialize(transactional_id, timeout_ms, now_ms)
+
+    def add_to_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
+    ) -> Error:
+        now_ms = self._catch_up()
+        if self._log(topic, partition) is None:
+            return Error.UNKNOWN_TOPIC_OR_PARTITION
+        return self._coordinator.add_partition(transactional_id, producer_id, epoch, (topic, partition), now_ms)
+
+    def produce(
+        self,
+        transactional_id: str | None,
+        producer_id: int,
+        epoch: int,
+        topic: str,
+        partition: int,
+        records: Sequence[tuple[Any, Any]],
+        *,
+        sequence: int | None = None,
+        added: bool = False,
+    ) -> Produced:
+        now_ms = self._catch_up()
+        log = self._log(topic, partition)
+        if log is None:
+            return Produced(Error.UNKNOWN_TOPIC_OR_PARTITION)
+        wall_ms = self._clock.now_ms()
+        first_sequence = log.next_sequence(producer_id, epoch) if sequence is None else sequence
+        if transactional_id is not None:
+            producer = (transactional_id, producer_id, epoch, (topic, partition))
+            if not added and (error := self._coordinator.add_partition(*producer, now_ms)):
+                return Produced(error)
+            if not log.has_open(producer_id):
+                log.await_first(producer_id, epoch, first_sequence, wall_ms)
+                if error := self._coordinator.verify(*producer):
+                    return Produced(error)
+        if self._topics[topic].compact and any(key is None for key, _ in records):
+            return Produced(Error.INVALID_RECORD)
+        transactional = transactional_id is not None
+        return log.append(producer_id, epoch, first_sequence, records, transactional=transactional, now_ms=wall_ms)
+
+    def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
+        return self._coordinator.end(transactional_id, producer_id, epoch, commit, self._catch_up())
+
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionState | None]:
+        self._catch_up()
+        known = self._coordinator.transactions
+        return {name: known[name].described() if name in known else None for name in transactional_ids}
+
+    def list_transactions(self, prefix: str = "") -> list[ListedTransaction]:
+        self._catch_up()
+        return self._coordinator.listed(prefix)
+
+    # Partitions
+
+    def describe_producers(self, partitions: Iterable[tuple[str, int]]) -> list[ProducerState]:
+        self._catch_up()
+        states = []
+        for topic, partition in sorted(partitions):
+            log = self._log(topic, partition)
+            if log is None:
+                raise TopicError(f"The in-memory broker has no partition {partition} of topic {topic}. Create it.")
+            states += [
+                ProducerState(
+                    topic,
+                    partition,
+                    producer_id,
+                    producer.epoch,
+                    producer.last_sequence,
+                    producer.last_timestamp_ms,
+                    log.transaction_start_offset(producer_id),
+                )
+                for producer_id, producer in sorted(log.producers.items())
+            ]
+        return states
+
+    def fetch(
+        self, topic: str, partition: int, offset: int = 0, isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> Fetched:
+        self._catch_up()
+        log = self._log(topic, partition)
+        return log.fetch(offset, isolation) if log else Fetched(Error.UNKNOWN_TOPIC_OR_PARTITION)
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> Error:
+        self._catch_up()
+        log = self._log(topic, partition)
+        return log.delete_before(before_offset) if log else Error.UNKNOWN_TOPIC_OR_PARTITION
+
+    def compact(self, topic: str, *, drop_tombstones: bool = False) -> None:
+        """Clean a compacted topic now: a real broker does it whenever it likes. Tombstones go on a later round."""
+        self._catch_up()
+        for log in self._topics[topic].logs:
+            log.compact(drop_tombstones=drop_tombstones)
+
+    # The broker's own life
+
+    def stop(self) -> None:
+        """Take the broker down: nothing answers, nothing is done, nothing is lost."""
+        self._catch_up()
+        self._running = False
+
+    def start(self, *, lose_markers: bool = False) -> None:
+        """Bring it up again: it writes all markers of the transactions that were not complete, some a second time.
+
+        With *lose_markers* these transactions complete without, and hang: the answer to EndTxn was NONE, the state is
+        CompleteCommit, yet no read_committed reader ever passes their records. Kafka 4.3 does that to a partition
+        without leader at the wrong moment (KAFKA-20734).
+        """
+        self._running = True
+        now_ms = self._clock.monotonic_ms()
+        self._markers.clear()
+        self._start_scheduler(now_ms)
+        self._coordinator.reload(now_ms)
+        if lose_markers:
+            self._markers = [marker for marker in self._markers if marker.partition is None]
+            heapq.heapify(self._markers)
+
+    def copy(self, clock: Clock | None = None) -> BrokerModel:
+        """A broker of its own in the same state, on *clock* or on a simulated one that stands where this one's does."""
+        if clock is None:
+            clock = SimulatedClock(self._clock.now_ms(), self._clock.monotonic_ms())
+        twin = BrokerModel(clock, self.settings)
+        for name, topic in self._topics.items():
+            twin._topics[name] = _Topic(topic.topic_id, 0, topic.compact)
+            twin._topics[name].logs = [log.copy() for log in topic.logs]
+        twin._topics_created = self._topics_created
+        twin._coordinator = self._coordinator.copy(clock, twin._await_markers)
+        twin._markers, twin._markers_ordered = list(self._markers), self._markers_ordered
+        twin._running = self._running
+        twin._started_ms, twin._check_due_ms, twin._due_ms = self._started_ms, self._check_due_ms, self._due_ms
+        return twin
+
+    def _log(self, topic: str, partition: int) -> PartitionLog | None:
+        found = self._topics.get(topic)
+        return found.logs[partition] if found and 0 <= partition < len(found.logs) else None
+
+    def _start_scheduler(self, now_ms: int) -> None:
+        self._started_ms = now_ms
+        self._check_due_ms = now_ms + self.settings.timeout_check_interval_ms
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Note when there is something to do next."""
+        self._due_ms = min(self._check_due_ms, self._markers[0].due_ms) if self._markers else self._check_due_ms
+
+    def _catch_up(self) -> int:
+        """Do what has come due. Every operation begins here, and gets the time."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._running:
+            raise NoAnswer("the broker is down")
+        while self._due_ms <= now_ms:
+            if self._markers and self._markers[0].due_ms <= min(now_ms, self._check_due_ms):
+                self._write(heapq.heappop(self._markers))
+            else:
+                self._check(now_ms)
+            self._schedule()
+        return now_ms
+
+    def _check(self, now_ms: int) -> None:
+        """Abort what has timed out; where nothing can time out before *now_ms*, forget what has expired by then."""
+        tick_ms = self._check_due_ms
+        for transaction in self._coordinator.timed_out(tick_ms):
+            self._coordinator.prepare(transaction, State.PREPARE_ABORT, tick_ms)
+        if not self._markers and not self._coordinator.has_open():
+            tick_ms = self._last_tick(now_ms, self.settings.timeout_check_interval_ms)
+        expiry_ms = self._last_tick(tick_ms, self.settings.expiration_check_interval_ms)
+        if expiry_ms > self._started_ms:
+            self._coordinator.expire(expiry_ms - self.settings.transactional_id_expiration_ms)
+            self._forget_producers()
+        self._check_due_ms = tick_ms + self.settings.timeout_check_interval_ms
+
+    def _forget_producers(self) -> None:
+        silent_since_ms = self._clock.now_ms() - self.settings.producer_id_expiration_ms
+        for topic in self._topics.values():
+            for log in topic.logs:
+                log.forget_producers(silent_since_ms)
+
+    def _last_tick(self, now_ms: int, interval_ms: int) -> int:
+        return now_ms - (now_ms - self._started_ms) % interval_ms
+
+    def _await_markers(self, transaction: Transaction, now_ms: int) -> None:
+        """Put the markers of an ended transaction into the queue, one partition after the other."""
+        commit = transaction.state is State.PREPARE_COMMIT
+        due_ms = now_ms
+        for partition in (*transaction.partitions, None):
+            due_ms += self.settings.marker_delay_ms
+            self._markers_ordered += 1
+            marker = _Marker(
+                due_ms,
+                self._markers_ordered,
+                transaction.transactional_id,
+                partition,
+                transaction.producer_id,
+                transaction.epoch,
+                commit,
+            )
+            heapq.heappush(self._markers, marker)
+        self._schedule()
+
+    def _write(self, marker: _Marker) -> None:
+        """Write one marker, or complete the transaction; the marker of a partition that is gone is left out."""
+        transaction = self._coordinator.transactions[marker.transactional_id]
+        if marker.partition is None:
+            self._coordinator.complete(transaction, marker.due_ms)
+            return
+        log = self._log(*marker.partition)
+        transaction.partitions.pop(marker.partition, None)
+        if log is not None:
+            log.end_transaction(marker.producer_id, marker.epoch, commit=marker.commit, now_ms=self._clock.now_ms())

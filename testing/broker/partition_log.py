@@ -1,0 +1,203 @@
+"""One partition of the in-memory broker: records, control markers and open transactions.
+
+Invariants: offsets only grow, and a marker takes one like a record does; the last stable offset never passes the first
+record of an open transaction; a record is never changed, and a removed one leaves its offset empty permanently.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from exactlyonce.testing.broker.interface import Error, Fetched, Isolation, Produced, Record
+
+BATCHES_REMEMBERED = 5
+"""Of each producer, to recognise a batch that is sent again."""
+
+
+class _Batch(NamedTuple):
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+
+
+class Producer(NamedTuple):
+    """What the partition knows of one producer id."""
+
+    epoch: int
+    batches: tuple[_Batch, ...]
+    """The newest of this epoch; none after a marker."""
+    last_timestamp_ms: int
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else -1
+
+
+class _Awaited(NamedTuple):
+    """The lowest sequence number that a producer has sent since its transaction here ended, and not got through."""
+
+    epoch: int
+    sequence: int
+    since_ms: int
+
+
+class PartitionLog:
+    """An append-only log that can lose its beginning and be compacted."""
+
+    __slots__ = ("_aborted", "_awaited", "_offsets", "_open", "_records", "end_offset", "producers", "start_offset")
+
+    def __init__(self) -> None:
+        self.start_offset = 0
+        self.end_offset = 0
+        self.producers: dict[int, Producer] = {}
+        self._records: list[Record] = []
+        self._offsets: list[int] = []
+        self._open: dict[int, list[int]] = {}
+        """Offsets of the records of open transactions by producer id, the oldest transaction first."""
+        self._aborted: set[int] = set()
+        self._awaited: dict[int, _Awaited] = {}
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction has ended."""
+        for offsets in self._open.values():
+            return max(offsets[0], self.start_offset)
+        return self.end_offset
+
+    def transaction_start_offset(self, producer_id: int) -> int | None:
+        """Where the open transaction of *producer_id* begins; None: none is open here."""
+        offsets = self._open.get(producer_id)
+        return offsets[0] if offsets else None
+
+    def has_open(self, producer_id: int) -> bool:
+        """Whether a transaction of this producer id is open here, of whatever epoch."""
+        return producer_id in self._open
+
+    def next_sequence(self, producer_id: int, epoch: int) -> int:
+        """The sequence number with which this producer goes on here."""
+        producer = self.producers.get(producer_id)
+        return producer.last_sequence + 1 if producer is not None and producer.epoch == epoch else 0
+
+    def await_first(self, producer_id: int, epoch: int, sequence: int, now_ms: int) -> None:
+        """Note that a batch has come to begin a transaction: until it is through, no later one may be."""
+        awaited = self._awaited.get(producer_id)
+        if awaited is None or epoch > awaited.epoch or (epoch == awaited.epoch and sequence < awaited.sequence):
+            since_ms = now_ms if awaited is None else awaited.since_ms
+            self._awaited[producer_id] = _Awaited(epoch, sequence, since_ms)
+
+    def append(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        records: Sequence[tuple[Any, Any]],
+        *,
+        transactional: bool,
+        now_ms: int,
+    ) -> Produced:
+        """Append one batch, or say why not; one that is here already is answered with the offset it has."""
+        producer = self.producers.get(producer_id)
+        batches = producer.batches if producer is not None and producer.epoch == epoch else ()
+        last_sequence = sequence + len(records) - 1
+        for batch in batches:
+            if batch.first_sequence == sequence and batch.last_sequence == last_sequence:
+                return Produced(Error.NONE, batch.first_offset)
+        if producer is not None and epoch < producer.epoch:
+            return Produced(Error.INVALID_PRODUCER_EPOCH)
+        awaited = self._awaited.get(producer_id)
+        out_of_order = producer is not None and sequence != self.next_sequence(producer_id, epoch)
+        if out_of_order or (awaited is not None and sequence > awaited.sequence):
+            return Produced(Error.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        if not transactional and producer_id in self._open:
+            return Produced(Error.INVALID_TXN_STATE)
+        first_offset = self.end_offset
+        self._write(producer_id, epoch, records, transactional)
+        newest = _Batch(sequence, last_sequence, first_offset)
+        self.producers[producer_id] = Producer(epoch, (*batches[1 - BATCHES_REMEMBERED :], newest), now_ms)
+        return Produced(Error.NONE, first_offset)
+
+    def _write(self, producer_id: int, epoch: int, records: Sequence[tuple[Any, Any]], transactional: bool) -> None:
+        first_offset = self.end_offset
+        self.end_offset += len(records)
+        offsets = range(first_offset, self.end_offset)
+        self._records.extend(
+            Record(offset, key, value, producer_id, epoch)
+            for offset, (key, value) in zip(offsets, records, strict=True)
+        )
+        self._offsets.extend(offsets)
+        if transactional:
+            self._open.setdefault(producer_id, []).extend(offsets)
+            self._awaited.pop(producer_id, None)
+
+    def end_transaction(self, producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> None:
+        """Write the marker that ends the producer's transaction; with none open here it only takes an offset."""
+        offsets = self._open.pop(producer_id, ())
+        self._awaited.pop(producer_id, None)
+        if not commit:
+            self._aborted.update(offsets)
+        self.producers[producer_id] = Producer(epoch, (), now_ms)
+        self.end_offset += 1
+
+    def fetch(self, offset: int, isolation: Isolation) -> Fetched:
+        """The records from *offset* on that *isolation* lets through."""
+        if not self.start_offset <= offset <= self.end_offset:
+            return Fetched(Error.OFFSET_OUT_OF_RANGE)
+        stable_offset = self.last_stable_offset
+        first = bisect_left(self._offsets, offset)
+        if isolation is Isolation.READ_COMMITTED:
+            last = bisect_left(self._offsets, stable_offset)
+            aborted = self._aborted
+            records = tuple(record for record in self._records[first:last] if record.offset not in aborted)
+        else:
+            records = tuple(self._records[first:])
+        return Fetched(Error.NONE, records, self.start_offset, stable_offset, self.end_offset)
+
+    def forget_producers(self, silent_since_ms: int) -> None:
+        """Forget those that have been silent since, unless their transaction is open."""
+        for producer_id, producer in list(self.producers.items()):
+            if producer.last_timestamp_ms <= silent_since_ms and producer_id not in self._open:
+                del self.producers[producer_id]
+        for producer_id, awaited in list(self._awaited.items()):
+            if awaited.since_ms <= silent_since_ms:
+                del self._awaited[producer_id]
+
+    def delete_before(self, offset: int) -> Error:
+        """Forget all below *offset*; -1: all."""
+        before_offset = self.end_offset if offset == -1 else offset
+        if not 0 <= before_offset <= self.end_offset:
+            return Error.OFFSET_OUT_OF_RANGE
+        if before_offset > self.start_offset:
+            self.start_offset = before_offset
+            self._keep([record for record in self._records if record.offset >= before_offset])
+        return Error.NONE
+
+    def compact(self, *, drop_tombstones: bool) -> None:
+        """Keep, below the last stable offset, only the newest committed record of each key."""
+        stable_offset = self.last_stable_offset
+        stable = self._records[: bisect_left(self._offsets, stable_offset)]
+        newest = {record.key: record.offset for record in stable if record.offset not in self._aborted}
+        self._keep(
+            [
+                record
+                for record in self._records
+                if record.offset >= stable_offset
+                or (newest.get(record.key) == record.offset and not (drop_tombstones and record.value is None))
+            ]
+        )
+
+    def _keep(self, records: list[Record]) -> None:
+        self._records = records
+        self._offsets = [record.offset for record in records]
+        self._aborted.intersection_update(self._offsets)
+
+    def copy(self) -> PartitionLog:
+        """A log of its own with the same contents."""
+        copy = PartitionLog()
+        copy.start_offset, copy.end_offset = self.start_offset, self.end_offset
+        copy.producers = dict(self.producers)
+        copy._records, copy._offsets = list(self._records), list(self._offsets)
+        copy._open = {producer_id: list(offsets) for producer_id, offsets in self._open.items()}
+        copy._aborted, copy._awaited = set(self._aborted), dict(self._awaited)
+        return copy

@@ -1,0 +1,252 @@
+"""The transaction coordinator of the in-memory broker: what every transactional id is going through.
+
+Invariants: an id moves only along `PREVIOUS`; the epoch of a producer id only grows, and every end of a transaction and
+every initialisation raises it, or gives a new producer id when it is exhausted; once a `Prepare` state is entered the
+outcome is settled, though its markers are still to be written. Answers and their order of precedence are those of
+Kafka 4.3 with transaction version 2.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.pipeline.errors import require
+from exactlyonce.testing.broker.interface import Error, Initialized
+
+EPOCH_LAST = 32_766
+"""The highest epoch that a producer is ever given; 32767 is left for the marker that ends its transaction."""
+
+NO_PRODUCER_ID = -1
+
+
+class State(enum.Enum):
+    """Of a transactional id, named as DescribeTransactions names it."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    COMPLETE_COMMIT = "CompleteCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_ABORT = "CompleteAbort"
+    DEAD = "Dead"
+
+
+_AT_REST = frozenset({State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
+_PREPARED = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
+
+PREVIOUS: dict[State, frozenset[State]] = {
+    State.EMPTY: _AT_REST,
+    State.ONGOING: _AT_REST | {State.ONGOING},
+    State.PREPARE_COMMIT: frozenset({State.ONGOING}),
+    State.PREPARE_ABORT: _AT_REST | {State.ONGOING},
+    State.COMPLETE_COMMIT: frozenset({State.PREPARE_COMMIT}),
+    State.COMPLETE_ABORT: frozenset({State.PREPARE_ABORT}),
+    State.DEAD: _AT_REST,
+}
+"""From which states each state may be entered."""
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A transactional id, and the transaction that is or was last open under it."""
+
+    transactional_id: str
+    producer_id: int
+    timeout_ms: int
+    changed_at_ms: int
+    """By the clock's `monotonic_ms`, as `started_at_ms`."""
+    epoch: int = -1
+    producer_id_previous: int = NO_PRODUCER_ID
+    """Before the last change of state: the same one, unless its epochs ran out just then."""
+    producer_id_next: int = NO_PRODUCER_ID
+    """Taken when the markers are written, because the epochs of this one have run out."""
+    state: State = State.EMPTY
+    partitions: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Of the transaction; once it is prepared, those that still await a marker."""
+    partitions_logged: tuple[tuple[str, int], ...] = ()
+    """All of a prepared transaction: whoever loads its state after a crash begins with them anew."""
+    started_at_ms: int = 0
+    start_time_ms: int = -1
+    """By the wall clock."""
+
+    def enter(self, state: State, now_ms: int) -> None:
+        """Change the state; anything but a move along `PREVIOUS` is a defect."""
+        require(self.state in PREVIOUS[state], f"{self.transactional_id} goes from {self.state} to {state}")
+        self.state = state
+        self.producer_id_previous = self.producer_id
+        self.changed_at_ms = now_ms
+
+    @property
+    def exhausted(self) -> bool:
+        return self.epoch >= EPOCH_LAST
+
+    def described(self) -> TransactionState:
+        """As DescribeTransactions shows it."""
+        return TransactionState(
+            self.transactional_id,
+            self.state.value,
+            self.producer_id,
+            self.epoch,
+            self.timeout_ms,
+            self.start_time_ms,
+            tuple(sorted(self.partitions)),
+        )
+
+    def copy(self) -> Transaction:
+        """One of its own with the same values."""
+        twin = copy.copy(self)
+        twin.partitions = dict(self.partitions)
+        return twin
+
+
+class TransactionCoordinator:
+    """All transactional ids. *prepared* is called when a transaction awaits its markers, with the time."""
+
+    def __init__(self, clock: Clock, timeout_max_ms: int, prepared: Callable[[Transaction, int], None]) -> None:
+        self.transactions: dict[str, Transaction] = {}
+        self._clock = clock
+        self._timeout_max_ms = timeout_max_ms
+        self._prepared = prepared
+        self._producer_ids = 0
+
+    def new_producer_id(self) -> int:
+        """A producer id that was never given before."""
+        self._producer_ids += 1
+        return self._producer_ids - 1
+
+    def initialize(self, transactional_id: str, timeout_ms: int, now_ms: int) -> Initialized:
+        """A fresh epoch; aborts what is open first, and then asks to be asked again."""
+        if not 0 < timeout_ms <= self._timeout_max_ms:
+            return Initialized(Error.INVALID_TRANSACTION_TIMEOUT)
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None:
+            transaction = Transaction(transactional_id, self.new_producer_id(), timeout_ms, now_ms)
+            self.transactions[transactional_id] = transaction
+        if transaction.state in _PREPARED:
+            return Initialized(Error.CONCURRENT_TRANSACTIONS)
+        if transaction.state is State.ONGOING:
+            self.prepare(transaction, State.PREPARE_ABORT, now_ms)
+            return Initialized(Error.CONCURRENT_TRANSACTIONS)
+        transaction.enter(State.EMPTY, now_ms)
+        if transaction.exhausted:
+            transaction.producer_id, transaction.epoch = self.new_producer_id(), 0
+        else:
+            transaction.epoch += 1
+        transaction.timeout_ms, transaction.start_time_ms = timeout_ms, -1
+        return Initialized(Error.NONE, transaction.producer_id, transaction.epoch)
+
+    def add_partition(
+        self, transactional_id: str, producer_id: int, epoch: int, partition: tuple[str, int], now_ms: int
+    ) -> Error:
+        """Make *partition* part of the transaction, which begins with its first."""
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None:
+            return Error.INVALID_PRODUCER_ID_MAPPING
+        if transaction.state in _PREPARED:
+            return Error.CONCURRENT_TRANSACTIONS
+        if transaction.producer_id != producer_id:
+            return Error.INVALID_PRODUCER_ID_MAPPING
+        if transaction.epoch != epoch:
+            return Error.INVALID_PRODUCER_EPOCH
+        if transaction.state is not State.ONGOING:
+            transaction.enter(State.ONGOING, now_ms)
+            transaction.started_at_ms, transaction.start_time_ms = now_ms, self._clock.now_ms()
+        if partition not in transaction.partitions:
+            transaction.enter(State.ONGOING, now_ms)
+            transaction.partitions[partition] = None
+        return Error.NONE
+
+    def verify(self, transactional_id: str, producer_id: int, epoch: int, partition: tuple[str, int]) -> Error:
+        """What the partition's leader asks when a producer sends a first batch: is the partition in the transaction?"""
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None or transaction.producer_id != producer_id:
+            return Error.INVALID_PRODUCER_ID_MAPPING
+        if transaction.epoch != epoch:
+            return Error.INVALID_PRODUCER_EPOCH
+        return Error.NONE if partition in transaction.partitions else Error.INVALID_TXN_STATE
+
+    def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, now_ms: int) -> Error:
+        """EndTxn of version 5. The same request again is answered alike; any other one about the past is refused."""
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None:
+            return Error.INVALID_PRODUCER_ID_MAPPING
+        state = transaction.state
+        if state in _PREPARED:
+            return Error.CONCURRENT_TRANSACTIONS
+        past_rotation = (
+            transaction.producer_id_previous == producer_id and epoch == EPOCH_LAST and transaction.epoch == 0
+        )
+        if transaction.producer_id != producer_id and not past_rotation:
+            return Error.INVALID_PRODUCER_ID_MAPPING
+        complete = state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
+        again = complete and (transaction.epoch == epoch + 1 or past_rotation)
+        if transaction.epoch != epoch and not again:
+            return Error.PRODUCER_FENCED
+        if again:
+            return Error.NONE if commit == (state is State.COMPLETE_COMMIT) else Error.INVALID_TXN_STATE
+        if commit and state is not State.ONGOING:
+            return Error.INVALID_TXN_STATE
+        self.prepare(transaction, State.PREPARE_COMMIT if commit else State.PREPARE_ABORT, now_ms)
+        return Error.NONE
+
+    def prepare(self, transaction: Transaction, state: State, now_ms: int) -> None:
+        """Settle the outcome: from here on only markers are missing."""
+        if transaction.state is not State.ONGOING:
+            transaction.start_time_ms = self._clock.now_ms()
+        transaction.enter(state, now_ms)
+        transaction.producer_id_next = self.new_producer_id() if transaction.exhausted else NO_PRODUCER_ID
+        transaction.epoch += 1
+        transaction.partitions_logged = tuple(transaction.partitions)
+        self._prepared(transaction, now_ms)
+
+    def reload(self, now_ms: int) -> None:
+        """Begin a new life from what was logged: every prepared transaction awaits all of its markers again."""
+        for transaction in self.transactions.values():
+            if transaction.state in _PREPARED:
+                transaction.partitions = dict.fromkeys(transaction.partitions_logged)
+                self._prepared(transaction, now_ms)
+
+    def complete(self, transaction: Transaction, now_ms: int) -> None:
+        """All markers are written."""
+        committed = transaction.state is State.PREPARE_COMMIT
+        transaction.enter(State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT, now_ms)
+        transaction.partitions.clear()
+        if transaction.producer_id_next != NO_PRODUCER_ID:
+            transaction.producer_id, transaction.epoch = transaction.producer_id_next, 0
+            transaction.producer_id_next = NO_PRODUCER_ID
+
+    def timed_out(self, at_ms: int) -> list[Transaction]:
+        """The open transactions whose time is over at *at_ms*, the oldest first."""
+        late = (t for t in self.transactions.values() if t.state is State.ONGOING)
+        return sorted((t for t in late if t.started_at_ms + t.timeout_ms < at_ms), key=lambda t: t.started_at_ms)
+
+    def has_open(self) -> bool:
+        """Whether any transaction is open."""
+        return any(transaction.state is State.ONGOING for transaction in self.transactions.values())
+
+    def expire(self, unchanged_since_ms: int) -> None:
+        """Forget the ids at rest that nobody has used since."""
+        for transaction in list(self.transactions.values()):
+            if transaction.state in _AT_REST and transaction.changed_at_ms <= unchanged_since_ms:
+                transaction.enter(State.DEAD, transaction.changed_at_ms)
+                del self.transactions[transaction.transactional_id]
+
+    def listed(self, prefix: str) -> list[ListedTransaction]:
+        """As ListTransactions shows them, sorted by id."""
+        return [
+            ListedTransaction(name, transaction.producer_id, transaction.state.value)
+            for name, transaction in sorted(self.transactions.items())
+            if name.startswith(prefix)
+        ]
+
+    def copy(self, clock: Clock, prepared: Callable[[Transaction, int], None]) -> TransactionCoordinator:
+        """One of its own with the same ids."""
+        twin = TransactionCoordinator(clock, self._timeout_max_ms, prepared)
+        twin.transactions = {name: transaction.copy() for name, transaction in self.transactions.items()}
+        twin._producer_ids = self._producer_ids
+        return twin

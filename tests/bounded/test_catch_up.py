@@ -1,0 +1,292 @@
+"""What may come in the way of a backfill or a catch-up: other lives, other code, stop offsets that cannot be
+reached."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import Quiet
+from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local
+from running import assert_totals, orders
+
+from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded import leadership
+from exactlyonce.engines.bounded.advance import Advanced
+from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def running(fed: Fed) -> Iterator[subprocess.Popen[str]]:
+    """`exactlyonce run` of `broad`, past its first checkpoint."""
+    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", "bounded_pipelines:broad", "--json"]
+    process = subprocess.Popen(
+        [*command, "--param", f"name={fed.name}", "--bootstrap-servers", fed.kafka.bootstrap_servers],
+        cwd=HERE, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert any('"event": "checkpoint"' in line for line in process.stderr)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> int:
+    """The exit code of a command on `broad`, in this process; none of these comes as far as to Java."""
+    monkeypatch.chdir(HERE)
+    pipeline = ["bounded_pipelines:broad", "--param", f"name={fed.name}"]
+    return main([name, *pipeline, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options])
+
+
+def test_a_running_pipeline_is_left_alone(
+    fed: Fed, running: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """A command refuses, naming host, process and heartbeat; once the process is dead, nothing is in the way."""
+    fed.feed(300)
+    assert command(fed, monkeypatch, "backfill") == 2
+    said = capsys.readouterr().err
+    assert f"is running: process {running.pid} on {os.uname().nodename}" in said
+    assert "last heartbeat" in said
+    assert "--take-over" in said
+    running.kill()
+    running.wait()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert command(fed, monkeypatch, "backfill") == 2
+    assert "Spark needs Java 17 or 21" in capsys.readouterr().err
+    catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path / "staging")
+    fed.assert_output()
+    fed.assert_nothing_left()
+
+
+def test_what_is_refused_at_once(
+    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A catch-up without a checkpoint, speculation, a cluster without a staging folder, and wrong stop offsets."""
+    wrong = {
+        ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",
+        ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
+        ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
+        ("backfill", "--to", "yesterday"): "is no place to go to",
+        ("backfill", "--to", "2026-11-01T00:00:00"): "has no time zone",
+        ("backfill", "--to", '{"a": 1}'): "Offsets are written as",
+        ("backfill", "--chunk-records", "0"): "must be at least 1",
+    }
+    for (name, *options), said in wrong.items():
+        assert command(fed, monkeypatch, name, *options) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_goals(fed: Fed, tmp_path: Path) -> None:
+    """Offsets are exclusive ends; beyond the end, behind what is read or left out they are errors; -1 is the latest."""
+    fed.feed(300)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    ends = {f"{fed.name}-in": {0: 10, 1: -1, 2: 0, 3: 0}, f"{fed.name}-more": {0: 5, 1: 0, 2: 0}}
+
+    def to(**changed: dict[int, int]) -> Any:
+        named = {**ends, **{f"{fed.name}-{topic}": offsets for topic, offsets in changed.items()}}
+        return catch_up(fed, loaded, 2, tmp_path, stop_offsets=StopOffsets(offsets=named))
+
+    summary = to()
+    reached = {(each.source, each.partition): each.offset for each in summary.manifest.offsets}
+    assert (reached["left", 0], reached["right", 0]) == (10, 5)
+    assert summary.records == sum(reached.values())
+    for offsets, said in (
+        ({0: 10, 1: -1, 2: 0, 3: 100_000}, "lies beyond the end"),
+        ({0: 9, 1: -1, 2: 0, 3: 0}, "cannot be taken back to 9"),
+        ({0: 10}, "Every partition of .* needs an end: 0, 1, 2, 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            to(**{"in": offsets})
+    catch_up(fed, loaded, 1, tmp_path)
+    fed.assert_output()
+
+
+def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) -> None:
+    """A parallelism at which the manifest would be too large is refused with the largest that will do, which does."""
+    fed.feed(30)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most") as refused:
+        catch_up(fed, loaded, 5_000, tmp_path)
+    most = int(str(refused.value).split("--parallelism ")[1].split()[0])
+    assert most > 100
+    catch_up(fed, loaded, 40, tmp_path)
+    fed.assert_output()
+
+
+def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
+    """State that no operator takes is refused before anything is read."""
+    fed.feed(100)
+    catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path)
+    with pytest.raises(GraphError, match="state of 'totals', and the pipeline has no such operator"):
+        catch_up(fed, load_pipeline("pipelines", "renamed", fed.name), 1, tmp_path)
+
+
+def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
+    """A record that a function raises on ends the command, names the record, and the fixed pipeline goes on."""
+    fed.feed(100)
+    with pytest.raises(RecordError, match=r"Operator 'totals' raised ZeroDivisionError"):
+        catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path)
+
+    def failing(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        answers = in_process(stage, work)
+        if stage == "publish":
+            raise OSError("the driver lost its executors")
+        return answers
+
+    fixed = load_pipeline("pipelines", "linear", fed.name)
+    with pytest.raises(OSError, match="lost its executors"):
+        catch_up(fed, fixed, 2, tmp_path, submit=failing)
+    assert not fed.open_transactions(), "also before anybody comes again"
+    catch_up(fed, fixed, 2, tmp_path)
+    fed.assert_nothing_left()
+
+
+def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
+    """A driver that another one has overtaken while its units ran publishes nothing, and says who it was."""
+    fed.feed(300)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+
+    def overtaken(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        if stage == "stage 2":
+            catch_up(fed, loaded, 1, tmp_path / "other")
+        return in_process(stage, work)
+
+    with pytest.raises(Fenced, match="has taken over from incarnation 1"):
+        catch_up(fed, loaded, 2, tmp_path / "this", submit=overtaken)
+    fed.assert_output()
+    assert not fed.open_transactions()
+
+
+def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks sees that the driver of a long stage lives."""
+    monkeypatch.setattr(leadership, "UPKEEP_INTERVAL_S", 0.05)
+    fed.feed(100)
+    seen: set[int] = set()
+
+    def lasting(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        deadline = time.monotonic() + 60
+        while stage == "stage 1" and len(seen) < 3:
+            assert time.monotonic() < deadline, f"no heartbeats came but {seen}"
+            life = fed.history().newest_life
+            assert life is not None
+            seen.add(life.heartbeat_ms)
+        return in_process(stage, work)
+
+    catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path, submit=lasting)
+    assert len(seen) == 3
+
+
+def test_following(fed: Fed, tmp_path: Path) -> None:
+    """What comes later is read, too, until a stop is asked for; then the last checkpoint is whole."""
+    fed.feed(300)
+    stopping, progress = threading.Event(), Following(fed)
+    progress.stop = stopping.set
+    catch_up(
+        fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path,
+        follow=True, stopping=stopping, progress=progress,
+    )  # fmt: skip
+    assert len(progress.checkpoints) >= 2
+    fed.assert_output()
+    fed.assert_nothing_left()
+    history = fed.history()
+    assert history.latest is not None
+    assert history.latest.kind == "checkpoint"
+    assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait until this life is silent"
+
+
+def test_a_partition_that_is_added_is_followed(fed: Fed, tmp_path: Path) -> None:
+    """A partition that a topic gets is read from its first record, though nothing else has come; every offset that
+    ends with a record has the leader epoch in which that was written, and a partition without records has none."""
+    fed.feed(90)
+    stopping, progress = threading.Event(), Growing(fed)
+    progress.stop = stopping.set
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    catch_up(fed, loaded, 2, tmp_path, follow=True, stopping=stopping, progress=progress)
+    fed.assert_output()
+    latest = fed.history().latest
+    assert latest is not None
+    right = {each.partition: (each.offset, each.leader_epoch) for each in latest.offsets if each.source == "right"}
+    assert right.keys() == {0, 1, 2, 3}
+    assert right[2] == (0, -1)
+    assert all(epoch == (0 if offset else -1) for offset, epoch in right.values())
+
+
+class Following(Silent):
+    """Feeds more after the first checkpoint, and asks for the end once all of it is read."""
+
+    def __init__(self, fed: Fed) -> None:
+        super().__init__()
+        self.fed = fed
+        self.records = 0
+        self.stop: Any = None
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        super().advanced(advanced, offsets)
+        self.records += advanced.records
+        if len(self.checkpoints) == 1:
+            self.feed()
+        elif self.records == len(self.fed.all):
+            self.stop()
+
+    def feed(self) -> None:
+        """More to read."""
+        self.fed.feed(90)
+
+
+class Growing(Following):
+    """Follows a topic that gets partitions after the first checkpoint, one of which alone is fed."""
+
+    def feed(self) -> None:
+        more = orders(30, first=2_000_000)
+        self.fed.kafka.add_partitions(f"{self.fed.name}-more", 4)
+        self.fed.kafka.produce(f"{self.fed.name}-more", more, 3)
+        self.fed.right += more
+
+
+def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
+    """Subtasks that own no key group have nothing to do behind a shuffle, in either engine; the output is exact."""
+    loaded = load_pipeline("bounded_pipelines", "narrow", fed.name)
+    fed.feed(300)
+    assert catch_up(fed, loaded, 5, tmp_path).records == len(fed.all)
+    fed.feed(300)
+    run_local(fed, 4, "bounded_pipelines:narrow")
+    fed.feed(300)
+    assert catch_up(fed, loaded, 3, tmp_path).checkpoints == 1
+    assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
+
+
+def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
+    """A chunk notes how many partitions the output had when it was computed, not when the command began."""
+
+    class Widening(Silent):
+        def advanced(self, advanced: Advanced, offsets: int) -> None:
+            """After the first chunk the topic grows."""
+            if not self.checkpoints:
+                fed.kafka.add_partitions(f"{fed.name}-out", 7)
+            super().advanced(advanced, offsets)
+
+    fed.feed(900)
+    progress = Widening()
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    catch_up(fed, loaded, 2, tmp_path, progress=progress, chunk_records=500)
+    counts = [{sink: count for sink, _, count in each.sinks}["out"] for each in progress.checkpoints]
+    assert counts == [counts[0], *[7] * (len(counts) - 1)]
+    assert counts[0] < 7
+    assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
+    report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
+    assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)

@@ -1,0 +1,103 @@
+"""The checkpoint topic: made as it must be, or refused."""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
+
+from exactlyonce.checkpoint.store.topic import NEEDS, delete_topic, find_topic, min_insync_needed, prepare_topic
+from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
+
+GOOD = {need.setting.replace(".", "_"): need.value for need in NEEDS}
+
+
+def config(kafka: Any) -> dict[str, Any]:
+    return {"bootstrap.servers": kafka.bootstrap_servers}
+
+
+@pytest.mark.broker
+class TestTopic:
+    def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
+        """A new topic has every setting that is needed, and is found again as the same."""
+        topic = prepare_topic(config(kafka), topic_name, partitions=3)
+        assert (topic.name, topic.partitions) == (f"{topic_name}.checkpoints", 3)
+        resource = ConfigResource(ResourceType.TOPIC, topic.name)
+        admin = AdminClient(config(kafka))
+        found = admin.describe_configs([resource])[resource].result()
+        assert {need.setting: found[need.setting].value for need in NEEDS} == {n.setting: n.value for n in NEEDS}
+        assert prepare_topic(config(kafka), topic_name, partitions=7) == topic
+        assert find_topic(config(kafka), topic_name) == topic
+
+    def test_two_instances_that_start_at_once(self, kafka: Any, topic_name: str) -> None:
+        """Of two instances that create the topic at once, both get the one that there is."""
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda _: prepare_topic(config(kafka), topic_name), range(2))
+        assert first == second
+
+    @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+    def test_a_topic_that_deletes_is_refused(self, kafka: Any, topic_name: str, policy: str) -> None:
+        """A topic that deletes by age is refused, naming the setting, what it is, what it must be, and the command."""
+        kafka.create_topic(f"{topic_name}.checkpoints", 5, **GOOD | {"cleanup_policy": policy})
+        with pytest.raises(TopicError) as refused:
+            prepare_topic(config(kafka), topic_name)
+        assert f"cleanup.policy is {policy}, must be = compact" in str(refused.value)
+        assert f"--entity-name {topic_name}.checkpoints --add-config cleanup.policy=compact" in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("setting", "value"),
+        [
+            ("segment_bytes", 1 << 30),
+            ("segment_ms", 3_600_000),
+            ("delete_retention_ms", 60_000),
+            ("min_cleanable_dirty_ratio", 0.5),
+            ("max_compaction_lag_ms", 1 << 60),
+            ("max_message_bytes", 1_048_588),
+            ("unclean_leader_election_enable", "true"),
+        ],
+    )
+    def test_other_settings_that_are_not_safe(self, kafka: Any, topic_name: str, setting: str, value: object) -> None:
+        """Each of the other settings is looked at too."""
+        kafka.create_topic(f"{topic_name}.checkpoints", 5, **GOOD | {setting: value})
+        with pytest.raises(TopicError, match=rf"{setting.replace('_', '.')} is {value}, must be"):
+            prepare_topic(config(kafka), topic_name)
+
+    def test_a_topic_of_one_partition_is_refused(self, kafka: Any, topic_name: str) -> None:
+        """Decisions and blocks need different partitions."""
+        kafka.create_topic(f"{topic_name}.checkpoints", 1, **GOOD)
+        with pytest.raises(TopicError, match="has 1 partition"):
+            prepare_topic(config(kafka), topic_name)
+
+    def test_deletion(self, kafka: Any, topic_name: str) -> None:
+        """After its deletion the topic is gone, and a new one is another."""
+        first = prepare_topic(config(kafka), topic_name)
+        delete_topic(config(kafka), topic_name)
+        with pytest.raises(TopicError, match=f"Pipeline {topic_name} has no checkpoints"):
+            find_topic(config(kafka), topic_name)
+        assert prepare_topic(config(kafka), topic_name).topic_id != first.topic_id
+
+
+class TestNoBroker:
+    def test_nobody_listens(self) -> None:
+        """Where nobody listens, an error says so within ten seconds, with the address and the reason."""
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match=r"No broker answers at 127\.0\.0\.1:1: .*Connection refused"):
+            prepare_topic({"bootstrap.servers": "127.0.0.1:1"}, "p")
+        assert time.monotonic() - began < 10
+
+    def test_somebody_else_listens(self) -> None:
+        """A port where something else listens, and never answers, is an error within ten seconds."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailable, match="No broker answers at"):
+                prepare_topic({"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"}, "p")
+        assert time.monotonic() - began < 10
+
+
+def test_replicas_that_must_be_in_sync() -> None:
+    """From three replicas on, one may be away and no more: neither decisions nor progress are lost with a broker."""
+    assert [min_insync_needed(replicas) for replicas in (1, 2, 3, 5)] == [1, 1, 2, 4]

@@ -1,0 +1,339 @@
+"""Ending transactions: commit, look, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
+from exactlyonce.checkpoint.requests import (
+    DescribeProducers,
+    DescribeTransactions,
+    Ending,
+    EndTransactions,
+    ListTransactions,
+    Look,
+    Pause,
+    Request,
+    drive,
+)
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, ListedTransaction, TransactionState
+from exactlyonce.checkpoint.transactions.commit import (
+    SWEEPS_MAX,
+    Commits,
+    commit,
+    incarnation_latest,
+    is_older,
+    look,
+    sweep,
+)
+from exactlyonce.pipeline.errors import BrokerUnavailable
+
+C, B, R, U = EndAnswer.COMPLETED, EndAnswer.BUSY, EndAnswer.REFUSED, EndAnswer.UNKNOWN
+
+
+def committable(name: str, subtask: int = 0, checkpoint: int = 1, records: int = 5) -> Committable:
+    """A committable of the sink `out`."""
+    return Committable(name, 7, 3, 2, "cluster", "out", subtask, checkpoint, (Written("t", 0, 10, records),))
+
+
+class Scripted:
+    """Answers EndTransactions from a script by id, the last answer permanently; keeps what was asked."""
+
+    def __init__(self, answers: dict[str, Sequence[EndAnswer]], fates: dict[str, Fate] | None = None) -> None:
+        self.answers = {name: list(each) for name, each in answers.items()}
+        self.fates = fates or {}
+        self.asked: list[Request] = []
+
+    def __call__(self, request: Request) -> Any:
+        self.asked.append(request)
+        match request:
+            case EndTransactions(endings):
+                return [self._answer(each.transactional_id) for each in endings]
+            case DescribeProducers():
+                return []
+            case Look(wanted):
+                return self.fates[wanted.transactional_id]
+            case Pause():
+                return None
+        raise AssertionError(request)
+
+    def _answer(self, name: str) -> EndAnswer:
+        script = self.answers[name]
+        return script.pop(0) if len(script) > 1 else script[0]
+
+    @property
+    def rounds(self) -> list[list[str]]:
+        """The ids of each EndTransactions, in order."""
+        return [[e.transactional_id for e in each.endings] for each in self.asked if isinstance(each, EndTransactions)]
+
+
+def names(committables: list[Committable]) -> list[str]:
+    """Their transactional ids."""
+    return [each.transactional_id for each in committables]
+
+
+def test_a_commit_asks_for_exactly_the_transaction_that_the_committable_names() -> None:
+    """A commit is asked with the committable's own id, producer id and epoch, and never as an abort."""
+    world = Scripted({"a": [C]})
+    assert drive(commit([committable("a")]), world).fates == {"a": "committed"}
+    assert world.asked == [EndTransactions((Ending("a", 7, 3),), commit=True), DescribeProducers((("t", 0),))]
+
+
+def test_answers_are_sorted_and_nothing_is_decided_about_the_refused_and_unknown() -> None:
+    """Completed ones are committed, refused ones lost, the others unknown; none is looked at or aborted."""
+    world = Scripted({"a": [C], "b": [R], "c": [U]})
+    commits = drive(commit([committable(name, subtask) for subtask, name in enumerate("abc")]), world)
+    assert (commits.fates, names(commits.lost), names(commits.unknown)) == ({"a": "committed"}, ["b"], ["c"])
+    assert (commits.held, commits.gone) == ([], [])
+    assert world.rounds == [["a", "b", "c"]]
+
+
+def test_while_the_broker_is_busy_the_same_commit_is_asked_again() -> None:
+    """A busy broker is asked the same again after a pause, for those only that it was busy with."""
+    world = Scripted({"a": [C], "b": [B, B, C]})
+    commits = drive(commit([committable("a", 0), committable("b", 1)]), world)
+    assert commits.fates == {"a": "committed", "b": "committed"}
+    assert world.rounds == [["a", "b"], ["b"], ["b"]]
+    assert all(each.commit for each in world.asked if isinstance(each, EndTransactions))
+    assert sum(isinstance(each, Pause) for each in world.asked) == 2
+
+
+def test_a_transaction_without_records_is_not_asked_about() -> None:
+    """A committable without records does not exist on the broker: it is left out."""
+    world = Scripted({})
+    assert drive(commit([committable("a", records=0)]), world) == Commits()
+    assert world.asked == []
+
+
+def test_the_transactions_of_one_subtask_are_committed_in_the_order_of_their_checkpoints() -> None:
+    """Of one sink subtask the transaction of an earlier checkpoint is committed first; subtasks do not wait for each
+    other."""
+    carried = [
+        committable("a3", 0, 3), committable("a1", 0, 1), committable("b2", 1, 2), committable("a2", 0, 2),
+    ]  # fmt: skip
+    world = Scripted({"a1": [B, C], "a2": [C], "a3": [C], "b2": [C]})
+    assert drive(commit(carried), world).fates.keys() == {"a1", "a2", "a3", "b2"}
+    assert world.rounds == [["a1", "b2"], ["a1"], ["a2"], ["a3"]]
+
+
+@pytest.mark.parametrize("answer", [R, U])
+def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(answer: EndAnswer) -> None:
+    """Once a transaction is refused or unknown, the later ones of its subtask are not asked about: a repair of it must
+    come before them in the log."""
+    chain = [committable("a1", 0, 1), committable("a2", 0, 2), committable("a3", 0, 3), committable("b1", 1, 1)]
+    world = Scripted({"a1": [C], "a2": [answer], "b1": [C]})
+    commits = drive(commit(chain), world)
+    assert commits.fates == {"a1": "committed", "b1": "committed"}
+    assert names(commits.lost + commits.unknown) == ["a2"]
+    assert names(commits.held) == ["a3"]
+
+
+@pytest.mark.parametrize(
+    ("fate", "fates", "lost", "gone"),
+    [
+        (Fate.COMMITTED, {"a": "proven"}, [], []),
+        (Fate.ABORTED, {}, ["a"], []),
+        (Fate.GONE, {}, [], ["a"]),
+    ],
+)
+def test_the_unknown_are_settled_by_their_records(
+    fate: Fate, fates: dict[str, str], lost: list[str], gone: list[str]
+) -> None:
+    """What is visible is proven committed, what is aborted is lost, what is neither is gone; nothing stays unknown."""
+    commits = drive(look(Commits(unknown=[committable("a")])), Scripted({}, {"a": fate}))
+    assert (commits.fates, names(commits.lost), names(commits.gone)) == (fates, lost, gone)
+    assert commits.unknown == []
+
+
+@pytest.mark.parametrize(
+    ("fates", "lost", "proven"),
+    [("CCC", [], True), ("CAC", [1], False), ("AAC", [0, 1], False), ("GAC", [0, 1], False), ("GGC", [], True)],
+)
+def test_each_partition_of_an_unknown_one_is_looked_at(fates: str, lost: list[int], proven: bool) -> None:
+    """If it is aborted in some partitions and committed in others, what is lost is what the former hold, and what is
+    not seen at all; what is gone from one partition is proven by the others only if none shows it as aborted."""
+    whole = msgspec.structs.replace(committable("a"), written=tuple(Written("t", p, 10, 5) for p in range(3)))
+    letters = {"C": Fate.COMMITTED, "A": Fate.ABORTED, "G": Fate.GONE}
+
+    def shown(request: Request) -> Fate:
+        assert isinstance(request, Look)
+        (written,) = request.committable.written
+        return letters[fates[written.partition]]
+
+    commits = drive(look(Commits(unknown=[whole])), shown)
+    assert sorted(w.partition for each in commits.lost for w in each.written) == lost
+    assert commits.fates == ({"a": "proven"} if proven else {})
+    assert commits.gone == commits.unknown == []
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "attempt", "older"),
+    [(2, 9, True), (3, 1, True), (3, 2, False), (3, 3, False), (4, 0, False)],
+)
+def test_an_id_is_older_by_incarnation_and_then_by_attempt(incarnation: int, attempt: int, older: bool) -> None:
+    """Only ids of lower incarnations, or of lower attempts of the same one, are older than attempt 2 of incarnation
+    3."""
+    name = TransactionalId("p", "out", 0, incarnation, f"{attempt}-stage", "0")
+    assert is_older(name, 3, 2) is older
+
+
+def test_the_highest_incarnation_is_learnt_from_the_ids_that_parse() -> None:
+    """Of all listed ids the highest incarnation counts; ids that are none of ours, and an empty list, count as 0."""
+    ids = ["eo:p:coordinator", "eo:p:out:0:7.0:0", "eo:p:out:9:3.8:repair-9-9", "eo:p:out:0:99.x:0"]
+    assert incarnation_latest(ListedTransaction(each, 0, "Empty") for each in ids) == 7
+    assert incarnation_latest([]) == 0
+
+
+class Broker:
+    """Transactional ids by name: (state, producer id, epoch). Aborting raises the epoch, as a broker does."""
+
+    def __init__(self, states: dict[str, str]) -> None:
+        self.states = {name: (state, number, 0) for number, (name, state) in enumerate(states.items())}
+        self.pauses = 0
+        self.ended: list[str] = []
+        self.busy: dict[str, int] = {}
+        self.before_listing: list[Callable[[], None]] = []
+
+    def __call__(self, request: Request) -> Any:
+        match request:
+            case ListTransactions(prefix):
+                if self.before_listing:
+                    self.before_listing.pop(0)()
+                return [
+                    ListedTransaction(name, producer_id, state)
+                    for name, (state, producer_id, _) in self.states.items()
+                    if name.startswith(prefix)
+                ]
+            case DescribeTransactions(ids):
+                return {each: self._described(each) for each in ids}
+            case EndTransactions(endings, commit):
+                assert not commit
+                return [self._abort(each) for each in endings]
+            case Pause():
+                self.pauses += 1
+                return None
+        raise AssertionError(request)
+
+    def _described(self, name: str) -> TransactionState | None:
+        if name not in self.states:
+            return None
+        state, producer_id, epoch = self.states[name]
+        return TransactionState(name, state, producer_id, epoch, 60_000, 0, ())
+
+    def _abort(self, ending: Ending) -> EndAnswer:
+        _, producer_id, epoch = self.states[ending.transactional_id]
+        if self.busy.get(ending.transactional_id, 0):
+            self.busy[ending.transactional_id] -= 1
+            return B
+        if (producer_id, epoch) != (ending.producer_id, ending.epoch):
+            return U
+        self.ended.append(ending.transactional_id)
+        self.states[ending.transactional_id] = ("CompleteAbort", producer_id, epoch + 1)
+        return C
+
+
+ANY_STATE = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
+
+
+@pytest.mark.parametrize("state", ANY_STATE)
+def test_an_older_id_is_aborted_in_whatever_state_it_is(state: str) -> None:
+    """An id of an older incarnation is aborted and thereby fenced, also if it is Empty or complete, exactly once."""
+    broker = Broker({"eo:p:out:0:1.0:0": state})
+    assert drive(sweep("p", 2, 0), broker) == 1
+    assert broker.ended == ["eo:p:out:0:1.0:0"]
+    assert broker.states["eo:p:out:0:1.0:0"][2] == 1
+
+
+@pytest.mark.parametrize("state", ANY_STATE)
+def test_a_sweep_touches_only_older_ids_of_its_own_pipeline(state: str) -> None:
+    """Ids of pipelines whose names begin alike, of this attempt or a newer one, of a coordinator, and ids that do not
+    parse are left alone in whatever state they are."""
+    foreign = [
+        "eo:p:out:0:2.1:0", "eo:p:out:0:2.2:0", "eo:p:out:0:3.0:0", "eo:p:coordinator", "eo:p-q:out:0:1.0:0",
+        "eo:pq:out:0:1.0:0", "eo:p:out:0:1.x:0", "eo:p:out:0:1.0:0:0", "eo:p:out:0:1.0", "eop:out:0:1.0:0",
+    ]  # fmt: skip
+    broker = Broker(dict.fromkeys(foreign, state))
+    before = dict(broker.states)
+    assert drive(sweep("p", 2, 1), broker) == 0
+    assert broker.states == before
+
+
+def test_a_foreign_id_that_a_listing_gives_all_the_same_is_not_touched() -> None:
+    """Even if the broker lists an id of another pipeline, it is parsed whole and left alone."""
+    broker = Broker({"eo:a-b:out:0:1.0:0": "Ongoing"})
+
+    def careless(request: Request) -> Any:
+        return broker(ListTransactions("eo:a") if isinstance(request, ListTransactions) else request)
+
+    assert drive(sweep("a", 9, 0), careless) == 0
+    assert broker.ended == []
+
+
+@pytest.mark.parametrize("state", ANY_STATE)
+def test_a_protected_id_is_not_touched(state: str) -> None:
+    """An id that a durable record names is not aborted, in whatever state it is."""
+    broker = Broker({"eo:p:out:0:1.0:0": state, "eo:p:out:0:1.0:1": "Ongoing"})
+    assert drive(sweep("p", 2, 0, protected={"eo:p:out:0:1.0:0"}), broker) == 1
+    assert broker.ended == ["eo:p:out:0:1.0:1"]
+
+
+def test_ids_that_were_fenced_before_are_passed_over_only_once_complete() -> None:
+    """Of incarnations below the mark only ids that are open or Empty are aborted, so that the others can expire."""
+    older = {f"eo:p:out:0:1.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
+    newer = {f"eo:p:out:0:2.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
+    broker = Broker(older | newer)
+    drive(sweep("p", 3, 0, fenced_below=(2, 0)), broker)
+    at_rest = {"CompleteCommit", "CompleteAbort", "Dead"}
+    assert set(broker.ended) == {name for name, state in older.items() if state not in at_rest} | set(newer)
+
+
+def test_a_sweep_goes_on_until_nothing_older_is_open() -> None:
+    """A zombie that opens a new transaction while the sweep is busy is aborted in the next round."""
+    zombie, late = "eo:p:out:0:1.0:0", "eo:p:out:0:1.0:1"
+    broker = Broker({zombie: "Ongoing"})
+    broker.busy[zombie] = 2
+
+    def wake() -> None:
+        broker.states[zombie] = ("Ongoing", 0, 5)
+        broker.states[late] = ("Ongoing", 9, 0)
+
+    def race(request: Request) -> Any:
+        if isinstance(request, EndTransactions) and not broker.pauses and zombie not in broker.ended:
+            broker.states[zombie] = ("Ongoing", 0, 4)  # initialised again between describe and end
+            broker.busy.clear()
+        return broker(request)
+
+    broker.before_listing = [lambda: None, wake]
+    assert drive(sweep("p", 2, 0), race) == 2
+    assert {name: state for name, (state, _, _) in broker.states.items()} == dict.fromkeys(
+        (zombie, late), "CompleteAbort"
+    )
+
+
+def test_an_id_that_expires_meanwhile_needs_no_fence() -> None:
+    """An id that the broker has forgotten between listing and describing counts as fenced."""
+    broker = Broker({"eo:p:out:0:1.0:0": "CompleteAbort"})
+
+    def forgetful(request: Request) -> Any:
+        if isinstance(request, DescribeTransactions):
+            return dict.fromkeys(request.transactional_ids)
+        return broker(request)
+
+    assert drive(sweep("p", 2, 0), forgetful) == 1
+    assert broker.ended == []
+
+
+def test_a_sweep_that_never_succeeds_says_so() -> None:
+    """If the broker goes on refusing, the sweep gives up with an error that says that nothing was lost."""
+    broker = Broker({"eo:p:out:0:1.0:0": "Ongoing"})
+
+    def refuse(request: Request) -> Any:
+        return [U] * len(request.endings) if isinstance(request, EndTransactions) else broker(request)
+
+    with pytest.raises(BrokerUnavailable, match="Nothing was lost"):
+        drive(sweep("p", 2, 0), refuse)
+    assert broker.pauses == SWEEPS_MAX

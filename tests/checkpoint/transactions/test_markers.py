@@ -1,0 +1,267 @@
+"""Markers that the broker writes late, or never."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.decision import Life, finish
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.requests import (
+    Append,
+    CopyTransaction,
+    DescribeProducers,
+    EndTransactions,
+    ListTransactions,
+    Look,
+    Pause,
+    Request,
+    RewriteMarkers,
+    drive,
+)
+from exactlyonce.checkpoint.transactions.broker_answers import (
+    EndAnswer,
+    Fate,
+    ListedTransaction,
+    Outcome,
+    ProducerState,
+)
+from exactlyonce.checkpoint.transactions.commit import commit, sweep
+from exactlyonce.checkpoint.transactions.markers import MARKERS_LOST_AFTER_MS, PAUSE_LONGEST_MS, await_markers, release
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
+
+PLACES = (("t", 0), ("t", 1))
+
+
+def committable(name: str = "a", producer_id: int = 7, checkpoint: int = 1) -> Committable:
+    """A committable with records from offset 10 on in two partitions."""
+    written = tuple(Written(topic, partition, 10, 5) for topic, partition in PLACES)
+    return Committable(name, producer_id, 3, 2, "cluster", "out", 0, checkpoint, written)
+
+
+class Broker:
+    """Partitions where transactions are open, by (topic, partition, producer id) with their start offsets."""
+
+    def __init__(self, *producer_ids: int, start: int = 10) -> None:
+        self.open = {(*place, each): start for place in PLACES for each in producer_ids}
+        self.rewrites_lost = 0
+        self.written_at_ms: int | None = None
+        self.away_until_ms = 0
+        self.answers: dict[str, EndAnswer] = {}
+        self.fates: list[Fate] = []
+        self.listed: list[ListedTransaction] = []
+        self.asked: list[Request] = []
+        self.now_ms = 0
+
+    def __call__(self, request: Request) -> Any:
+        self.asked.append(request)
+        match request:
+            case DescribeProducers(partitions):
+                return self._described(partitions)
+            case ListTransactions():
+                return self.listed
+            case Look(looked):
+                return self.fates[looked.written[0].partition]
+            case CopyTransaction(lost, name):
+                return msgspec.structs.replace(lost, transactional_id=name, producer_id=77, epoch=0)
+            case Append():
+                return Outcome.DONE
+            case RewriteMarkers(_, producer_id, partitions):
+                self._rewritten(producer_id, partitions)
+                return None
+            case EndTransactions(endings):
+                return [self.answers.get(each.transactional_id, EndAnswer.COMPLETED) for each in endings]
+            case Pause(duration_ms):
+                self.now_ms += duration_ms
+                return None
+        raise AssertionError(request)
+
+    def _described(self, partitions: tuple[tuple[str, int], ...]) -> list[ProducerState]:
+        if self.now_ms < self.away_until_ms:
+            raise BrokerUnavailable("away")
+        if self.written_at_ms is not None and self.now_ms >= self.written_at_ms:
+            self.open.clear()
+        return [
+            ProducerState(topic, partition, producer_id, 3, 4, 0, start)
+            for (topic, partition, producer_id), start in self.open.items()
+            if (topic, partition) in partitions
+        ]
+
+    def _rewritten(self, producer_id: int, partitions: tuple[tuple[str, int], ...]) -> None:
+        if self.rewrites_lost:
+            self.rewrites_lost -= 1
+        else:
+            for place in partitions:
+                self.open.pop((*place, producer_id), None)
+
+    def of(self, kind: type) -> list[Any]:
+        """The requests of one kind, in order."""
+        return [each for each in self.asked if isinstance(each, kind)]
+
+
+def test_markers_that_are_there_cost_one_question() -> None:
+    """If no partition shows our transactions as open, they were asked once, all together, and nothing is waited for."""
+    broker = Broker()
+    drive(await_markers([committable("a", 7), committable("b", 8)], commit=True), broker)
+    assert broker.asked == [DescribeProducers(PLACES)]
+
+
+def test_without_committables_nothing_is_asked() -> None:
+    """Nothing was ended: there is nothing to wait for."""
+    broker = Broker()
+    drive(await_markers([], commit=True), broker)
+    assert broker.asked == []
+
+
+def test_late_markers_are_waited_for_with_growing_pauses() -> None:
+    """While markers are being written they are asked for again, at first after milliseconds; none is written twice."""
+    broker = Broker(7)
+    broker.written_at_ms = 2_000
+    drive(await_markers([committable()], commit=True), broker)
+    pauses_ms = [each.duration_ms for each in broker.of(Pause)]
+    assert pauses_ms == sorted(pauses_ms)
+    assert (pauses_ms[0], pauses_ms[-1]) == (3, PAUSE_LONGEST_MS)
+    assert broker.now_ms - broker.written_at_ms < PAUSE_LONGEST_MS
+    assert broker.of(RewriteMarkers) == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_lost_markers_are_written_again_where_they_are_missing_with_the_same_verdict(commit: bool) -> None:
+    """After some seconds the markers are taken for lost: they are written again for those transactions and partitions
+    only that still show as open, and then looked for once more."""
+    broker = Broker(7)
+    del broker.open["t", 0, 7]
+    drive(await_markers([committable("a", 7), committable("b", 8)], commit=commit), broker)
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, (("t", 1),), commit)]
+    assert broker.now_ms >= MARKERS_LOST_AFTER_MS
+    assert isinstance(broker.asked[-1], DescribeProducers)
+
+
+def test_markers_that_are_lost_again_are_written_again() -> None:
+    """Writing them may fail or be lost as well: it is repeated, each time after some seconds, until they are there."""
+    broker = Broker(7)
+    broker.rewrites_lost = 2
+    drive(await_markers([committable()], commit=True), broker)
+    assert len(broker.of(RewriteMarkers)) == 3
+    assert broker.now_ms >= 3 * MARKERS_LOST_AFTER_MS
+
+
+def test_a_broker_that_is_away_is_waited_for() -> None:
+    """While no broker answers nothing is taken for lost: only a partition that answers can show that."""
+    broker = Broker(7)
+    broker.away_until_ms = 2 * MARKERS_LOST_AFTER_MS
+    broker.written_at_ms = broker.away_until_ms + 1_000
+    drive(await_markers([committable()], commit=True), broker)
+    assert broker.of(RewriteMarkers) == []
+
+
+@pytest.mark.parametrize("other", [Broker(9), Broker(7, start=30)], ids=["another producer", "a later one of ours"])
+def test_transactions_of_others_are_not_ours(other: Broker) -> None:
+    """Another producer's open transaction, or one of our producer id that begins elsewhere, is none of our business."""
+    drive(await_markers([committable()], commit=True), other)
+    assert other.asked == [DescribeProducers(PLACES)]
+
+
+def test_a_marker_that_cannot_be_written_halts() -> None:
+    """Where the id has got another producer id the error goes up: nothing may be finalized."""
+    broker = Broker(7)
+
+    def refuse(request: Request) -> Any:
+        if isinstance(request, RewriteMarkers):
+            raise Halt("the id is somebody else's")
+        return broker(request)
+
+    with pytest.raises(Halt, match="somebody else's"):
+        drive(await_markers([committable()], commit=True), refuse)
+
+
+def test_a_commit_is_known_only_with_its_markers() -> None:
+    """A later transaction of the same subtask is committed only once the markers of the earlier one are there."""
+    broker = Broker(7)
+    broker.written_at_ms = MARKERS_LOST_AFTER_MS // 2
+    commits = drive(commit([committable("a", 7, 1), committable("b", 8, 2)]), broker)
+    assert commits.fates == {"a": "committed", "b": "committed"}
+    first, second = broker.of(EndTransactions)
+    between = broker.asked[broker.asked.index(first) + 1 : broker.asked.index(second)]
+    assert isinstance(between[-1], DescribeProducers)
+    assert broker.now_ms >= broker.written_at_ms
+
+
+def test_markers_that_were_written_again_prove_nothing() -> None:
+    """The transaction that writes them may have been aborted before it was ended, by a coordinator that slept: what it
+    was to commit is unknown until its records are looked at, and what follows it waits."""
+    broker = Broker(7)
+    first, second = committable("a", 7, 1), committable("b", 8, 2)
+    commits = drive(commit([first, second]), broker)
+    assert (commits.fates, commits.unknown, commits.held) == ({}, [first], [second])
+    kinds = [type(each) for each in broker.asked if not isinstance(each, Pause | DescribeProducers)]
+    assert kinds == [EndTransactions, RewriteMarkers]
+
+
+def test_an_unknown_one_that_is_still_open_gets_its_markers_before_anybody_looks() -> None:
+    """After a rewriting that was broken off the same commit is answered by UNKNOWN, while the lost marker holds readers
+    back: it is written before the fate is looked for, which would else wait permanently."""
+    broker = Broker(7)
+    broker.answers = {"a": EndAnswer.UNKNOWN}
+    commits = drive(commit([committable()]), broker)
+    assert [each.transactional_id for each in commits.unknown] == ["a"]
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, commit=True)]
+
+
+def test_a_refused_one_gets_no_commit_markers() -> None:
+    """What the broker has aborted is not committed by the back door, even if its abort markers are missing: it is
+    repaired whole."""
+    broker = Broker(7)
+    broker.answers = {"a": EndAnswer.REFUSED}
+    assert [each.transactional_id for each in drive(commit([committable()]), broker).lost] == ["a"]
+    assert broker.of(RewriteMarkers) == []
+
+
+@pytest.mark.parametrize("start", [10, 30])
+def test_what_holds_readers_back_is_released_by_abort(start: int) -> None:
+    """A transaction of a given producer id is open, wherever it begins: after some seconds abort markers are written
+    for it, and for no other."""
+    broker = Broker(7, 9, start=start)
+    drive(release({7: "a"}, PLACES), broker)
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, commit=False)]
+    assert {owner for _, _, owner in broker.open} == {9}
+
+
+def test_with_nobody_to_release_nothing_is_asked() -> None:
+    """Without producer ids, or without partitions, there is nothing to look for."""
+    broker = Broker(7)
+    drive(release({}, PLACES), broker)
+    drive(release({7: "a"}, ()), broker)
+    assert broker.asked == []
+
+
+def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -> None:
+    """After a sweep no older id holds readers back, also one that was complete before and is skipped; what a
+    durable record names keeps its chance to be committed."""
+    broker = Broker(7, 8, 9)
+    states = {"eo:p:out:0:1.0:0": (7, "CompleteAbort"), "eo:p:out:0:2.0:0": (8, "CompleteCommit")}
+    newer = {"eo:p:out:0:3.0:0": (9, "Ongoing")}
+    broker.listed = [ListedTransaction(name, *state) for name, state in {**states, **newer}.items()]
+    drive(sweep("p", 3, 0, protected={"eo:p:out:0:2.0:0"}, fenced_below=(2, 0), outputs=PLACES), broker)
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("eo:p:out:0:1.0:0", 7, PLACES, commit=False)]
+    assert {owner for _, _, owner in broker.open} == {8, 9}
+
+
+def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
+    """If writing lost markers again was begun and timed out, the records of those partitions are aborted and the others
+    are visible: only what was lost is copied, so that nothing is doubled."""
+    broker = Broker()
+    broker.answers = {"eo:p:out:0:2.0:0": EndAnswer.UNKNOWN}
+    broker.fates = [Fate.COMMITTED, Fate.ABORTED]
+    decided = committable("eo:p:out:0:2.0:0")
+    manifest = Manifest(
+        "p", 1, 2, 0, "checkpoint", 0, 0, 0, 9, "print", 128, 1, 2, (0, 0), 0, (), (), (), (decided,), ()
+    )  # fmt: skip
+    assert drive(finish(manifest, [], Life("p", 3, 0, "cluster", 2, 60_000), 9), broker) == {
+        decided.transactional_id: "repaired"
+    }
+    part = msgspec.structs.replace(decided, written=decided.written[1:])
+    assert broker.of(CopyTransaction) == [CopyTransaction(part, "eo:p:out:0:3.0:repair-1-1")]

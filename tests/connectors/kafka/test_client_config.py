@@ -1,0 +1,277 @@
+"""One configuration for two client libraries: the same meaning or a refusal, and no secret in sight."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactlyonce.connectors.kafka.client_config import OWNED, ClientConfig, Secret
+from exactlyonce.pipeline.errors import ConfigError
+
+CANARY = "c4nary-Zr9"
+SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
+SASL = {
+    **SERVERS,
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.username": "alice",
+    "sasl.password": CANARY,
+}
+
+
+def token(config: str) -> tuple[str, float]:
+    """An `oauth_cb`: as confluent-kafka calls it."""
+    return f"token-{CANARY}-{config}", 4_000_000_000.0
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a key protected by the password CANARY, the same unprotected, and their certificate."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for command in (
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out certificate.pem -days 2 -subj /CN=localhost",
+        f"openssl pkcs8 -topk8 -in key.pem -out locked.pem -passout pass:{CANARY}",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+class TestBothLibraries:
+    """What one setting becomes for each of the two."""
+
+    def test_names_and_mechanism(self) -> None:
+        """Address, identity, protocol and credentials reach both; tuning reaches librdkafka only."""
+        config = ClientConfig({**SASL, "client.id": "me", "linger.ms": 5, "socket.keepalive.enable": True})
+        assert config.confluent() == {**SASL, "client.id": "me", "linger.ms": "5", "socket.keepalive.enable": "true"}
+        arguments = config.kafka_python()
+        assert isinstance(arguments.pop("ssl_context"), ssl.SSLContext)
+        assert arguments == {
+            "bootstrap_servers": ["127.0.0.1:9092"],
+            "client_id": "me",
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "SCRAM-SHA-512",
+            "sasl_plain_username": "alice",
+            "sasl_plain_password": CANARY,
+        }
+
+    def test_aliases(self) -> None:
+        """The other names that librdkafka knows mean the same, and may not contradict."""
+        config = ClientConfig({"metadata.broker.list": "a:1, PLAINTEXT://b:2"})
+        assert config.bootstrap_servers == "a:1, PLAINTEXT://b:2"
+        assert config.kafka_python()["bootstrap_servers"] == ["a:1", "b:2"]
+        with pytest.raises(ConfigError, match="set twice"):
+            ClientConfig({**SASL, "sasl.mechanisms": "PLAIN"})
+
+    def test_overrides_win(self) -> None:
+        """A client's own settings stand over the common ones."""
+        config = ClientConfig({**SERVERS, "linger.ms": "5"})
+        assert config.confluent({"linger.ms": 7})["linger.ms"] == 7
+
+    def test_tokens(self) -> None:
+        """An `oauth_cb` written for confluent-kafka gives kafka-python its tokens."""
+        oauth = {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+        config = ClientConfig({**oauth, "oauth_cb": f"{__name__}:token", "sasl.oauthbearer.config": "x"})
+        assert config.confluent()["oauth_cb"]("x") == token("x")
+        provider = config.kafka_python()["sasl_oauth_token_provider"]
+        assert (provider.token(), provider.extensions()) == (token("x")[0], {})
+        assert config.redact(f"sent {token('x')[0]}") == "sent ***"
+        with pytest.raises(ConfigError, match="module:function"):
+            ClientConfig({**oauth, "oauth_cb": f"{__name__}:nothing"}).kafka_python()
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            "ssl.keystore.location",
+            "ssl.engine.location",
+            "sasl.kerberos.keytab",
+            "sasl.oauthbearer.method",
+            "sasl.oauthbearer.token.endpoint.url",
+            "enable.sasl.oauthbearer.unsecure.jwt",
+            "https.ca.location",
+            "sasl.pasword",
+        ],
+    )
+    def test_security_is_never_dropped(self, setting: str) -> None:
+        """A security setting without an equal in kafka-python is refused by name."""
+        with pytest.raises(ConfigError, match=f"{setting}: .*kafka-python"):
+            ClientConfig({**SASL, setting: "x"}).check()
+
+    def test_check_finds_what_librdkafka_refuses(self, certificates: Path) -> None:
+        """A misspelt or impossible setting is found before anything connects; a good configuration passes."""
+        with pytest.raises(ConfigError, match=r"lingerr\.ms"):
+            ClientConfig({**SERVERS, "lingerr.ms": 5}).check()
+        ClientConfig({**SERVERS, "linger.ms": 5}).check()
+        ClientConfig({**SASL, "ssl.ca.location": str(certificates / "certificate.pem")}).check()
+
+    def test_secrets_reach_librdkafka_whole(self) -> None:
+        """A hidden secret is a plain string to the library."""
+        Producer(ClientConfig(SASL).confluent({"bootstrap.servers": "", "log_level": 0}))
+
+
+class TestTls:
+    """librdkafka's TLS settings as a context of Python."""
+
+    @staticmethod
+    def context(**settings: Any) -> ssl.SSLContext:
+        dotted = {name.replace("_", "."): str(value) for name, value in settings.items()}
+        context = ClientConfig({**SERVERS, "security.protocol": "ssl", **dotted}).kafka_python()["ssl_context"]
+        assert isinstance(context, ssl.SSLContext)
+        return context
+
+    def test_checked_by_default(self) -> None:
+        """Without more, certificates and host names are checked, and nothing older than TLS 1.2 is spoken."""
+        context = self.context()
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.check_hostname
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+        assert context.cert_store_stats()["x509_ca"] > 0
+
+    def test_unchecked_by_name(self) -> None:
+        """Each check can be turned off by its own name."""
+        assert not self.context(ssl_endpoint_identification_algorithm="none").check_hostname
+        assert self.context(ssl_endpoint_identification_algorithm="none").verify_mode is ssl.CERT_REQUIRED
+        assert self.context(enable_ssl_certificate_verification=False).verify_mode is ssl.CERT_NONE
+
+    def test_files_and_texts(self, certificates: Path) -> None:
+        """Certificates and keys are taken from files and from text alike, protected or not."""
+        certificate, key, locked = (certificates / f"{name}.pem" for name in ("certificate", "key", "locked"))
+        for settings in (
+            {"ssl_certificate_location": certificate, "ssl_key_location": key},
+            {"ssl_certificate_location": certificate, "ssl_key_location": locked, "ssl_key_password": CANARY},
+            {"ssl_certificate_pem": certificate.read_text(), "ssl_key_pem": key.read_text()},
+            {"ssl_certificate_pem": certificate.read_text(), "ssl_key_pem": f"file:{key}"},
+        ):
+            self.context(**settings)
+        for settings in ({"ssl_ca_location": certificate}, {"ssl_ca_pem": certificate.read_text()}):
+            assert len(self.context(**settings).get_ca_certs()) == 1
+
+    def test_what_cannot_be_loaded(self, certificates: Path) -> None:
+        """A missing file, a wrong password and no password are errors that name the settings and show no secret."""
+        locked = {"ssl_certificate_location": certificates / "certificate.pem"}
+        locked["ssl_key_location"] = certificates / "locked.pem"
+        for settings in ({"ssl_ca_location": "/missing"}, locked, {**locked, "ssl_key_password": f"{CANARY}x"}):
+            with pytest.raises(ConfigError, match=r"Check ssl\.") as caught:
+                self.context(**settings)
+            assert CANARY not in str(caught.value)
+
+
+class TestContradictions:
+    """What no client could be made of, or what would be weaker than it looks."""
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({}, "bootstrap.servers is not set"),
+            ({**SERVERS, "security.protocol": "TLS"}, "Choose one of"),
+            ({**SERVERS, "sasl.username": "alice"}, "nobody would be authenticated"),
+            ({**SERVERS, "security.protocol": "SASL_SSL"}, "sasl.mechanism is not set"),
+            ({**SASL, "sasl.mechanism": "GSSAPI"}, "Kerberos"),
+            (
+                {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
+                "sasl.username and sasl.password",
+            ),
+            ({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "needs oauth_cb"),
+        ],
+    )
+    def test_refused(self, settings: dict[str, str], message: str) -> None:
+        """The contradiction is refused with what to do."""
+        with pytest.raises(ConfigError, match=message):
+            ClientConfig(settings)
+
+    @pytest.mark.parametrize("setting", sorted(OWNED))
+    def test_owned(self, setting: str) -> None:
+        """What carries the guarantee cannot be set from outside."""
+        with pytest.raises(ConfigError, match="set by exactlyonce itself"):
+            ClientConfig({**SERVERS, setting: "x"})
+
+    def test_warnings(self) -> None:
+        """Risky choices are allowed, and named."""
+        assert ClientConfig(SASL).warnings == ()
+        assert ClientConfig(SERVERS).warnings == ()
+        for settings, word in (
+            ({**SASL, "security.protocol": "SASL_PLAINTEXT"}, "unencrypted"),
+            ({**SASL, "enable.ssl.certificate.verification": False}, "pose"),
+            ({**SASL, "ssl.endpoint.identification.algorithm": "none"}, "pose"),
+            ({**SERVERS, "ssl.ca.location": "x"}, "no effect"),
+        ):
+            (warning,) = ClientConfig(settings).warnings
+            assert word in warning
+
+
+class TestSecrets:
+    """A secret is looked up late and shown never."""
+
+    SECRETS = (
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+        "sasl.jaas.config",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+    )
+
+    @pytest.mark.parametrize("setting", SECRETS)
+    def test_not_shown(self, setting: str) -> None:
+        """Neither repr nor str of the configuration nor `redact` lets the value through."""
+        config = ClientConfig({**SASL, "sasl.password": "-", setting: CANARY})
+        assert CANARY not in repr(config) + str(config) + config.redact(f"<{CANARY}>")
+        assert "bootstrap.servers=127.0.0.1:9092" in repr(config)
+
+    def test_not_shown_by_what_clients_are_given(self) -> None:
+        """The arguments for the libraries hide it too, as libraries log them."""
+        config = ClientConfig(SASL)
+        assert CANARY not in repr(config.confluent()) + repr(config.kafka_python())
+
+    def test_references(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A reference is looked up whenever arguments are made; old values stay hidden as well."""
+        secret = tmp_path / "secret"
+        secret.write_text("first\n")
+        monkeypatch.setenv("SECRET_USER", "bob")
+        config = ClientConfig({**SASL, "sasl.password": f"file:{secret}", "sasl.username": "env:SECRET_USER"})
+        assert f"sasl.password=file:{secret}" in repr(config)
+        assert config.confluent()["sasl.password"] == "first"
+        secret.write_text("second")
+        assert config.kafka_python()["sasl_plain_password"] == "second"
+        assert config.confluent()["sasl.username"] == "bob"
+        assert config.redact("first, second, bob") == "***, ***, bob"
+
+    def test_references_to_nothing(self) -> None:
+        """A reference that leads nowhere is an error that names it."""
+        for reference, message in (("env:NO_SUCH_VARIABLE", "no variable"), ("file:/no/such/file", "cannot be read")):
+            with pytest.raises(ConfigError, match=message):
+                ClientConfig({**SASL, "sasl.password": reference}).confluent()
+
+    def test_errors_of_librdkafka_hide_it(self) -> None:
+        """A secret that librdkafka would repeat in its error is not in ours."""
+        with pytest.raises(ConfigError) as caught:
+            ClientConfig({**SASL, CANARY: "x", "ssl.key.password": CANARY}).check()
+        assert CANARY not in str(caught.value)
+
+    def test_travels_as_written(self) -> None:
+        """Encoded and back it is equal, and a reference is still a reference."""
+        config = ClientConfig({**SASL, "sasl.password": "env:NOT_HERE"})
+        assert ClientConfig(msgspec.json.decode(msgspec.json.encode(config.settings))) == config
+
+    @given(st.text(min_size=1).filter(lambda text: not text.startswith(("env:", "file:"))), st.text(), st.text())
+    def test_redact_removes_every_occurrence(self, secret: str, before: str, after: str) -> None:
+        """Wherever the secret stands in a text, it does not stand in the redacted one."""
+        config = ClientConfig({**SASL, "sasl.password": secret})
+        shown = config.redact(before + secret + after + secret)
+        assert not any(secret in piece for piece in shown.split("***"))
+
+    def test_secret_is_a_string(self) -> None:
+        """A Secret is its text to everybody but repr."""
+        assert Secret("x") == "x"
+        assert f"{Secret('x')}" == "x"
+        assert repr([Secret("x")]) == "['***']"

@@ -1,0 +1,198 @@
+"""Both client libraries log in with one configuration, at a broker with TLS and SASL; and no log shows a secret."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+from exactlyonce.testing.cluster import LIMIT_S
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+CANARY = "c4nary-Zr9"
+PLAIN_LOGIN = (
+    f'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="{CANARY}" '
+    f'username="alice" password="{CANARY}";'
+)
+SCRAM_LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+OAUTH_LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
+
+
+def token(config: str) -> tuple[str, float]:
+    """An `oauth_cb` that signs nothing: the broker of this test believes whatever it is told."""
+    now = int(time.time())
+    parts = ({"alg": "none"}, {"sub": "alice", "iat": now, "exp": now + 3600, "scope": CANARY})
+    texts = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
+    return ".".join([*texts, ""]), float(now + 3600)
+
+
+class SecuredBroker(NamedTuple):
+    """Where its listeners are, and the certificates to meet them with."""
+
+    ports: dict[str, int]
+    certificates: Path
+
+    def config(self, listener: str, **settings: str) -> ClientConfig:
+        protocol = {"SASL": "SASL_PLAINTEXT", "SASLTLS": "SASL_SSL", "TLS": "SSL"}[listener]
+        tls = {} if protocol == "SASL_PLAINTEXT" else {"ssl.ca.location": str(self.certificates / "server.pem")}
+        dotted = {name if name == "oauth_cb" else name.replace("_", "."): value for name, value in settings.items()}
+        servers = f"127.0.0.1:{self.ports[listener]}"
+        return ClientConfig({"bootstrap.servers": servers, "security.protocol": protocol, **tls, **dotted})
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    """A broker with a listener for each way of logging in."""
+    certificates = tmp_path_factory.mktemp("certificates")
+    for name in ("server", "client"):
+        make_certificate(certificates, name)
+    ports: dict[str, int] = {}
+    for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS"):
+        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
+    settings = listener_settings(ports, certificates)
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), ports["PLAINTEXT"], settings, lifetime="process")
+    broker.start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+        user = UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 4096), CANARY.encode())
+        for future in admin.alter_user_scram_credentials([user]).values():
+            future.result(LIMIT_S)
+    yield SecuredBroker(ports, certificates)
+    broker.kill()
+
+
+def make_certificate(folder: Path, name: str) -> None:
+    """`<name>.pem`, its key, and both in one file as the broker wants them."""
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.pem -days 2 -subj /CN={name}"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1"], cwd=folder, check=True, capture_output=True
+    )
+    (folder / f"{name}.both").write_text((folder / f"{name}.key").read_text() + (folder / f"{name}.pem").read_text())
+
+
+def listener_settings(ports: dict[str, int], certificates: Path) -> dict[str, str]:
+    protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+    protocols |= {"SASL": "SASL_PLAINTEXT", "SASLTLS": "SASL_SSL", "TLS": "SSL"}
+    settings = {
+        "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
+        "advertised.listeners": ",".join(f"{n}://127.0.0.1:{port}" for n, port in ports.items() if n != "CONTROLLER"),
+        "controller.quorum.voters": f"1@127.0.0.1:{ports['CONTROLLER']}",
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(certificates / "server.both"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(certificates / "client.pem"),
+        "listener.name.tls.ssl.client.auth": "required",
+    }
+    for name in ("sasl", "sasltls"):
+        prefix = f"listener.name.{name}"
+        settings[f"{prefix}.sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER"
+        settings[f"{prefix}.plain.sasl.jaas.config"] = PLAIN_LOGIN
+        settings[f"{prefix}.scram-sha-256.sasl.jaas.config"] = SCRAM_LOGIN
+        settings[f"{prefix}.scram-sha-512.sasl.jaas.config"] = SCRAM_LOGIN
+        settings[f"{prefix}.oauthbearer.sasl.jaas.config"] = OAUTH_LOGIN
+        settings[f"{prefix}.connections.max.reauth.ms"] = "2000"
+    return settings
+
+
+def both_reach(config: ClientConfig) -> str:
+    """The cluster's id, as both libraries give it."""
+    transactions = Transactions(config, timeout_ms=20_000)
+    consumer = Consumer(config.confluent({"group.id": "group"}))
+    try:
+        cluster_id = transactions.cluster_id()
+        assert transactions.transaction_version() >= 2
+        assert consumer.list_topics(timeout=LIMIT_S).cluster_id == cluster_id
+        return cluster_id
+    finally:
+        consumer.close()
+        transactions.close()
+
+
+@pytest.mark.parametrize("listener", ["SASL", "SASLTLS"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A name and a password open the door to both libraries, and the most talkative log does not show it."""
+    caplog.set_level(logging.DEBUG, "kafka")
+    config = broker.config(listener, sasl_mechanism=mechanism, sasl_username="alice", sasl_password=CANARY)
+    config.check()
+    assert both_reach(config)
+    assert "SaslHandshake" in caplog.text
+    assert CANARY not in caplog.text
+
+
+def test_tokens(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """A token opens the door to both libraries, and the most talkative log does not show it."""
+    caplog.set_level(logging.DEBUG, "kafka")
+    config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
+    assert both_reach(config)
+    assert token("")[0].split(".")[0] not in caplog.text
+
+
+def test_certificates(broker: SecuredBroker) -> None:
+    """A certificate of one's own, from files or as text, opens the door to both libraries."""
+    certificate, key = (broker.certificates / name for name in ("client.pem", "client.key"))
+    assert both_reach(broker.config("TLS", ssl_certificate_location=str(certificate), ssl_key_location=str(key)))
+    texts = broker.config("TLS", ssl_certificate_pem=certificate.read_text(), ssl_key_pem=f"file:{key}")
+    assert both_reach(texts)
+
+
+def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal is told at once, as one, without the secret; and a corrected reference works on the same object."""
+    caplog.set_level(logging.DEBUG, "kafka")
+    secret = broker.certificates / "password"
+    for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+        secret.write_text(f"{CANARY}-wrong")
+        settings = {"sasl_mechanism": mechanism, "sasl_username": "alice", "sasl_password": f"file:{secret}"}
+        transactions = Transactions(broker.config("SASLTLS", **settings), timeout_ms=20_000)
+        with pytest.raises(ConfigError, match=r"refused to let us in: .*Check sasl\.mechanism") as caught:
+            transactions.cluster_id()
+        assert CANARY not in str(caught.value) + caplog.text
+        secret.write_text(CANARY)
+        assert transactions.cluster_id()
+        transactions.close()
+
+
+def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
+    """Where the broker's certificate is of no known authority, we do not talk to it, and say why."""
+    config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
+    with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        Transactions(config, timeout_ms=1_000).cluster_id()
+
+
+def test_sessions_that_end(broker: SecuredBroker) -> None:
+    """Where the broker ends a session every two seconds, questions go on being answered across several of them."""
+    config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
+    transactions = Transactions(config, timeout_ms=20_000)
+    started_s = time.monotonic()
+    while time.monotonic() < started_s + 7:
+        assert transactions.cluster_id()
+        time.sleep(0.1)  # the rate of a checkpoint's questions
+    transactions.close()
+
+
+def test_a_cluster_with_security_only_where_it_is(broker: SecuredBroker) -> None:
+    """A port that wants a login does not answer without, and the error names the protocol."""
+    config = ClientConfig({"bootstrap.servers": f"127.0.0.1:{broker.ports['SASL']}"})
+    with pytest.raises(BrokerUnavailable, match=r"security.protocol \(PLAINTEXT\)"):
+        Transactions(config, timeout_ms=2_000).cluster_id()

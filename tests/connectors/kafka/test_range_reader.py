@@ -1,0 +1,159 @@
+"""Exactly a range: against the records that a plain read_committed consumer sees."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
+from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
+from exactlyonce.testing.cluster import LIMIT_S
+
+CANARY = "canary-7f3a"
+
+
+def read(reader: RangeReader, records_max: int = 7) -> list[tuple[int | None, bytes | None]]:
+    """(offset, value) of all of the range, in batches of at most *records_max*."""
+    records = []
+    while messages := reader.read(records_max):
+        assert len(messages) <= records_max
+        records += [(message.offset(), message.value()) for message in messages]
+    assert reader.read(records_max) == []
+    reader.close()
+    return records
+
+
+def write(cluster: Any, topic: str, kinds: str) -> None:
+    """For each kind a transaction of three records, (c)ommitted or (a)borted, with an aborted one in between them."""
+    for number, kind in enumerate(kinds):
+        outer, inner = (cluster.open(f"{topic}-{number}-{name}", topic, []) for name in ("outer", "inner"))
+        for step in range(3):
+            for name, producer in (("outer", outer), ("inner", inner)):
+                producer.produce(topic, f"{number}-{name}-{step}", partition=0)
+                assert producer.flush(LIMIT_S) == 0
+        inner.abort_transaction(LIMIT_S)
+        outer.commit_transaction(LIMIT_S) if kind == "c" else outer.abort_transaction(LIMIT_S)
+
+
+@pytest.mark.broker
+def test_every_range(cluster: Any, kafka: Any, topic: str) -> None:
+    """Of transactions in each other, committed or aborted, every range has what a consumer sees, wherever it ends."""
+    write(cluster, topic, "caca")
+    cluster.visible(topic)
+    seen = [(each.offset, each.value) for each in kafka.read_committed(topic) if each.partition == 0]
+    assert [offset for offset, _ in seen] == [0, 2, 4, 16, 18, 20]
+    log_end = cluster.topics.end_offsets(topic, committed=True)[0]
+    for start in (0, 3, 17):
+        for end in range(start, log_end + 1):
+            reader = RangeReader(topic, 0, start, end, cluster.config)
+            assert read(reader) == [each for each in seen if start <= each[0] < end], (start, end)
+
+
+@pytest.mark.broker
+def test_more_than_one_fetch(cluster: Any, topic: str) -> None:
+    """A large range comes whole and in order, in full batches, and ends before what lies behind it."""
+    producer = cluster.open(f"{topic}-many", topic, [b"%06d" % number + bytes(300) for number in range(60_000)])
+    producer.commit_transaction(LIMIT_S)
+    records = read(RangeReader(topic, 1, 5, 29_000, cluster.config), 10_000)
+    assert [offset for offset, _ in records] == list(range(5, 29_000))
+    assert [value[:6] for _, value in records if value] == [b"%06d" % number for number in range(11, 58_000, 2)]
+
+
+@pytest.mark.broker
+def test_a_transaction_that_ends_meanwhile(cluster: Any, kafka: Any, topic: str) -> None:
+    """A range that reaches into an open transaction waits for it; how long the caller takes between is not counted."""
+    kafka.produce(topic, [b"0"], partition=0)
+    producer = cluster.open(topic, topic, [b"1", b""])
+    hour, asked = 0.0, 0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        if hour and asked == 6:
+            producer.commit_transaction(LIMIT_S)
+        return hour + time.monotonic()
+
+    reader = RangeReader(topic, 0, 0, 2, cluster.config, clock=clock)
+    assert [message.offset() for message in reader.read(1)] == [0]
+    hour, asked = 3600.0, 0
+    assert read(reader) == [(1, b"1")]
+    assert asked >= 6
+
+
+def test_an_empty_range() -> None:
+    """An empty range asks nobody."""
+    config = ClientConfig({"bootstrap.servers": f"127.0.0.1:{free_port()}"})
+    assert read(RangeReader("missing", 0, 7, 7, config)) == []
+
+
+@pytest.mark.broker
+class TestWhatIsMissing:
+    """A range that is not all there is an error that names the offsets."""
+
+    def test_removed(self, cluster: Any, topic: str) -> None:
+        """What retention took is an error, and what it left is read."""
+        cluster.open(topic, topic, [b"%d" % number for number in range(20)]).commit_transaction(LIMIT_S)
+        cluster.kafka.delete_records(topic, {0: 4})
+        with pytest.raises(RangeGone, match=r"from offset 3 up to 8, but the topic holds offsets 4 to 10 now"):
+            RangeReader(topic, 0, 3, 9, cluster.config).read(100)
+        assert [offset for offset, _ in read(RangeReader(topic, 0, 4, 9, cluster.config))] == [4, 5, 6, 7, 8]
+
+    def test_beyond_the_end(self, cluster: Any, topic: str) -> None:
+        """A start that the topic does not have is an error at once; an end that does not come, after the limit."""
+        cluster.open(topic, topic, [b"0", b"", b"1", b""]).commit_transaction(LIMIT_S)
+        with pytest.raises(RangeGone, match="from offset 10 up to 19, but the topic holds offsets 0 to 2 now"):
+            RangeReader(topic, 0, 10, 20, cluster.config).read(100)
+        hasty = RangeReader(topic, 0, 0, 20, cluster.config, timeout_s=1.0)
+        assert len(hasty.read(100)) == 2
+        with pytest.raises(
+            BrokerUnavailable, match=r"at offset 3 nothing has come for 1 s: readers .* held at offset 3"
+        ):
+            hasty.read(100)
+        hasty.close()
+
+    def test_no_topic(self, cluster: Any, topic_name: str) -> None:
+        """A missing topic is a TopicError that names topic and partition."""
+        with pytest.raises(TopicError, match=rf"{topic_name}\[0\], of which .* does not exist"):
+            RangeReader(topic_name, 0, 0, 20, cluster.config).read(100)
+        cluster.topics.create(topic_name, partitions=1)
+        with pytest.raises(TopicError, match=rf"{topic_name}\[1\], of which .* does not exist"):
+            RangeReader(topic_name, 1, 0, 20, cluster.config).read(100)
+
+    def test_no_broker(self) -> None:
+        """Without a broker the error comes in time, says where it was tried, and holds no secret."""
+        security = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
+        servers = f"127.0.0.1:{free_port()}"
+        config = ClientConfig({"bootstrap.servers": servers, "log_level": 0, "sasl.password": CANARY, **security})
+        with pytest.raises(BrokerUnavailable, match=rf"{servers} runs") as caught:
+            RangeReader("topic", 0, 0, 20, config, timeout_s=0.3).read(100)
+        assert CANARY not in str(caught.value)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_compaction_and_a_broker_that_dies(own_broker: Any) -> None:
+    """Gaps that compaction leaves are no losses, and a broker that is away for a while costs no record."""
+    kafka = own_broker({"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"})
+    quickly = {"cleanup_policy": "compact", "segment_ms": "100", "min_cleanable_dirty_ratio": "0.0"}
+    topic = kafka.create_topic("compacted", **quickly)
+    deadline = time.monotonic() + LIMIT_S
+    seen: list[tuple[int, bytes | None]] = []
+    while not any(b[0] - a[0] > 1 for a, b in pairwise(seen)):
+        assert time.monotonic() < deadline
+        kafka.produce(topic, [(b"%d" % (n * n % 7), bytes(2_000)) for n in range(40)])
+        seen = [(each.offset, each.value) for each in kafka.read_committed(topic)]
+    near = {"queued.min.messages": 1, "fetch.message.max.bytes": 3_000}  # so that it has not fetched all before
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, **near})
+    reader = RangeReader(topic, 0, 0, seen[-1][0] + 1, config)
+    found = [(each.offset(), each.value()) for each in reader.read(3)]
+    kafka.broker.kill()
+    kafka.broker.start()
+    found += read(reader)
+    now = {(each.offset, each.value) for each in kafka.read_committed(topic)}
+    assert now <= set(found) <= set(seen)
+    assert all((a[0] or 0) < (b[0] or 0) for a, b in pairwise(found))

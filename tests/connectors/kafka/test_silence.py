@@ -1,0 +1,93 @@
+"""A source whose broker does not answer says so; one that has nothing to read does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.connectors.kafka.silence import INTERVAL_MS, SILENT_AFTER_S, Silence
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
+
+
+def statistics(
+    leader: int = 1, state: str = "UP", idle_s: float = 0.1, queued: int = 0, partitions: tuple[str, ...] = ("0", "-1")
+) -> str:
+    """What librdkafka tells, as far as it matters; -1 is its own name for what has no partition yet."""
+    told = {"leader": leader, "fetchq_cnt": queued, "desired": True}
+    return json.dumps(
+        {
+            "brokers": {
+                "a:1/1": {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)},
+                "a:1/bootstrap": {"nodeid": -1, "state": "INIT"},
+            },
+            "topics": {"orders": {"partitions": dict.fromkeys(partitions, told)}},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "silent"),
+    [
+        (statistics(), False),
+        (statistics(idle_s=SILENT_AFTER_S + 1), True),
+        (statistics(idle_s=SILENT_AFTER_S + 1, queued=5), False),  # it has enough, and does not ask
+        (statistics(idle_s=-1), True),
+        (statistics(leader=-1), True),
+        (statistics(leader=2), True),
+        (statistics(state="TRY_CONNECT", queued=5), True),
+        (statistics(partitions=("1",)), True),
+        (json.dumps({"brokers": {}, "topics": {}}), True),
+    ],
+)
+def test_what_statistics_show(told: str, silent: bool) -> None:
+    """A leader that is unknown, away or does not answer is silent; one that need not answer is not."""
+    now_s = 100.0
+    silence = Silence("orders", {0}, lambda: now_s)
+    silence.hear(told)
+    now_s += SILENT_AFTER_S
+    assert silence.partitions == {}, "nothing has been heard since"
+    silence.hear(told)
+    assert silence.partitions == ({0: SILENT_AFTER_S} if silent else {})
+    silence.hear(statistics())
+    assert silence.partitions == {}
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_a_broker_that_hangs(own_broker: Callable[..., OwnCluster]) -> None:
+    """An idle source is not waiting; with a stopped broker it says for which partitions it waits, until it answers."""
+    cluster = own_broker()
+    topic = cluster.create_topic("orders", 2)
+    config: Any = {"bootstrap.servers": cluster.bootstrap_servers}
+    reader = KafkaReader("orders", topic, {0: 0, 1: 0}, {}, config)
+    reader.open()
+    quiet_until = time.monotonic() + 3 * INTERVAL_MS / 1000
+    while time.monotonic() < quiet_until:
+        reader.poll(100, 0.1)
+        assert reader.waiting == ""
+    pid = cluster.broker.status().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        said = polled_until(reader, lambda: reader.waiting != "")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "source 'orders' has waited" in said
+    assert "orders[0], orders[1]" in said
+    assert polled_until(reader, lambda: reader.waiting == "") == ""
+    reader.close()
+
+
+def polled_until(reader: KafkaReader, condition: Callable[[], bool]) -> str:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        reader.poll(100, 0.1)
+    return reader.waiting

@@ -1,0 +1,194 @@
+"""The writer of decisions on a real broker, met by late, repeated and lost requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.store.topic import TopicInfo, delete_topic, prepare_topic
+from exactlyonce.checkpoint.store.transaction import Write
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactional_writer import TransactionalWriter
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt
+from exactlyonce.testing.broker.interface import Error
+from exactlyonce.testing.broker.real_broker import RealBroker
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+
+class Place:
+    """A checkpoint topic that no other test has, and who writes to it."""
+
+    def __init__(self, kafka: KafkaCluster, name: str) -> None:
+        self.kafka, self.id = kafka, f"eo:{name}:coordinator"
+        self.config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+        self.topic: TopicInfo = prepare_topic(self.config.confluent(), name)
+        self.transactions = Transactions(self.config)
+
+    def writer(self) -> TransactionalWriter:
+        """One that has fenced all older ones."""
+        writer = TransactionalWriter(self.config, self.topic, self.id, SystemClock().now_ms)
+        writer.open()
+        return writer
+
+    def readable(self) -> list[str]:
+        """The keys that readers see, of all partitions in turn."""
+        records = sorted(self.kafka.read_committed(self.topic.name), key=lambda each: (each.partition, each.offset))
+        return [(each.key or b"").decode() for each in records]
+
+    def writer_of_now(self) -> tuple[int, int]:
+        """The producer id and epoch that the broker shows."""
+        state = self.transactions.describe([self.id])[self.id]
+        assert state is not None
+        return state.producer_id, state.epoch
+
+
+@pytest.fixture
+def place(kafka: KafkaCluster, topic_name: str) -> Place:
+    """On the shared broker."""
+    return Place(kafka, topic_name)
+
+
+def record(key: str, partition: int = 0, size: int = 10) -> Write:
+    """Something to write."""
+    return Write(partition, key, b"x" * size)
+
+
+def before_the_commit(writer: TransactionalWriter, action: Callable[[], Any]) -> None:
+    """Run *action* once, when the next transaction is produced and its commit is not asked for."""
+    commit = writer._commit
+
+    def committing(deadline: float) -> Outcome:
+        del writer.__dict__["_commit"]
+        action()
+        return commit(deadline)
+
+    writer.__dict__["_commit"] = committing
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_end_that_arrives_late(place: Place, commit: bool) -> None:
+    """EndTxn of a transaction, delivered again while the next one is open, is refused: that one is ended by its own."""
+    writer = place.writer()
+    before_the_commit(writer, lambda: olds.append(place.writer_of_now()))
+    olds: list[tuple[int, int]] = []
+    assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
+    answers: list[EndAnswer] = []
+    seen: list[list[str]] = []
+
+    def late() -> None:
+        answers.append(place.transactions.end_until_answered(place.id, *olds[0], commit=commit))
+        seen.append(place.readable())
+
+    before_the_commit(writer, late)
+    assert writer.write([record("second")], LIMIT_S) is Outcome.DONE
+    assert (answers, seen) == ([EndAnswer.UNKNOWN], [["first"]])
+    assert place.readable() == ["first", "second"]
+
+
+def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
+    """A batch of an older transaction that arrives after its end is in no transaction, in whatever partition."""
+    writer = place.writer()
+    old: list[tuple[int, int]] = []
+    before_the_commit(writer, lambda: old.append(place.writer_of_now()))
+    assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
+    while place.readable() != ["first"]:  # until its markers are written, a batch that is repeated is known as such
+        pass
+    broker = RealBroker(kafka.bootstrap_servers)
+    for partition in (0, 1):
+        answer = broker.produce(place.id, *old[0], place.topic.name, partition, [(b"late", b"x")], added=True)
+        assert answer.error in (Error.INVALID_PRODUCER_EPOCH, Error.INVALID_TXN_STATE, Error.PRODUCER_FENCED)
+    broker.close()
+    assert writer.write([record("second", partition=1)], LIMIT_S) is Outcome.DONE
+    assert place.readable() == ["first", "second"]
+
+
+def test_every_transaction_has_an_epoch_of_its_own(place: Place) -> None:
+    """Each end raises the epoch; also that of a transaction which was taken back."""
+    writer = place.writer()
+    epochs = [place.writer_of_now()[1]]
+    for key in ("a", "b"):
+        assert writer.write([record(key)], LIMIT_S) is Outcome.DONE
+        epochs.append(place.writer_of_now()[1])
+    assert writer.write([record("wide", size=3 << 20)], LIMIT_S) is Outcome.NOT_WRITTEN
+    epochs.append(place.writer_of_now()[1])
+    assert writer.write([record("c")], LIMIT_S) is Outcome.DONE
+    epochs.append(place.writer_of_now()[1])
+    assert epochs == sorted(set(epochs))
+    assert place.readable() == ["a", "b", "c"]
+
+
+def test_what_the_broker_refuses(place: Place) -> None:
+    """A record that is too large takes its whole transaction with it, and the broker's words are kept."""
+    writer = place.writer()
+    assert writer.write([record("small", partition=1), record("wide", size=3 << 20)], LIMIT_S) is Outcome.NOT_WRITTEN
+    assert "MessageSizeTooLarge" in writer.refusal
+    assert place.readable() == []
+
+
+def test_more_than_a_batch_holds(place: Place) -> None:
+    """Many records of several partitions are written in the order in which they were given, all in one transaction."""
+    writes = [Write(number % 3, f"{number:06}", None, ()) for number in range(30_000)]
+    wide = [record(f"wide-{number}", size=300_000) for number in range(5)]
+    seen: list[list[str]] = []
+    writer = place.writer()
+    before_the_commit(writer, lambda: seen.append(place.readable()))
+    assert writer.write([*writes, *wide], LIMIT_S) is Outcome.DONE
+    assert seen == [[]]
+    expected = [key for partition in range(3) for part, key, _, _ in [*writes, *wide] if part == partition]
+    assert place.readable() == expected
+
+
+def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> None:
+    """Where the epochs of a producer id run out, the writer goes on under the next one."""
+    broker = RealBroker(kafka.bootstrap_servers)
+    assert broker.init_transactions(place.id).error is Error.NONE
+    broker.use_up_epochs(place.id, 32_764)
+    broker.close()
+    writer = place.writer()
+    first = place.writer_of_now()
+    assert first[1] >= 32_765
+    for number in range(4):
+        assert writer.write([record(str(number))], LIMIT_S) is Outcome.DONE
+    now = place.writer_of_now()
+    assert now[0] != first[0]
+    assert now[1] < 5
+    assert place.readable() == ["0", "1", "2", "3"]
+
+
+def test_an_older_writer(place: Place) -> None:
+    """The older writer is fenced before it has written anything, also in the midst of a transaction."""
+    older = place.writer()
+    before_the_commit(older, place.writer)
+    with pytest.raises(Fenced):
+        older.write([record("older")], LIMIT_S)
+    with pytest.raises(Fenced):
+        older.write([record("older")], LIMIT_S)
+    assert place.writer().write([record("newer")], LIMIT_S) is Outcome.DONE
+    assert place.readable() == ["newer"]
+
+
+def test_a_topic_made_anew(place: Place) -> None:
+    """A checkpoint topic that was deleted and made anew gets no decision."""
+    writer = place.writer()
+    assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
+    pipeline = place.topic.name.removesuffix(".checkpoints")
+    delete_topic(place.config.confluent(), pipeline)
+    prepare_topic(place.config.confluent(), pipeline)
+    with pytest.raises(Halt, match="was deleted and created again"):
+        writer.write([record("second")], LIMIT_S)
+    assert place.readable() == []
+
+
+def test_an_ended_writer(place: Place) -> None:
+    """Whoever writes with it meets the reason for its end."""
+    writer = place.writer()
+    writer.end(BrokerUnavailable("closed"))
+    with pytest.raises(BrokerUnavailable, match="closed"):
+        writer.write([record("x")], LIMIT_S)

@@ -1,0 +1,408 @@
+"""What the broker answers about transactions, row by row, and that a fence holds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from exactlyonce.checkpoint.requests import Ending
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
+from exactlyonce.pipeline.errors import TopicError
+
+pytestmark = pytest.mark.broker
+
+VALUES = [b"%03d" % number for number in range(100)]
+FENCED = re.compile("fenced|epoch|not currently assigned")
+EPOCH_LAST = 32_766
+"""The last epoch that a transaction is opened with; the broker keeps 32,767 for fencing."""
+
+
+def state_of(cluster: Any, transactional_id: str) -> TransactionState:
+    state: TransactionState | None = cluster.transactions.describe([transactional_id])[transactional_id]
+    assert state is not None
+    return state
+
+
+def settled(cluster: Any, transactional_id: str) -> TransactionState:
+    """The state once all markers are written: the end is answered before they are."""
+    cluster.wait_until(lambda: not state_of(cluster, transactional_id).state.startswith("Prepare"))
+    return state_of(cluster, transactional_id)
+
+
+def end(cluster: Any, state: TransactionState, *, commit: bool) -> EndAnswer:
+    """Ask until the broker is no longer busy."""
+    answer: EndAnswer = cluster.transactions.end_until_answered(
+        state.transactional_id, state.producer_id, state.epoch, commit=commit
+    )
+    return answer
+
+
+class TestTheTableOfAnswers:
+    """One test for each row of the table in `connectors/kafka/transactions.py`."""
+
+    def test_commit_of_an_open_one(self, cluster: Any, topic: str) -> None:
+        """A commit completes, makes the records visible, and raises the epoch by one."""
+        producer = cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        assert opened.state == "Ongoing"
+        assert cluster.transactions.end(topic, opened.producer_id, opened.epoch, commit=True) is EndAnswer.COMPLETED
+        assert cluster.visible(topic) == VALUES
+        ended = settled(cluster, topic)
+        assert ended.state == "CompleteCommit"
+        assert (ended.producer_id, ended.epoch) == (opened.producer_id, opened.epoch + 1)
+        with pytest.raises(KafkaException, match=FENCED):
+            producer.commit_transaction(30)
+
+    def test_commit_again_at_once(self, cluster: Any, topic: str) -> None:
+        """While the markers are being written, the same commit is answered by BUSY; then by COMPLETED."""
+        answers = set()
+        for attempt in range(50):
+            cluster.open(f"{topic}-{attempt}", topic, VALUES)
+            opened = state_of(cluster, f"{topic}-{attempt}")
+            assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
+            again = cluster.transactions.end(opened.transactional_id, opened.producer_id, opened.epoch, commit=True)
+            answers.add(again)
+            assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
+            if EndAnswer.BUSY in answers:
+                break
+        assert EndAnswer.BUSY in answers
+        assert answers <= {EndAnswer.BUSY, EndAnswer.COMPLETED}
+
+    def test_commit_again_later(self, cluster: Any, topic: str) -> None:
+        """A commit that was carried out long ago answers COMPLETED and changes nothing."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        end(cluster, opened, commit=True)
+        before = settled(cluster, topic)
+        assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
+        assert state_of(cluster, topic) == before
+        assert cluster.visible(topic) == VALUES
+
+    def test_abort_after_commit(self, cluster: Any, topic: str) -> None:
+        """An abort of what was committed is refused, and the records stay visible."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        end(cluster, opened, commit=True)
+        assert end(cluster, opened, commit=False) is EndAnswer.REFUSED
+        assert cluster.visible(topic) == VALUES
+
+    def test_commit_after_abort(self, cluster: Any, topic: str) -> None:
+        """A commit of what was aborted is refused, and the records stay hidden."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        assert end(cluster, opened, commit=False) is EndAnswer.COMPLETED
+        assert end(cluster, opened, commit=True) is EndAnswer.REFUSED
+        assert cluster.visible(topic) == []
+
+    def test_commit_without_records(self, cluster: Any, topic: str) -> None:
+        """A transaction without records does not exist at the broker: its commit is refused."""
+        cluster.producer(topic).begin_transaction()
+        assert end(cluster, state_of(cluster, topic), commit=True) is EndAnswer.REFUSED
+
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_after_a_new_producer(self, cluster: Any, topic: str, commit: bool) -> None:
+        """Once another producer has taken the id, nothing is answered about what was open before; it is aborted."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        cluster.producer(topic)
+        assert end(cluster, opened, commit=commit) is EndAnswer.UNKNOWN
+        assert cluster.visible(topic) == []
+
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_after_a_new_producer_took_a_committed_one(self, cluster: Any, topic: str, commit: bool) -> None:
+        """UNKNOWN does not mean aborted: here the records are visible."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        end(cluster, opened, commit=True)
+        cluster.producer(topic)
+        assert end(cluster, opened, commit=commit) is EndAnswer.UNKNOWN
+        assert cluster.visible(topic) == VALUES
+
+    def test_abort_of_an_empty_one(self, cluster: Any, topic: str) -> None:
+        """An abort of an id that has not begun a transaction completes and raises the epoch."""
+        cluster.producer(topic)
+        before = state_of(cluster, topic)
+        assert before.state == "Empty"
+        assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
+        assert state_of(cluster, topic).epoch == before.epoch + 1
+
+    def test_abort_of_a_complete_one(self, cluster: Any, topic: str) -> None:
+        """An abort at the epoch after a commit completes, raises the epoch, and leaves the records visible."""
+        cluster.open(topic, topic, VALUES)
+        end(cluster, state_of(cluster, topic), commit=True)
+        before = settled(cluster, topic)
+        assert before.state == "CompleteCommit"
+        assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
+        assert state_of(cluster, topic).epoch == before.epoch + 1
+        assert cluster.visible(topic) == VALUES
+
+    def test_the_state_shown_is_no_proof(self, cluster: Any, topic: str) -> None:
+        """After a commit and an abort at the next epoch, the id shows CompleteAbort though its records are visible."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        end(cluster, opened, commit=True)
+        end(cluster, settled(cluster, topic), commit=False)
+        assert settled(cluster, topic).state == "CompleteAbort"
+        assert cluster.visible(topic) == VALUES
+        assert end(cluster, opened, commit=True) is EndAnswer.UNKNOWN
+
+    def test_unknown_id(self, cluster: Any, topic: str) -> None:
+        """Of an id that was never used nothing is known: no state, no answer."""
+        assert cluster.transactions.describe([topic]) == {topic: None}
+        for commit in (True, False):
+            assert cluster.transactions.end(topic, 1, 0, commit=commit) is EndAnswer.UNKNOWN
+
+    def test_another_producer_id(self, cluster: Any, topic: str) -> None:
+        """A producer id that is not the transaction's answers UNKNOWN and ends nothing."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        answer = cluster.transactions.end(topic, opened.producer_id + 1_000_000, opened.epoch, commit=True)
+        assert answer is EndAnswer.UNKNOWN
+        assert state_of(cluster, topic) == opened
+
+    def test_an_epoch_to_come(self, cluster: Any, topic: str) -> None:
+        """An epoch that is not reached yet answers UNKNOWN and ends nothing."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        assert cluster.transactions.end(topic, opened.producer_id, opened.epoch + 1, commit=True) is EndAnswer.UNKNOWN
+        assert state_of(cluster, topic) == opened
+
+
+KILLED_WRITER = """
+import sys, time
+from confluent_kafka import Producer
+servers, topic = sys.argv[1:]
+producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
+producer.init_transactions()
+producer.begin_transaction()
+for number in range(100):
+    producer.produce(topic, b"%03d" % number, partition=number % 2)
+assert producer.flush() == 0
+print("flushed", flush=True)
+time.sleep(600)
+"""
+
+
+def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
+    """What a process wrote before it was killed is committed by another, and is visible whole."""
+    command = [sys.executable, "-c", KILLED_WRITER, cluster.config.bootstrap_servers, topic]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "flushed\n"
+        os.kill(writer.pid, signal.SIGKILL)
+    opened = state_of(cluster, topic)
+    assert cluster.visible_now(topic) == []
+    assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
+    assert cluster.visible(topic) == VALUES
+
+
+class TestDescribing:
+    """What the brokers say of transactions and producers."""
+
+    def test_an_open_transaction_names_its_partitions(self, cluster: Any, topic: str) -> None:
+        """An open transaction is shown with its timeout, its start and the partitions it wrote to."""
+        cluster.open(topic, topic, VALUES, transaction_timeout_ms=12_345)
+        opened = state_of(cluster, topic)
+        assert sorted(opened.partitions) == [(topic, 0), (topic, 1)]
+        assert opened.timeout_ms == 12_345
+        assert opened.start_time_ms > 0
+
+    def test_producers_prove_the_count(self, cluster: Any, topic: str) -> None:
+        """With a fresh epoch, last sequence + 1 is the number of the transaction's records in the partition."""
+        cluster.open(topic, topic, VALUES[:61])
+        opened = state_of(cluster, topic)
+        shown = {each.partition: each for each in cluster.transactions.producers(opened.partitions)}
+        assert {partition: each.last_sequence + 1 for partition, each in shown.items()} == {0: 31, 1: 30}
+        assert {each.transaction_start_offset for each in shown.values()} == {0}
+        assert {(each.producer_id, each.epoch) for each in shown.values()} == {(opened.producer_id, opened.epoch)}
+
+    def test_a_producer_without_transaction_has_no_start(self, cluster: Any, topic: str) -> None:
+        """After the commit, the producer is still known but has no transaction."""
+        cluster.open(topic, topic, VALUES)
+        opened = state_of(cluster, topic)
+        end(cluster, opened, commit=True)
+        cluster.visible(topic)
+        assert {each.transaction_start_offset for each in cluster.transactions.producers(opened.partitions)} == {None}
+
+    def test_producers_of_a_missing_topic(self, cluster: Any, topic: str) -> None:
+        """A topic or partition that does not exist is a TopicError that names it."""
+        with pytest.raises(TopicError, match=f"{topic}-missing"):
+            cluster.transactions.producers([(f"{topic}-missing", 0)])
+        with pytest.raises(TopicError, match=f"partition 7 of|{topic}-7"):
+            cluster.transactions.producers([(topic, 7)])
+
+    def test_nothing_asked_nothing_answered(self, cluster: Any) -> None:
+        """Empty questions have empty answers."""
+        assert cluster.transactions.describe([]) == {}
+        assert cluster.transactions.producers([]) == []
+        assert cluster.transactions.end_all([], commit=True) == []
+
+    def test_list_takes_the_prefix_literally(self, cluster: Any, topic: str) -> None:
+        """Ids in every state that begin with the prefix are listed, and no others."""
+        cluster.open(f"{topic}.a:open", topic, VALUES)
+        cluster.producer(f"{topic}.a:empty")
+        cluster.producer(f"{topic}-a:other")
+        listed = cluster.transactions.list(f"{topic}.a:")
+        assert {(each.transactional_id, each.state) for each in listed} == {
+            (f"{topic}.a:open", "Ongoing"),
+            (f"{topic}.a:empty", "Empty"),
+        }
+
+    def test_the_cluster(self, cluster: Any) -> None:
+        """The cluster's id, its longest transaction and its transaction version are known."""
+        assert len(cluster.transactions.cluster_id()) > 10
+        assert cluster.transactions.max_timeout_ms() >= 60_000
+        assert cluster.transactions.transaction_version() >= 2
+
+    def test_endings_are_answered_in_order(self, cluster: Any, topic: str) -> None:
+        """Many transactions are ended at once, and each answer stands where its question stood."""
+        for slot in range(8):
+            cluster.open(f"{topic}-{slot}", topic, VALUES)
+        opened = [state_of(cluster, f"{topic}-{slot}") for slot in range(8)]
+        endings = [Ending(each.transactional_id, each.producer_id, each.epoch) for each in opened]
+        endings.insert(3, Ending(f"{topic}-never", 1, 0))
+        answers = cluster.transactions.end_all(endings, commit=True)
+        assert answers == [EndAnswer.COMPLETED] * 3 + [EndAnswer.UNKNOWN] + [EndAnswer.COMPLETED] * 5
+        assert len(cluster.visible(topic)) == 8 * len(VALUES)
+
+
+def listed(transactional_id: str) -> list[ListedTransaction]:
+    return [ListedTransaction(transactional_id, -1, "")]
+
+
+def write_on(zombie: Producer, topic: str) -> None:
+    """Go on as a producer that has not heard that it is fenced."""
+    zombie.produce(topic, b"late", partition=0)
+    zombie.flush(30)
+    zombie.commit_transaction(30)
+
+
+class TestFencing:
+    """`abort_listed` leaves no producer that can still write."""
+
+    def test_an_idle_zombie(self, cluster: Any, topic: str) -> None:
+        """A producer that had taken an id but not begun cannot begin after it was aborted."""
+        zombie = cluster.producer(topic)
+        cluster.transactions.abort_listed(cluster.transactions.list(topic))
+        zombie.begin_transaction()
+        with pytest.raises(KafkaException, match=FENCED):
+            write_on(zombie, topic)
+        assert cluster.visible(topic) == []
+
+    def test_a_writing_zombie(self, cluster: Any, topic: str) -> None:
+        """A producer in the midst of a transaction loses it and can add nothing."""
+        zombie = cluster.open(topic, topic, VALUES)
+        cluster.transactions.abort_listed(cluster.transactions.list(topic))
+        assert state_of(cluster, topic).state in ("PrepareAbort", "CompleteAbort")
+        with pytest.raises(KafkaException, match=FENCED):
+            write_on(zombie, topic)
+        assert cluster.visible(topic) == []
+
+    def test_a_zombie_that_committed(self, cluster: Any, topic: str) -> None:
+        """A producer whose transaction is complete cannot begin another, and what it committed stays."""
+        zombie = cluster.open(topic, topic, VALUES)
+        zombie.commit_transaction(30)
+        cluster.transactions.abort_listed(cluster.transactions.list(topic))
+        zombie.begin_transaction()
+        with pytest.raises(KafkaException, match=FENCED):
+            write_on(zombie, topic)
+        assert cluster.visible(topic) == VALUES
+
+    def test_twice_and_never_used(self, cluster: Any, topic: str) -> None:
+        """Aborting again, or an id that nobody used, ends without harm."""
+        cluster.open(topic, topic, VALUES)
+        for _ in range(3):
+            cluster.transactions.abort_listed(listed(topic) + listed(f"{topic}-never"))
+        assert cluster.visible(topic) == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_last_epochs(cluster: Any, topic: str) -> None:
+    """At the last epoch a commit is as repeatable as ever, though the id goes on under another producer id.
+
+    Measured: a transaction is opened with epoch 32,766 at most. Ending it answers 0; while markers are written the
+    state shows epoch 32,767; then a new producer id at epoch 0. The same end answers 0 again and the opposite is
+    refused, until the next abort or producer; from then on it is UNKNOWN (49, as the producer id is another).
+    Aborting an Empty or complete id at 32,766 goes over to a new producer id alike, and fences alike.
+    """
+    idle, written = f"{topic}-idle", f"{topic}-written"
+    for transactional_id in (idle, written):
+        cluster.producer(transactional_id)
+    raise_epochs(cluster, [idle, written], EPOCH_LAST - 1)
+
+    cluster.producer(idle)
+    before = state_of(cluster, idle)
+    assert (before.state, before.epoch) == ("Empty", EPOCH_LAST)
+    assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
+    after = settled(cluster, idle)
+    assert after.producer_id != before.producer_id
+    assert after.epoch == 0
+
+    zombie = cluster.open(written, topic, VALUES)
+    before = state_of(cluster, written)
+    assert before.epoch == EPOCH_LAST
+    for _ in range(3):
+        assert end(cluster, before, commit=True) is EndAnswer.COMPLETED
+        assert end(cluster, before, commit=False) is EndAnswer.REFUSED
+    assert cluster.visible(topic) == VALUES
+    after = settled(cluster, written)
+    assert after.producer_id != before.producer_id
+    assert after.epoch == 0
+    with pytest.raises(KafkaException, match=FENCED):
+        zombie.commit_transaction(30)
+    cluster.transactions.abort_listed(listed(written))
+    assert end(cluster, before, commit=True) is EndAnswer.UNKNOWN
+    assert cluster.visible(topic) == VALUES
+
+
+def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None:
+    """Raise the epochs of idle ids, which are alike, by aborting them over and over."""
+    states = [state_of(cluster, each) for each in transactional_ids]
+    for number in range(states[0].epoch, epoch):
+        remaining = [Ending(each.transactional_id, each.producer_id, number) for each in states]
+        while remaining:
+            answers = cluster.transactions.end_all(remaining, commit=False)
+            assert set(answers) <= {EndAnswer.COMPLETED, EndAnswer.BUSY}
+            busy = [answer is EndAnswer.BUSY for answer in answers]
+            remaining = list(itertools.compress(remaining, busy))
+
+
+@pytest.mark.slow
+def test_memory_stays(cluster: Any, topic: str) -> None:
+    """Two hundred cycles of describing, listing, ending and fencing leave neither memory, threads nor descriptors."""
+    producer = cluster.producer(topic)
+
+    def cycle() -> None:
+        state = state_of(cluster, topic)
+        cluster.transactions.list(topic)
+        cluster.transactions.producers([(topic, 0), (topic, 1)])
+        end(cluster, state, commit=False)
+
+    for _ in range(50):
+        cycle()
+    before = footprint()
+    for round_ in range(200):
+        cycle()
+        if round_ % 20 == 0:
+            cluster.transactions.close()
+    memory_kb, threads, descriptors = (after - was for after, was in zip(footprint(), before, strict=True))
+    assert memory_kb < 4_000
+    assert threads <= 0
+    assert descriptors <= 0
+    del producer
+
+
+def footprint() -> tuple[int, int, int]:
+    """Resident memory in kB, threads and open descriptors of this process."""
+    with open("/proc/self/status") as status:
+        lines = dict(line.split(":", 1) for line in status)
+    return int(lines["VmRSS"].split()[0]), int(lines["Threads"]), len(os.listdir("/proc/self/fd"))

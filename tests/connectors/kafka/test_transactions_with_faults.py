@@ -1,0 +1,113 @@
+"""What becomes of transactions when the broker ends them, dies, or is of another version; on a broker of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from kafka.protocol.admin.cluster import UpdateFeaturesRequest
+
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.kafka.kafka_protocol import Wire
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+VALUES = [b"%03d" % number for number in range(100)]
+SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
+SAFE_DOWNGRADE, UPGRADE = 2, 1
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that may be killed, and that looks for transactions to time out ten times a second."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), free_port(), SETTINGS, lifetime="process")
+    broker.start()
+    yield broker
+    broker.kill()
+
+
+@pytest.fixture
+def cluster(broker: EmbeddedBroker, cluster_at: Any) -> Iterator[Any]:
+    """The broker of this module."""
+    cluster = cluster_at(broker.bootstrap_servers)
+    yield cluster
+    cluster.close()
+
+
+def test_commit_after_the_brokers_timeout(cluster: Any, topic: str) -> None:
+    """A transaction that the broker timed out is refused permanently, hidden, and its producer fenced."""
+    zombie = cluster.open(topic, topic, VALUES, transaction_timeout_ms=1_000)
+    opened = cluster.transactions.describe([topic])[topic]
+    cluster.wait_until(lambda: cluster.transactions.describe([topic])[topic].state == "CompleteAbort")
+    for _ in range(3):
+        answer = cluster.transactions.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True)
+        assert answer is EndAnswer.REFUSED
+    assert cluster.visible(topic) == []
+    with pytest.raises(KafkaException):
+        zombie.commit_transaction(30)
+
+
+def test_a_broker_that_dies(broker: EmbeddedBroker, cluster: Any, topic: str) -> None:
+    """Without a broker every question fails in time and says what to do; the same object goes on once it is back."""
+    cluster.open(topic, topic, VALUES)
+    opened = cluster.transactions.describe([topic])[topic]
+    hasty = Transactions(cluster.config, timeout_ms=1_000)
+    assert hasty.list(topic) == cluster.transactions.list(topic)
+    broker.kill()
+    for ask in (
+        lambda: hasty.describe([topic]),
+        lambda: hasty.list(topic),
+        lambda: hasty.producers([(topic, 0)]),
+        lambda: hasty.end(topic, opened.producer_id, opened.epoch, commit=True),
+        lambda: hasty.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True),
+        lambda: hasty.abort_listed([ListedTransaction(topic, -1, "Ongoing")]),
+        hasty.cluster_id,
+        hasty.max_timeout_ms,
+        hasty.transaction_version,
+    ):
+        with pytest.raises(BrokerUnavailable, match=r"failed at .*Check that the brokers run"):
+            ask()
+    with ThreadPoolExecutor(1) as background:
+        answer = background.submit(
+            cluster.transactions.end_until_answered, topic, opened.producer_id, opened.epoch, commit=True
+        )
+        broker.start()
+        assert answer.result(60) is EndAnswer.COMPLETED
+    assert hasty.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True) is EndAnswer.COMPLETED
+    hasty.close()
+    assert cluster.visible(topic) == VALUES
+
+
+def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> None:
+    """Where ending a transaction would not fence its producer, nothing is ended; the error says how to upgrade."""
+    cluster.open(topic, topic, VALUES)
+    opened = cluster.transactions.describe([topic])[topic]
+    set_transaction_version(cluster, 1, SAFE_DOWNGRADE)
+    try:
+        assert cluster.transactions.transaction_version() == 1
+        fresh = Transactions(cluster.config)
+        with pytest.raises(ConfigError, match=r"upgrade --feature transaction.version=2"):
+            fresh.end(topic, opened.producer_id, opened.epoch, commit=True)
+        with pytest.raises(ConfigError, match=r"upgrade --feature transaction.version=2"):
+            fresh.abort_listed(fresh.list(topic))
+        assert fresh.describe([topic])[topic] == opened
+        fresh.close()
+    finally:
+        set_transaction_version(cluster, 2, UPGRADE)
+
+
+def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> None:
+    wire = Wire(cluster.config, timeout_ms=30_000)
+    update = UpdateFeaturesRequest.FeatureUpdateKey(
+        feature="transaction.version", max_version_level=version, upgrade_type=upgrade_type
+    )
+    answer = wire.ask(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[update], min_version=1))
+    assert answer.error_code == 0
+    wire.close()
+    cluster.wait_until(lambda: cluster.transactions.transaction_version() == version)

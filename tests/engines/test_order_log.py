@@ -1,0 +1,71 @@
+"""Order logs: what they say, however many runs there are, is what was noted."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.records.encoding import Block, decode, encode
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
+from exactlyonce.checkpoint.store.blocks import BlockWriter
+from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import ORDER, BlockNames
+from exactlyonce.engines.bounded.replay.recompute import _order_logs
+from exactlyonce.engines.bounded.unit.messages import Unit
+from exactlyonce.engines.order_log import PART_SIZE_MAX, OrderRuns, runs_of
+
+RUNS = 600_000
+"""More than a block has room for."""
+
+
+def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[tuple[str, int], int]]]:
+    """Runs over three partitions, and what they say."""
+    order, expected = OrderRuns(batches), []
+    for number in range(runs):
+        place, count = ("orders", number % 3), number % 700 + 1
+        order.note(*place, count)
+        expected.append((place, count))
+        if batches and number % 2:
+            order.end_batch()
+            expected.append((place, 0))
+    return order, expected
+
+
+@pytest.mark.parametrize(("runs", "batches"), [(0, False), (1, False), (5, True), (RUNS, False), (RUNS, True)])
+def test_a_log_is_cut_into_parts_that_are_blocks(runs: int, batches: bool) -> None:
+    """Each part fits into a block, there is one at least, and together they say what was noted; a cut starts anew."""
+    order, expected = noted(runs, batches=batches)
+    parts = order.cut()
+    assert len(parts) == 1 if runs < RUNS else len(parts) > 1
+    for part in parts:
+        assert len(part) <= PART_SIZE_MAX
+        assert len(encode(Block("totals", 7, ORDER, "none", "msgpack", part))) <= BLOCK_SIZE_MAX
+    assert list(runs_of(parts)) == expected
+    assert list(runs_of(order.cut())) == []
+
+
+@pytest.mark.broker
+def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifest_of: Any) -> None:
+    """Written as blocks and named by a manifest, all parts are read in their order, also behind another log."""
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    topic = prepare_topic(config.confluent(), topic_name)
+    writer, names, logs, expected = BlockWriter(config.confluent(), topic, 1, 0), BlockNames(0), [], []
+    for checkpoint in (6, 7):
+        order, said = noted(RUNS)
+        tickets = [names.write_order(writer, checkpoint, "totals", 0, part) for part in order.cut()]
+        writer.wait(60.0)
+        logs.append(OrderLog("totals", 0, tuple(each.ref for each in tickets if each.ref is not None)))
+        assert len(logs[-1].blocks) == len(tickets) > 1
+        expected += said
+    manifest = decode(encode(manifest_of(topic_name, order_logs=tuple(logs))), Manifest)
+    common = Unit(
+        reference={}, fingerprint="", client={}, task="", subtask=0, parallelism=1, checkpoint=7, base=manifest,
+        incarnation=1, attempt=0, topic=topic, topic_ids={}, readings=(), channels=(), order=None, write_state=False,
+        origins=False, folder="",
+    )  # fmt: skip
+    found = _order_logs(config, common, manifest)
+    for read, wanted in itertools.zip_longest(runs_of(found["totals", 0]), expected):
+        assert read == wanted

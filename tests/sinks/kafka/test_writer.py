@@ -1,0 +1,132 @@
+"""The writer of a Kafka sink against a real broker: what it holds, what its flush waits for, what it tells of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.decision import Precommit
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
+from exactlyonce.sinks.kafka.writer import KafkaWriter, Outputs, SinkFailed
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
+
+pytestmark = pytest.mark.broker
+
+LINGER_MS = 200_000
+MEGABYTE = 1_000_000
+HELD_MAX = 200 * MEGABYTE
+"""Of the client's queue, of the backlog, and of copies on the way."""
+
+Make = Callable[..., KafkaWriter]
+
+
+@pytest.fixture
+def writer_at() -> Iterator[Make]:
+    """`writer_at(cluster, topic, {"linger.ms": 5})`: a writer whose first producer may be written with."""
+    made: list[KafkaWriter] = []
+
+    def make(cluster: KafkaCluster, topic: str, settings: dict[str, Any]) -> KafkaWriter:
+        config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers, **settings})
+        prepared: list[str] = []
+        pool = TransactionPool([f"{topic}-0"])
+        executor = ThreadPoolExecutor(1)
+        writer = KafkaWriter("out", 0, topic, config.confluent(), pool, executor, prepared.append, 600_000)
+        made.append(writer)
+        until(lambda: [writer.poll(0.01), *prepared][1:] != [])
+        transactions = Transactions(config)
+        state = transactions.describe(prepared)[prepared[0]]
+        transactions.close()
+        assert state is not None
+        writer.granted(prepared[0], state.producer_id, state.epoch)
+        return writer
+
+    yield make
+    for each in made:
+        each.abandon()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def flushed(writer: KafkaWriter, checkpoint: int) -> int:
+    """How many records its precommit has, once it is flushed."""
+    taken: list[Precommit | None] = []
+
+    def is_flushed() -> bool:
+        writer.poll(0.01)
+        done, precommit = writer.take_precommit(checkpoint)
+        taken.append(precommit)
+        return done
+
+    until(is_flushed)
+    assert taken[-1] is not None
+    return taken[-1].records
+
+
+def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
+    """With a linger.ms of minutes the records before a barrier are sent at the barrier."""
+    kafka.create_topic(topic_name)
+    writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
+    writer.write(Outputs([b"1", b"2"], None, None))
+    began = time.monotonic()
+    writer.barrier(1)
+    assert flushed(writer, 1) == 2
+    assert (time.monotonic() - began) * 1000 < LINGER_MS / 2
+
+
+def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
+    """A delivery that fails during the flush fails the sink, and there is no precommit."""
+    kafka.create_topic(topic_name, max_message_bytes=1_000)
+    writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
+    writer.write(Outputs([b"small"], None, None))
+    writer.write(Outputs([bytes(5_000)], None, None))
+    writer.barrier(1)
+    with pytest.raises(SinkFailed, match="was not delivered"):
+        until(lambda: writer.poll(0.01) and False)
+    assert writer.take_precommit(1) == (False, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("barrier", [False, True])
+def test_a_broker_that_takes_nothing(
+    own_broker: Callable[..., OwnCluster], topic_name: str, writer_at: Make, barrier: bool
+) -> None:
+    """While the broker hangs, records of a megabyte fill no more than the bounds, before a barrier and behind one; then
+    all of them are flushed."""
+    cluster = own_broker()
+    cluster.create_topic(topic_name, max_message_bytes=2 * MEGABYTE)
+    writer = writer_at(cluster, topic_name, {"message.max.bytes": 2 * MEGABYTE})
+    pid = cluster.broker.status().pid
+    assert pid is not None
+    before, written = resident(), 0
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while not writer.full:
+            if barrier and written == 8:
+                writer.barrier(1)
+            writer.write(Outputs([os.urandom(MEGABYTE) for _ in range(4)], None, None))
+            writer.poll()
+            written += 4
+            assert resident() - before < HELD_MAX
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    if not barrier:
+        writer.barrier(1)
+    assert flushed(writer, 1) == (8 if barrier else written)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
