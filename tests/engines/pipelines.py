@@ -242,25 +242,6 @@ def twice(count: int | None, order: Order) -> tuple[int | None, list[str]]:
     return (None if number == 3 else number), [f"{order.id}:{number}"] * (2 if number == 3 else 1)
 
 
-def braided(name: str) -> Pipeline:
-    """Two inputs united, divided into two branches and united again, a running total behind it; three sinks."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
-        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
-    )
-    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
-    even = orders.process("split", split, outputs=[LATE])
-    odd = even.side(LATE)
-    odd.sink("odd", KafkaSink(f"{name}-odd", key=lambda order: str(order.id)))
-    (
-        even.union(odd.map(lambda order: order, output=Order))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
-    return pipeline
-
-
 def everything(name: str, log: str) -> Pipeline:
     """Every kind of operator, several sources and sinks."""
     pipeline = Pipeline(name)
