@@ -12,7 +12,7 @@ from typing import Any
 from exactlyonce.checkpoint.orphans import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, Ticket
+from exactlyonce.checkpoint.store.blocks import Blocks, BlockWriter, DamagedBlock, Ticket
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
@@ -55,7 +55,7 @@ def restore_table(
     max_parallelism: int,
     checkpoint: int,
     snapshot: OperatorSnapshot | None,
-    reader: BlockReader,
+    reader: Blocks,
     touched: Collection[int] | None = None,
 ) -> KeyedTable[Any]:
     """The table of *node* for *groups* at *checkpoint*; of these, only the *touched* ones are read if that is given."""
@@ -85,7 +85,7 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
     ]
 
 
-def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
+def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
     """Every block that *manifest* stands on: indexes, what they list, order logs.
 
     Raises `DamagedBlock` or `DamagedState` where an index is not what was written.
@@ -98,7 +98,7 @@ def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
     return refs
 
 
-def references_or_why(manifest: Manifest, reader: BlockReader) -> frozenset[BlockRef] | str:
+def references_or_why(manifest: Manifest, reader: Blocks) -> frozenset[BlockRef] | str:
     """Every block that *manifest* stands on; or why that cannot be known: nothing can be restored from it."""
     try:
         return frozenset(references(manifest, reader))
@@ -115,5 +115,5 @@ def whole_or_halt(manifest: Manifest) -> Iterator[None]:
         raise beyond_repair(manifest, str(error)) from error
 
 
-def _bodies(reader: BlockReader, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
+def _bodies(reader: Blocks, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
     return ((ref, block.body) for ref, block in reader.fetch(refs))
