@@ -6,31 +6,35 @@ be paused or killed before every single request.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
-from exactlyonce.checkpoint.references import references_of
+from exactlyonce.checkpoint.references import operators_of, references_of
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, Outcome
 from exactlyonce.checkpoint.transactions.commit import sweep
 from exactlyonce.connectors.kafka.transactions import ANSWERS
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Undetermined, require
-from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, Undetermined, require
+from exactlyonce.state.index import decode_index
+from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer, Record
 from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
-from exactlyonce.testing.simulated_repair import copied, replayed
-from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker, reference
 
-if TYPE_CHECKING:
-    from exactlyonce.testing.simulation import World
+Steps = Generator[int | None, None, Any]
+"""A thread of control: yields between steps, and the time before which it need not be continued."""
+World = Worker = Any
+"""Of the simulation that it is part of; see there."""
 
 LOOK_PAUSE_MS = 20
 SWEEP_AGAIN_MS = 2_000
@@ -48,6 +52,8 @@ class Life:
         self.known_blocks = KnownBlocks(world.settings)
         self._fenced_below = (0, 0)
         self.manifest: Manifest | None = None
+        self.added: dict[str, dict[int, int]] = {}
+        """By source, the partitions that the newest manifest does not have, and where they begin."""
         self.attempt = 0
         """Of the broker thread: it grows only after everything queued for the attempt before is done."""
         self.workers: list[Worker] = []
@@ -56,7 +62,7 @@ class Life:
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._jobs: deque[tuple[Callable[[], Steps], Callable[[Any], None]]] = deque()
-        self._finished: set[int] = set()
+        self._finished: set[tuple[str, int]] = set()
         self._restored: set[int] = set()
         self._deploy: tuple[int, core.Deploy] | None = None
         self._delay_ms = 0
@@ -124,7 +130,8 @@ class Life:
         match effect:
             case core.Trigger(checkpoint, base, final):
                 for worker in self.workers:
-                    worker.triggers.append(Barrier(checkpoint, base, final))
+                    added = self.world.share(self.added, worker.index)
+                    worker.tell(msg.Trigger(checkpoint, base, final, added))
             case core.Decide(plan):
                 pinned = self.core.pinned
                 self._on_broker(
@@ -132,7 +139,7 @@ class Life:
                 )  # fmt: skip
             case core.AnnounceFinalized(checkpoint):
                 for worker in self.workers:
-                    worker.finalized(checkpoint)
+                    worker.tell(msg.CheckpointFinalized(checkpoint))
             case core.Restart(attempt, delay_ms, reason, unfinished):
                 self.world.note(f"{self} restarts: {reason}")
                 self.kill_workers()
@@ -157,8 +164,7 @@ class Life:
     def _start_workers(self, deploy: core.Deploy) -> None:
         self._deploy = None
         self._restored, self._finished = set(), set()
-        attempt = Attempt(self.log.life.incarnation, deploy.attempt, deploy.manifest, self.world.parallelism)
-        self.workers = [Worker(self.world, self, attempt, i) for i in range(attempt.parallelism)]
+        self.workers = self.world.start_workers(self, self.log.life.incarnation, deploy.attempt, deploy.manifest)
 
     def kill_workers(self) -> None:
         """SIGKILL to all."""
@@ -185,13 +191,12 @@ class Life:
             case "acknowledged", ack:
                 self.known_blocks.ledger.written(ack.checkpoint, ack.written)
                 self._feed(core.Acknowledged(ack))
-            case "source finished", *_:
-                if worker.index not in self._finished:
-                    self._finished.add(worker.index)
-                    if len(self._finished) == len(self.workers):
-                        self._feed(core.SourcesFinished())
-            case "failed", reason:
-                self._feed(core.Failed(reason))
+            case "source finished", task, subtask:
+                self._finished.add((task, subtask))
+                if self._finished == self.world.source_subtasks:
+                    self._feed(core.SourcesFinished())
+            case "failed", reason, error:
+                self._feed(core.Failed(reason, error))
 
     def _described(self, name: str) -> Steps:
         states = yield from self.world.until_answered("describe_transactions", [name])
@@ -204,7 +209,7 @@ class Life:
         if state is None or state.state != "Empty":
             self._feed(core.Failed(f"{name} is not Empty"))
             return
-        worker.granted(sink, name, state.producer_id, state.epoch)
+        worker.tell(msg.Granted(sink, name, state.producer_id, state.epoch))
         self._feed(core.ProducerGranted(sink, worker.index))
 
     # --- recovery -----------------------------------------------------------------------------------------------
@@ -214,6 +219,8 @@ class Life:
         yield from self.log.begin_life()
         self._fenced_below = (self.log.life.fenced_below, 0)
         self.manifest, unfinalized = history.latest, history.unfinalized
+        if self.manifest is not None:
+            yield from self._look_at_inputs()
         if self.manifest is None:
             yield from self._first_manifest()
         elif unfinalized is not None:
@@ -238,8 +245,8 @@ class Life:
             raise BrokerUnavailable("A record could not be written.")
 
     def _first_manifest(self) -> Steps:
-        offsets = tuple(SourceOffset("in", "in", "in-id", p, 0) for p in range(len(self.world.inputs)))
-        self.manifest = self._manifest(0, 0, 0, offsets, (), (), (), (0,) * self.world.block_partitions)
+        ends = (0,) * self.world.block_partitions
+        self.manifest = self._manifest(0, 0, 0, self.world.first_offsets(), (), (), (), ends)
         self._written((yield from self.log.append(self.manifest)))
         yield from self._run(decision.finalize(self.manifest, {}, self.log.life.incarnation, 0))
 
@@ -247,17 +254,17 @@ class Life:
         refs = {ref for log in manifest.order_logs for ref in log.blocks}
         for index in (each for operator in manifest.operators for each in operator.index):
             for ref in index:
-                refs.update((ref, *(yield from self.block(ref))))
+                refs.update((ref, *(each.ref for each in decode_index((yield from self.block(ref))).blocks)))
         return refs
 
     def block(self, ref: BlockRef) -> Steps:
-        """The value of the block, which must be the one that was written."""
+        """The body of the block, which must be the one that was written."""
         answer = yield from self.world.until_answered(
             "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
         )
         for found in answer.records[:1]:
             if found.key == ref.key:
-                return found.value
+                return decode(found.value, Block).body
         require(self is not self.world.life, f"block {ref.key} is where the manifest says")
         raise Fenced("The checkpoints of a zombie have gone.")
 
@@ -298,22 +305,22 @@ class Life:
         yield from self._sweep()
         assert self.manifest is not None
         yield from self._run(self.known_blocks.begin_attempt(self.manifest, self.log.life.incarnation, attempt))
+        yield from self._look_at_inputs()
         return self.manifest
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def _decide(self, plan: core.PendingCheckpoint, pinned: set[int]) -> Steps:
         def made(committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
-            offsets = tuple(sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: o.partition))
-            acks = [plan.acks["totals", i] for i in range(self.world.parallelism)]
-            index = tuple(operator.index for ack in acks for operator in ack.operators)
-            snapshot = OperatorSnapshot("totals", self.world.parallelism, 1, index)
+            offsets = tuple(
+                sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
+            )
             self.carries = any(c.checkpoint < plan.checkpoint for c in committables)
             self.world.seen["carried"] += self.carries
             logs = tuple(plan.order_logs)
             noted = self.known_blocks.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final)
             return self._manifest(
-                plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), logs, committables, noted
+                plan.checkpoint, plan.base, plan.previous, offsets, operators_of(plan), logs, committables, noted
             )
 
         def complete(manifest: Manifest) -> None:
@@ -323,15 +330,28 @@ class Life:
             complete(manifest)
             return (yield from self.known_blocks.expire(manifest, pinned))
 
+        try:
+            yield from self._look_at_inputs()
+        except BrokerUnavailable as error:
+            return decision.Refuse(str(error))
         verdict = yield from self._run(decision.decide(plan.precommits, plan.ages_ms, self._life(), made, expire))
         self.carries = False
         if isinstance(verdict, Decided):
             self.manifest = verdict.manifest
+            self.added = self.world.added_since(self.manifest)
             if not verdict.finalized:
                 complete(verdict.manifest)
             self.world.seen["refused commit"] += bool(verdict.commits.lost)
             self.world.seen["unknown commit"] += bool(verdict.commits.unknown)
         return verdict
+
+    def _look_at_inputs(self) -> Steps:
+        """Raise Halt if an input topic is not the one that was read; note the partitions that were added."""
+        for topic, wanted in self.world.topic_ids.items():
+            if (yield from self._retrying("topic_id", topic)) != wanted:
+                raise Halt(f"Topic {topic} was deleted and created again.")
+        assert self.manifest is not None
+        self.added = self.world.added_since(self.manifest)
 
     def _manifest(
         self,
@@ -394,9 +414,9 @@ class Life:
             case requests.Look(committable):
                 return (yield from self._looked(committable))
             case requests.CopyTransaction(committable, name):
-                return (yield from copied(self, committable, name))
+                return (yield from self.world.copied(self, committable, name))
             case requests.ReplayTransaction(manifest, committable, name):
-                return (yield from replayed(self, manifest, committable, name))
+                return (yield from self.world.replayed(self, manifest, committable, name))
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
         return None
@@ -421,7 +441,7 @@ class Life:
             for each in [*(record for record in settled.records if record.offset < known), *open_]:
                 found.pop(each.key, None)
                 if each.value is not None:
-                    found[each.key] = reference(partition, each.offset, each.key, each.value)
+                    found[each.key] = _reference(partition, each)
             ends.append(everything.high_watermark)
         return requests.Scanned(tuple(found.values()), tuple(ends))
 
@@ -488,3 +508,8 @@ class Life:
 
     def __str__(self) -> str:
         return f"life {self.log.life.incarnation}.{self.attempt}"
+
+
+def _reference(partition: int, record: Record) -> BlockRef:
+    digest = hashlib.sha256(record.value).digest()
+    return BlockRef(partition, record.offset, record.key, len(record.value), digest)

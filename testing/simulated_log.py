@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -22,9 +22,8 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
-if TYPE_CHECKING:
-    from exactlyonce.testing.simulation import World
-
+World = Any
+"""Of the simulation that it is part of."""
 TOPIC = "p.checkpoints"
 TIMEOUT_MS = 20_000
 PAUSE_MS = 5

@@ -1,7 +1,6 @@
 """From the plan to running subtasks: operators, tables, readers, writers and channels of one worker, made and wired.
 
-Invariant: what is made here comes from the imported pipeline and the coordinator's `Start` alone; its fingerprint is
-sent back, so that the coordinator knows that both imported the same.
+Invariant: what is made here comes from the imported pipeline, the coordinator's `Start` and the worker's clients alone.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ Send = Callable[[msg.ToCoordinator], None]
 class Built:
     """Everything that one worker runs."""
 
-    fingerprint: str
     blocks: BlockWriter
     activity: Activity
     subtasks: list[Subtask] = field(default_factory=list)
@@ -74,7 +72,7 @@ class Built:
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> Built:
     """Make a worker's part of *graph*, restore its state, open its channels; nothing is read or produced yet."""
     activity.phase(f"connecting to topic {start.topic.name}")
-    built = Built(graph.fingerprint(), clients.block_writer(), activity)
+    built = Built(clients.block_writer(), activity)
     activity.breath = built.breathe
     builder = _Builder(start, send, plan(graph, start.parallelism), clients, built)
     for task in builder.plan.tasks:

@@ -230,7 +230,7 @@ def serve(connection: msg.Connection) -> None:
             with collecting_rarely():
                 hit("worker-restored")
                 elapsed_ms = int((time.monotonic() - began) * 1000)
-                connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
+                connection.send(msg.Ready(start.subtask, graph.fingerprint(), elapsed_ms))
                 try:
                     worker.run()
                 finally:

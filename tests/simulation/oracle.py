@@ -1,18 +1,27 @@
 """The judge of a simulation: a broker that watches every request it passes on, and independent readers.
 
-It knows the input and trusts nobody: what must be in a state or an output is counted from the input anew. Whatever
-breaks an invariant of the protocol raises `Broken`, at the first request that shows it.
+It knows the steps of the topology and the input, and trusts nobody: from the words of the steps it works out by which
+ways each input record comes to which count and sink, and what must be in a state or an output is counted from that.
+Whatever breaks an invariant of the protocol raises `Broken`, at the first request that shows it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from typing import Any
 
+import msgspec
+from topologies import CYCLE, MAX_PARALLELISM, Event, Input, Tally, Topology
+
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
-from exactlyonce.checkpoint.records.encoding import BlockKey, DecisionKey, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, decode
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, OperatorSnapshot, Repair
 from exactlyonce.checkpoint.transactions.commit import is_older
+from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.restore import restore
 from exactlyonce.testing.broker.interface import Error, Initialized, Isolation, NoAnswer, Produced
 from exactlyonce.testing.broker.model import BrokerModel
 from exactlyonce.testing.broker.transaction_coordinator import State
@@ -20,6 +29,10 @@ from exactlyonce.testing.broker.transaction_coordinator import State
 TOPIC = "p.checkpoints"
 Named = tuple[str, int, int]
 """Transactional id, producer id, epoch."""
+Place = tuple[str, int]
+"""A source and a partition of its topic."""
+PERIOD = 12
+"""What the steps do depends on the offset modulo this."""
 
 
 class Broken(AssertionError):
@@ -68,7 +81,7 @@ class WatchedBroker(BrokerModel):
 
     def produce(self, transactional_id: str | None, *place: Any, **options: Any) -> Produced:
         answer = super().produce(transactional_id, *place, **options)
-        if transactional_id is None and answer.error is Error.NONE:
+        if transactional_id is None and answer.error is Error.NONE and place[2] == TOPIC:
             self.oracle.blocks_written([key for key, _ in place[-1]])
         if transactional_id is not None and answer.error is Error.NONE and transactional_id in self.oracle.fenced:
             state = self.describe_transactions([transactional_id])[transactional_id]
@@ -81,13 +94,18 @@ class WatchedBroker(BrokerModel):
         self.oracle.before_end(transactional_id, producer_id, epoch, commit)
         answer = super().end_txn(transactional_id, producer_id, epoch, commit)
         if commit and answer is Error.NONE and transactional_id.startswith(self.oracle.coordinator):
-            self.oracle.decided(producer_id, epoch)
+            self.oracle.transaction_decided(producer_id, epoch)
         return answer
+
+    def log_of(self, topic: str, partition: int) -> Any:
+        """The log itself, whether or not the broker is up."""
+        log = self._log(topic, partition)
+        assert log is not None
+        return log
 
     def is_committed(self, topic: str, partition: int, offset: int) -> bool:
         """Whether the record's transaction is, also where an older open one still hides it from readers."""
-        log = self._log(topic, partition)
-        assert log is not None
+        log = self.log_of(topic, partition)
         return offset not in log._aborted and not any(offset in offsets for offsets in log._open.values())
 
     def overdue(self, timeout_ms: int) -> list[str]:
@@ -116,43 +134,103 @@ class WatchedBroker(BrokerModel):
         )
 
 
+def ways_of(topology: Topology, source: str, offset: int) -> dict[str, list[str]]:
+    """By step, the `way` of each record that it passes on for the input record at *offset* of *source*."""
+    ways: dict[str, list[str]] = {}
+    for step in topology.steps:
+        come = [way for each in step.inputs for way in ways[each]]
+        match step.kind:
+            case "source":
+                ways[step.id] = [""] if step.id == source else []
+            case "branch":
+                ways[step.id] = [f"{way}{step.id}/" for way in come]
+            case "twice":
+                ways[step.id] = [f"{way}{step.id}{mark}/" for way in come for mark in "12"]
+            case "keep":
+                ways[step.id] = come if offset % 3 != 1 else []
+            case "split":
+                ways[step.id] = come if offset % 4 else []
+                ways[f"{step.id}~"] = [] if offset % 4 else come
+            case _:
+                ways[step.id] = come
+    return ways
+
+
 class Oracle:
-    """See the module. *inputs* are the keys of each partition's records."""
+    """See the module."""
 
     def __init__(
         self,
         broker: WatchedBroker,
-        inputs: list[list[str]],
-        sinks: list[str],
+        topology: Topology,
+        inputs: dict[str, Input],
+        *,
         output_partitions: int,
         block_partitions: int,
         transaction_timeout_ms: int,
     ) -> None:
-        self.broker, self.inputs, self.sinks = broker, inputs, sinks
+        self.broker, self.topology, self.inputs = broker, topology, inputs
+        self.sinks = topology.sinks
         self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
         self.coordinator = coordinator_id("p")
+        self._ways = {
+            (source, k): ways_of(topology, source, k) for source in topology.sources for k in range(PERIOD)
+        }
+        self._count_before = {
+            step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
+            for step in topology.of("sink")
+        }
+        """By sink, the count right before it, if it is one."""
+        self._ordered = {
+            step.id
+            for step in topology.of("sink")
+            if (count := self._count_before[step.id]) is not None and count.key == step.key
+        }
+        """Sinks that have all updates of a key in one partition."""
         self.manifests: dict[int, Manifest] = {}
         self.unfinalized: Manifest | None = None
         self._retained: dict[int, Manifest] = {}
         """Those that are not tombstoned."""
+        self._stands_on: dict[int, set[BlockRef]] = {}
+        """By checkpoint that is retained."""
         self.ever_named: set[Named] = set()
         self.binding: dict[str, Named] = {}
         """Of the unfinalized checkpoint: by transactional id of the original, what must be committed now."""
         self.fenced: set[str | None] = set()
         """Ids that were swept, and not initialised since."""
         self._initialized: Counter[str | None] = Counter()
-        self.decided_totals: Counter[str] = Counter()
-        self.seen: dict[str, Counter[str]] = {sink: Counter() for sink in sinks}
+        self.decided: dict[Place, int] = {
+            (source, p): 0 for source, each in inputs.items() for p in range(len(each.partitions))
+        }
+        """Sn of the newest manifest."""
+        self._arrived: dict[str, Counter[str]] = {each.id: Counter() for each in topology.of("count", "tally")}
+        """By count and key, how many records before Sn have come to it."""
+        self._owed: Counter[str] = Counter()
+        """By sink, how many records of those before Sn come to it."""
+        self.seen: Counter[str] = Counter()
+        """By sink, how many of them are visible."""
+        self._shown: dict[str, set[tuple[str, int, int, str]]] = {sink: set() for sink in self.sinks}
+        self._newest: dict[tuple[Any, ...], int] = {}
+        """By sink, place, way and keys, the offset of the newest record that is visible."""
+        self._totals: dict[str, Counter[str]] = {sink: Counter() for sink in self.sinks}
+        """By sink and key, how many updates are visible."""
+        self._updates: dict[tuple[str, str, int], tuple[str, int, int, str]] = {}
+        """By count, key and number, the record that the update stems from: the same in every sink."""
+        self._given: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        """By count and record, its totals: the same in every sink."""
         self._stand_ins: list[Committable] = []
-        self._sources: dict[tuple[str, str, int], int] = {}
-        self._updates: dict[tuple[str, int], tuple[int, int]] = {}
-        """By key and total, the input record that it stems from: the same in every sink."""
         self._attempt_decided = (0, 0)
         """The newest attempt, of the newest incarnation, that has completed a checkpoint."""
         self._of_zombies: set[str] = set()
         """Blocks that older attempts wrote after that: nobody looks for them."""
-        self._readers = {(sink, p): 0 for sink in sinks for p in range(output_partitions)}
+        self._readers = {(sink, p): 0 for sink in self.sinks for p in range(output_partitions)}
         self._decisions_read = 0
+        self._blocks_read = [0] * block_partitions
+        self._live: dict[str, BlockRef | None] = {}
+        """Blocks that are there and have no tombstone that counts."""
+        self._tombstones: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+        """By producer, those that its transaction, open or ended otherwise, has written."""
+        self._bodies: dict[BlockRef, bytes] = {}
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -195,116 +273,157 @@ class Oracle:
         """A sweep is over: what was there when it began can write no more, unless it was initialised anew."""
         self.fenced |= {each for each, times in older.items() if self._initialized[each] == times}
 
-    def decided(self, producer_id: int, epoch: int) -> None:
+    def transaction_decided(self, producer_id: int, epoch: int) -> None:
         """A transaction of the decision log has become durable."""
         self.look()
+        self._read_blocks()
+        for key in self._tombstones.pop((producer_id, epoch), ()):
+            self._live.pop(key, None)
         log = self.broker.fetch(TOPIC, 0, self._decisions_read, Isolation.READ_UNCOMMITTED)
         ours = [each for each in log.records if (each.producer_id, each.epoch) == (producer_id, epoch)]
-        keys = [DecisionKey.parse(each.key) for each in ours]
+        keys = [DecisionKey.parse(text_of(each.key)) for each in ours]
         for key, record in zip(keys, ours, strict=True):
             self._decision(key, record.value)
         self._decisions_read = log.high_watermark
         for key, record in zip(keys, ours, strict=True):
             if key is not None and key.kind is Finalized and record.value is not None:
-                self._no_orphans(self.manifests[key.number], (producer_id, epoch))
-        for manifest in self._retained.values():
-            self._whole(manifest)
+                self._no_orphans(self.manifests[key.number])
+        for checkpoint, refs in self._stands_on.items():
+            for ref in refs:
+                demand(ref.key in self._live, f"checkpoint {checkpoint} stands on block {ref.key}, which is tombstoned")
         pending = self.unfinalized
         demand(pending is None or pending.previous in self._retained, "an unfinalized checkpoint can be replayed")
 
+    def _read_blocks(self) -> None:
+        """What was written to the block partitions since the last look."""
+        for partition in range(1, self._block_partitions):
+            log = self.broker.log_of(TOPIC, partition)
+            begin = bisect_left(log._offsets, self._blocks_read[partition])
+            for record in log._records[begin:]:
+                key = text_of(record.key)
+                if record.value is None:
+                    self._tombstones[record.producer_id, record.epoch].append(key)
+                else:
+                    self._live[key] = None
+            self._blocks_read[partition] = log.end_offset
+
     # --- decisions ----------------------------------------------------------------------------------------------
 
-    def _decision(self, key: DecisionKey | None, value: tuple[bytes, bytes] | None) -> None:
+    def _decision(self, key: DecisionKey | None, value: Any) -> None:
         demand(key is not None, "the decision log holds nothing foreign")
         assert key is not None
+        if isinstance(value, tuple):
+            value = value[0]
         if value is None:
             if key.kind is Manifest:
                 self._retained.pop(key.number, None)
+                self._stands_on.pop(key.number, None)
         elif key.kind is Manifest:
-            self._manifest(decode(value[0], Manifest))
+            self._manifest(decode(value, Manifest))
         elif key.kind is Finalized:
-            self._finalized(decode(value[0], Finalized))
+            self._finalized(decode(value, Finalized))
         elif key.kind is Repair:
-            self._repair(decode(value[0], Repair))
+            self._repair(decode(value, Repair))
 
     def _manifest(self, manifest: Manifest) -> None:
         n = manifest.checkpoint
         demand(n not in self.manifests, f"there are two manifests of checkpoint {n}")
         demand(n > max(self.manifests, default=-1), f"checkpoint ids only grow, not to {n}")
         demand(self.unfinalized is None, f"checkpoint {n} is decided before the one before it is finalized")
-        totals = self._expected(manifest)
-        demand(self._state(manifest) == +totals, f"the state of checkpoint {n} is not that of the input before Sn")
-        wanted = totals.total() - self.decided_totals.total()
+        before = self._owed.copy()
+        self._advance(manifest)
+        for operator in manifest.operators:
+            self._state(manifest, operator)
+        if n:
+            have = {operator.operator for operator in manifest.operators}
+            demand(have == set(self._arrived), f"checkpoint {n} has state of {sorted(have)}")
         for sink in self.sinks:
+            wanted = self._owed[sink] - before[sink]
             records = sum(c.records for c in manifest.committables if c.sink == sink)
             demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
-        self._retained[n] = manifest
-        self.manifests[n], self.unfinalized, self.decided_totals = manifest, manifest, totals
+        self._retained[n], self._stands_on[n] = manifest, self._references(manifest)
+        self.manifests[n], self.unfinalized = manifest, manifest
         self._attempt_decided = (manifest.incarnation, manifest.attempt)
         self.binding = {c.transactional_id: named(c) for c in manifest.committables}
         self.ever_named.update(self.binding.values())
 
-    def _expected(self, manifest: Manifest) -> Counter[str]:
-        """The totals of the records before Sn."""
-        offsets = {o.partition: o.offset for o in manifest.offsets}
-        demand(len(offsets) == len(self.inputs), f"checkpoint {manifest.checkpoint} has Sn of every input")
-        return Counter(key for p, keys in enumerate(self.inputs) for key in keys[: offsets[p]])
+    def _advance(self, manifest: Manifest) -> None:
+        """Count the records between the last Sn and this one."""
+        n = manifest.checkpoint
+        offsets = {(each.source, each.partition): each.offset for each in manifest.offsets}
+        for source, each in self.inputs.items():
+            wanted = {(source, p) for p in range(each.at_first)}
+            demand(wanted <= offsets.keys(), f"checkpoint {n} has no Sn of a partition of {source}")
+        for place, begin in self.decided.items():
+            end = offsets.get(place, 0)
+            demand(end >= begin, f"Sn of {place} goes back from {begin} to {end} at checkpoint {n}")
+            for offset in range(begin, end):
+                self._arrive(place, offset)
+            self.decided[place] = end
 
-    def _whole(self, manifest: Manifest) -> None:
-        """Everything is there that a restore of the checkpoint or a replay of its interval needs."""
-        self._state(manifest)
-        for ref in (ref for log in manifest.order_logs for ref in log.blocks):
-            self._block(ref)
+    def _arrive(self, place: Place, offset: int) -> None:
+        first, second = self.inputs[place[0]].partitions[place[1]][offset]
+        ways = self._ways[place[0], offset % PERIOD]
+        for step in self.topology.steps:
+            if step.kind in ("count", "tally"):
+                self._arrived[step.id][first if step.key == "first" else second] += len(ways[step.id])
+            elif step.kind == "sink":
+                self._owed[step.id] += len(ways[step.id])
 
-    def _state(self, manifest: Manifest) -> Counter[str]:
-        """What the blocks of the manifest say."""
-        totals: dict[str, int] = {}
-        for operator in manifest.operators:
-            for ref in (ref for index in operator.index for each in index for ref in self._block(each)):
-                totals.update(self._block(ref))
-        return Counter(totals)
+    def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
+        """What the blocks of the manifest say of *operator* is what the records before Sn make of it."""
+        step = next(each for each in self.topology.steps if each.id == operator.operator)
+        n, tally = manifest.checkpoint, step.kind == "tally"
+        try:
+            table = restore(
+                step.id, Tally if tally else int, range(MAX_PARALLELISM), MAX_PARALLELISM, n,
+                [self._body(ref) for index in operator.index for ref in index],
+                lambda refs: [(ref, self._body(ref)) for ref in refs],
+            )  # fmt: skip
+        except DamagedState as error:
+            raise Broken(f"the state of {step.id} at checkpoint {n} cannot be read: {error}") from error
+        found = {key: state.total if tally else state for key, state in table.items()}
+        arrived = self._arrived[step.id]
+        wanted = {canonical_key(key): count % CYCLE for key, count in arrived.items() if count % CYCLE}
+        demand(found == wanted, f"the state of {step.id} at checkpoint {n} is not that of the input before Sn")
 
-    def _block(self, ref: BlockRef) -> Any:
-        found = self.broker.fetch(TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED).records
-        demand(found and found[0].key == ref.key, f"block {ref.key} is there")
-        tombstones = [each.offset for each in found[1:] if each.key == ref.key]
-        gone = any(self.broker.is_committed(TOPIC, ref.partition, offset) for offset in tombstones)
-        demand(not gone, f"block {ref.key} is not tombstoned")
-        return found[0].value
+    def _references(self, manifest: Manifest) -> set[BlockRef]:
+        indexes = [ref for operator in manifest.operators for index in operator.index for ref in index]
+        logs = [ref for log in manifest.order_logs for ref in log.blocks]
+        listed = [block.ref for each in indexes for block in decode_index(self._body(each)).blocks]
+        for ref in logs:
+            self._body(ref)
+        return {*indexes, *logs, *listed}
+
+    def _body(self, ref: BlockRef) -> bytes:
+        """What the block holds, which must be where the reference says."""
+        if ref not in self._bodies:
+            found = self.broker.fetch(TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED).records[:1]
+            there = [(each.offset, text_of(each.key)) for each in found]
+            demand(there == [(ref.offset, ref.key)], f"block {ref.key} is not where it is referred to")
+            self._bodies[ref] = decode(found[0].value, Block).body
+        return self._bodies[ref]
 
     def blocks_written(self, keys: list[str]) -> None:
         """By a worker, perhaps of an attempt that is over."""
         parsed = [(text, key) for text in keys if (key := BlockKey.parse(text)) is not None]
         self._of_zombies.update(text for text, key in parsed if (key.incarnation, key.attempt) < self._attempt_decided)
 
-    def _no_orphans(self, manifest: Manifest, ending: tuple[int, int]) -> None:
-        """Now that *manifest* is finalized, by the transaction *ending*, every block in the topic is referred to, but
-        for those of checkpoints that are in flight behind it."""
-        named_by = {ref.key for each in self._retained.values() for ref in self._references(each)}
+    def _no_orphans(self, manifest: Manifest) -> None:
+        """Now that *manifest* is finalized every block in the topic is referred to, but for those of checkpoints that
+        are in flight behind it."""
+        named_by = {ref.key for refs in self._stands_on.values() for ref in refs}
         attempt = (manifest.incarnation, manifest.attempt)
-        for text in self.live_blocks(ending) - named_by - self._of_zombies:
+        for text in sorted(self._live.keys() - named_by - self._of_zombies):
             key = BlockKey.parse(text)
             assert key is not None
             in_flight = (key.incarnation, key.attempt) == attempt and key.checkpoint > manifest.checkpoint
             demand(in_flight, f"checkpoint {manifest.checkpoint} leaves {text} behind, which nothing refers to")
 
-    def _references(self, manifest: Manifest) -> set[BlockRef]:
-        indexes = [ref for operator in manifest.operators for index in operator.index for ref in index]
-        logs = [ref for log in manifest.order_logs for ref in log.blocks]
-        return {*indexes, *logs, *(ref for each in indexes for ref in self._block(each))}
-
-    def live_blocks(self, ending: tuple[int, int] = (-1, -1)) -> set[str]:
-        """The keys of all blocks without a tombstone that is committed, or is by the transaction *ending*."""
-        live: set[str] = set()
-        for partition in range(1, self._block_partitions):
-            for record in self.broker.fetch(TOPIC, partition, 0, Isolation.READ_UNCOMMITTED).records:
-                if record.value is not None:
-                    live.add(record.key)
-                elif (record.producer_id, record.epoch) == ending or self.broker.is_committed(
-                    TOPIC, partition, record.offset
-                ):
-                    live.discard(record.key)
-        return live
+    def live_blocks(self) -> set[str]:
+        """The keys of all blocks without a tombstone that counts."""
+        self._read_blocks()
+        return set(self._live)
 
     def _finalized(self, mark: Finalized) -> None:
         demand(
@@ -341,34 +460,59 @@ class Oracle:
         for (sink, partition), offset in self._readers.items():
             log = self.broker.fetch(sink, partition, offset)
             for record in log.records:
-                self._visible(sink, record.key, *record.value)
+                self._visible(sink, _event(record.value))
             self._readers[sink, partition] = max(offset, log.last_stable_offset)
 
-    def _visible(self, sink: str, key: str, total: int, partition: int, offset: int) -> None:
-        seen = self.seen[sink]
-        demand(total == seen[key] + 1, f"update {total} of {key} in {sink} comes after update {seen[key]}")
-        demand(total <= self.decided_totals[key], f"update {total} of {key} in {sink} is visible before its manifest")
-        demand(self.inputs[partition][offset] == key, f"update {total} of {key} in {sink} is of another key's record")
-        demand(
-            offset > self._sources.get((sink, key, partition), -1),
-            f"record {offset} of input {partition} comes out of order, or twice, in {sink}",
-        )
-        stems_from = self._updates.setdefault((key, total), (partition, offset))
-        demand(stems_from == (partition, offset), f"update {total} of {key} in {sink} stems from another record")
-        seen[key] = total
-        self._sources[sink, key, partition] = offset
+    def _visible(self, sink: str, event: Event) -> None:
+        place, offset = (event.source, event.partition), event.offset
+        it = f"record {offset} of {event.source}[{event.partition}] by way of {event.way or 'nothing'}"
+        known = place in self.decided and offset < len(self.inputs[event.source].partitions[event.partition])
+        demand(known, f"{it} in {sink} stems from nothing")
+        keys = self.inputs[event.source].partitions[event.partition][offset]
+        demand(keys == (event.first, event.second), f"{it} in {sink} has other keys")
+        ways = self._ways[event.source, offset % PERIOD][sink]
+        demand(event.way in ways, f"{it} does not come to {sink}")
+        demand(offset < self.decided[place], f"{it} is visible in {sink} before its manifest")
+        name = (*place, offset, event.way)
+        demand(name not in self._shown[sink], f"{it} is visible twice in {sink}")
+        stream = (sink, *place, event.way, *keys)
+        demand(offset > self._newest.get(stream, -1), f"{it} comes out of order in {sink}")
+        count = self._count_before[sink]
+        if count is not None:
+            given = self._given.setdefault((count.id, *name), event.totals)
+            demand(event.totals == given, f"{it} has {event.totals} in {sink}, and {given} in another sink")
+        if count is not None and sink in self._ordered:
+            key = event.first if count.key == "first" else event.second
+            number = self._totals[sink][key] = self._totals[sink][key] + 1
+            total = (number - 1) % CYCLE + 1
+            demand(event.totals[-1] == total, f"update {event.totals[-1]} of {key} in {sink} comes instead of {total}")
+            stems = self._updates.setdefault((count.id, key, number), name)
+            demand(stems == name, f"update {number} of {key} stems from another record in {sink}")
+        self._shown[sink].add(name)
+        self._newest[stream] = offset
+        self.seen[sink] += 1
 
     def all_visible(self) -> None:
         """Everything decided can be read."""
         self.look()
-        wanted = self.decided_totals.total()
-        for sink, seen in self.seen.items():
-            demand(seen == +self.decided_totals, f"{sink} shows {seen.total()} of {wanted} decided updates")
+        for sink in self.sinks:
+            demand(
+                self.seen[sink] == self._owed[sink],
+                f"{sink} shows {self.seen[sink]} of {self._owed[sink]} decided records",
+            )
 
     def close(self) -> None:
         """At the end of everything: all of the input is counted and visible, nothing is open, readers are not held."""
-        everything = Counter(key for keys in self.inputs for key in keys)
-        demand(self.decided_totals == everything, "all of the input is counted")
+        everything = {
+            (source, p): len(records)
+            for source, each in self.inputs.items()
+            for p, records in enumerate(each.partitions)
+        }
+        demand(self.decided == everything, "all of the input is counted")
+        self.nothing_left()
+
+    def nothing_left(self) -> None:
+        """Whatever was read, of it everything is finalized, visible and closed."""
         demand(self.unfinalized is None, "the last checkpoint is finalized")
         self.all_visible()
         self.nothing_open()
@@ -383,3 +527,15 @@ class Oracle:
             if name is not None and incarnation in (None, name.incarnation):
                 is_open = each.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
                 demand(not is_open, f"{each.transactional_id} is left {each.state}")
+
+
+_decode_event = msgspec.json.Decoder(Event).decode
+
+
+def _event(value: bytes) -> Event:
+    return _decode_event(value)
+
+
+def text_of(key: str | bytes) -> str:
+    """A key of the checkpoint topic."""
+    return key if isinstance(key, str) else key.decode()

@@ -1,0 +1,398 @@
+"""Lives of a pipeline: the shipped coordinator and workers against the broker model, with everything that can go wrong.
+
+One seed is one history: which topology, which thread goes on, what is lost, delayed or repeated on the network, who
+crashes before which request, who wakes as a zombie, which transactions time out. The same seed gives the same history.
+Faults end after a while; then the job must reach the end of its input. The oracle judges every request and all output.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import repair
+from clients import TOPIC, Owner, Steps
+from faults import EXPIRY_MS, FaultInjector
+from oracle import Broken, Oracle, WatchedBroker, demand
+from processes import Attempt, Process
+from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
+
+from exactlyonce.checkpoint.coordinator import End
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.store.topic import TopicInfo
+from exactlyonce.checkpoint.transactions import markers
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local import task
+from exactlyonce.engines.plan import plan, share_of
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
+from exactlyonce.sinks.kafka import writer
+from exactlyonce.testing.broker.interface import Error, NoAnswer
+from exactlyonce.testing.broker.model import BrokerSettings
+from exactlyonce.testing.broker.unreliable import UnreliableBroker
+from exactlyonce.testing.clock import SimulatedClock
+from exactlyonce.testing.simulated_coordinator import Life
+
+STEPS_MAX = 60_000
+"""A history that has not come to its end by then never will."""
+CHAOS_STEPS = 8_000
+LOOK_STEPS = 20
+"""How often the readers of the output look."""
+FEED_STEPS = 8
+"""How often the input grows."""
+RETRY_PAUSE_MS = 10
+MARKERS_LOST_AFTER_MS = 200
+"""Everything goes faster here."""
+TRANSACTION_TIMEOUT_MAX_MS = 20_000
+SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable)
+"""What a life may end with, and the next one goes on."""
+HALTS = (Halt, TopicError)
+"""What it ends with when an input topic is not the one that was read."""
+
+
+BOUNDS = (
+    (markers, "MARKERS_LOST_AFTER_MS", MARKERS_LOST_AFTER_MS),
+    (writer, "BACKLOG_RECORDS_MAX", 30),
+    (task, "BLOCKS_PENDING_MAX", 2),
+)
+"""What is met here by few records and in little time, too."""
+
+
+class Thread:
+    """One thread of a life or a worker."""
+
+    __slots__ = ("owner", "steps", "wake_ms")
+
+    def __init__(self, owner: Owner, steps: Steps) -> None:
+        self.owner, self.steps, self.wake_ms = owner, steps, 0
+
+    @property
+    def due_ms(self) -> int:
+        """When it may go on."""
+        return max(self.wake_ms, self.owner.paused_until_ms)
+
+
+class World:
+    """Everything there is, for one seed."""
+
+    def __init__(self, seed: int, shape: str | None = None) -> None:
+        """*shape* names the topology; None: it is drawn, too."""
+        self.rng = random.Random(seed)
+        self.clock = SimulatedClock()
+        self.seen: Counter[str] = Counter()
+        """How often what happened."""
+        self.trace: deque[str] = deque(maxlen=400)
+        self.steps = 0
+        self.finished = False
+        self.halted = False
+        self.life: Life | None = None
+        """The newest; None while there is none."""
+        self.lives: list[Life] = []
+        self._next_life_ms = 0
+        self._threads: list[Thread] = []
+        self._shape(shape)
+        self.settings = self._settings()
+        self.broker = WatchedBroker(self.clock, self._broker_settings())
+        self.network = UnreliableBroker(self.broker, self.clock)
+        self.oracle = self.broker.oracle = Oracle(
+            self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
+            block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
+        )  # fmt: skip
+        self.faults = FaultInjector(self)
+        self._topics()
+
+    def _shape(self, name: str | None) -> None:
+        """The pipeline and its input."""
+        rng = self.rng
+        self.topology = drawn(rng, name)
+        self.graph = graph_of(self.topology)
+        self.inputs = inputs_for(self.topology, rng)
+        self.parallelism = rng.randint(1, 3)
+        self.plan = plan(self.graph, self.parallelism)
+        self.sinks = self.topology.sinks
+        self.output_partitions = rng.randint(1, 3)
+        self.block_partitions = rng.randint(2, 3)
+        self._steps_per_record = rng.choice((1, 5, 15))
+        self._fed = {(source, p): 0 for source, each in self.inputs.items() for p in range(len(each.partitions))}
+        every = range(self.parallelism)
+        self.subtasks = {(each.name, i) for each in self.plan.tasks for i in every}
+        self.source_subtasks = {(each.name, i) for each in self.plan.tasks if each.sources for i in every}
+        self.sink_subtasks = {(sink, i) for sink in self.sinks for i in every}
+
+    def _settings(self) -> CheckpointSettings:
+        choice = self.rng.choice
+        settings = CheckpointSettings(
+            interval_ms=choice((20, 60, 150)),
+            timeout_ms=choice((200, 400)),
+            max_concurrent=choice((1, 1, 2, 3)),
+            tolerable_failed=choice((0, 1, 2)),
+            num_retained=choice((1, 2, 3)),
+            restart_budget_ms=500,
+        )
+        needed_ms = settings.transaction_timeout_needed_ms
+        settings = msgspec.structs.replace(settings, transaction_timeout_ms=self.rng.randint(needed_ms, 2 * needed_ms))
+        self.transaction_timeout_ms = settings.transaction_timeout_for(TRANSACTION_TIMEOUT_MAX_MS)
+        return settings
+
+    def _broker_settings(self) -> BrokerSettings:
+        return BrokerSettings(
+            transaction_timeout_max_ms=TRANSACTION_TIMEOUT_MAX_MS,
+            timeout_check_interval_ms=self.rng.choice((20, 100, 300)),
+            transactional_id_expiration_ms=EXPIRY_MS,
+            expiration_check_interval_ms=EXPIRY_MS // 10,
+            marker_delay_ms=self.rng.randint(1, 6),
+        )
+
+    def _topics(self) -> None:
+        """And a transaction of another pipeline, whose name begins alike and which is none of our business."""
+        self.broker.create_topic(TOPIC, self.block_partitions, compact=True)
+        self.topic = TopicInfo(TOPIC, self.broker.topic_id(TOPIC) or "", self.block_partitions, 1)
+        for source, each in self.inputs.items():
+            self.broker.create_topic(topic_of(source), each.at_first)
+        self.topic_ids = {topic_of(each): self.broker.topic_id(topic_of(each)) or "" for each in self.inputs}
+        self.feed()
+        for sink in self.sinks:
+            self.broker.create_topic(sink, self.output_partitions)
+        self.broker.create_topic("foreign")
+        foreign = f"eo:{PIPELINE}-q:out:0:0.0:0"
+        _, producer_id, epoch = self.broker.init_transactions(foreign, TRANSACTION_TIMEOUT_MAX_MS)
+        self.broker.produce(foreign, producer_id, epoch, "foreign", 0, [(None, "x")])
+
+    # --- for lives and workers ----------------------------------------------------------------------------------
+
+    @property
+    def chaos(self) -> bool:
+        """Whether bad luck goes on."""
+        return self.steps < CHAOS_STEPS
+
+    def spawn(self, owner: Owner, steps: Steps) -> Thread:
+        """A new thread."""
+        thread = Thread(owner, steps)
+        self._threads.append(thread)
+        return thread
+
+    def note(self, text: str) -> None:
+        """One line of the trace."""
+        self.trace.append(f"{self.clock.monotonic_ms():>7} {text}")
+
+    def ask(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """One request over the network."""
+        if operation == "init_transactions":
+            self.oracle.before_init(arguments[0])
+        self.faults.on_network(operation, arguments)
+        return getattr(self.network, operation)(*arguments, **options)
+
+    def until_answered(
+        self, operation: str, *arguments: Any, again: tuple[Error, ...] = (), **options: Any
+    ) -> Generator[int | None, None, Any]:
+        """Asked until there is an answer, and none of *again*."""
+        while True:
+            yield None
+            try:
+                answer = self.ask(operation, *arguments, **options)
+            except NoAnswer:
+                pass
+            else:
+                if getattr(answer, "error", None) not in again:
+                    return answer
+            yield self.clock.monotonic_ms() + RETRY_PAUSE_MS
+
+    def deadline_ms(self) -> int:
+        """Until when a life waits for an answer; it asks once in any case."""
+        return self.clock.monotonic_ms() + (self.rng.choice((0, 50, 800)) if self.chaos else 5_000)
+
+    def feed(self) -> None:
+        """Somebody writes to the input topics; partitions that are not there yet get their records once they are."""
+        if not self.faults_allow_feeding:
+            return
+        goal = self.steps // self._steps_per_record + 1
+        for (source, partition), fed in self._fed.items():
+            records = self.inputs[source].partitions[partition]
+            if fed < min(goal, len(records)) and partition < self.partitions_of(source):
+                end = min(goal, len(records))
+                batch = [
+                    (None, _encode(Event(source, partition, offset, *records[offset]))) for offset in range(fed, end)
+                ]
+                if self.broker.produce(None, self._feeder(), 0, topic_of(source), partition, batch).error is Error.NONE:
+                    self._fed[source, partition] = end
+
+    def _feeder(self) -> int:
+        return self.broker.init_transactions(None).producer_id
+
+    @property
+    def faults_allow_feeding(self) -> bool:
+        """Whether the broker answers, and the topics are those that are fed."""
+        return not hasattr(self, "faults") or (self.faults.broker_is_up and not self.faults.made_anew)
+
+    def partitions_of(self, source: str) -> int:
+        """How many the source's topic has by now."""
+        found = self.broker._topics.get(topic_of(source))
+        return len(found.logs) if found else 0
+
+    def end_of(self, topic: str, partition: int) -> int:
+        """Where the partition ends; -1: there is none."""
+        found = self.broker._topics.get(topic)
+        return found.logs[partition].end_offset if found and partition < len(found.logs) else -1
+
+    # --- for a coordinator: its workers and its inputs ----------------------------------------------------------
+
+    def first_offsets(self) -> tuple[SourceOffset, ...]:
+        """Where a pipeline without a checkpoint begins."""
+        return tuple(
+            SourceOffset(source, topic_of(source), self.topic_ids[topic_of(source)], p, 0)
+            for source in self.inputs
+            for p in range(self.partitions_of(source))
+        )
+
+    def start_workers(self, life: Life, incarnation: int, number: int, manifest: Manifest) -> list[Process]:
+        """The processes of an attempt."""
+        attempt = Attempt(incarnation, number, manifest)
+        attempt.added = life.added
+        processes = [Process(self, life, attempt, i) for i in range(self.parallelism)]
+        attempt.connect(self, processes)
+        return processes
+
+    def start_message(self, attempt: Attempt, index: int) -> msg.Start:
+        """What a worker is told first."""
+        offsets: dict[str, dict[int, int]] = {source: {} for source in self.inputs}
+        for each in attempt.manifest.offsets:
+            offsets[each.source][each.partition] = each.offset
+        for source, known in attempt.added.items():
+            offsets[source].update(known)
+        targets = {
+            source: {p: len(each.partitions[p]) for p in offsets[source]} for source, each in self.inputs.items()
+        }
+        return msg.Start(
+            reference={}, fingerprint="", parallelism=self.parallelism, subtask=index,
+            incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
+            offsets=offsets, topic_ids=self.topic_ids, targets=targets, slots=self.settings.slots,
+            transaction_timeout_ms=self.transaction_timeout_ms, channels={}, topic=self.topic,
+        )  # fmt: skip
+
+    def added_since(self, manifest: Manifest) -> dict[str, dict[int, int]]:
+        """Partitions that *manifest* does not have, and where they begin."""
+        known = {(each.source, each.partition) for each in manifest.offsets}
+        added = {s: {p: 0 for p in range(self.partitions_of(s)) if (s, p) not in known} for s in self.inputs}
+        return {source: each for source, each in added.items() if each}
+
+    def share(self, added: dict[str, dict[int, int]], index: int) -> dict[str, dict[int, int]]:
+        """What of it worker *index* reads."""
+        return {source: share_of(each, self.parallelism, index) for source, each in added.items()}
+
+    # --- for a coordinator: repair ------------------------------------------------------------------------------
+
+    copied = staticmethod(repair.copied)
+    replayed = staticmethod(repair.replayed)
+
+    # --- history ------------------------------------------------------------------------------------------------
+
+    def next_life(self, delay_ms: int) -> None:
+        """The newest life is over, or no longer the newest."""
+        self.life, self._next_life_ms = None, self.clock.monotonic_ms() + delay_ms
+
+    def ended(self, life: Life, end: End) -> None:
+        """A life has ended by itself."""
+        self.note(f"{life} ends: {end.error!r}")
+        life.kill_workers()
+        life.alive = False
+        if self.faults.made_anew and isinstance(end.error, HALTS):
+            self.seen["halt"] += 1
+            self.halted = True
+            self.finished = True
+            return
+        demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
+        self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
+        if life is self.life:
+            self.next_life(self.rng.randint(0, 100))
+            if end.error is None and self.faults.broker_is_up:
+                self._ended_cleanly(life, end)
+
+    def _ended_cleanly(self, life: Life, end: End) -> None:
+        """Everything decided is committed and nothing of this life is open."""
+        demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
+        assert end.manifest is not None
+        self.clock.advance(100)
+        self.oracle.nothing_open(life.log.life.incarnation)
+        if not any(each.owner.alive for each in self._threads):
+            self.oracle.all_visible()
+        ends = {(each.source, each.partition): each.offset for each in end.manifest.offsets}
+        goal = {(s, p): len(r) for s, each in self.inputs.items() for p, r in enumerate(each.partitions)}
+        demand(not self.faults.made_anew, "an input topic that was made anew is read on")
+        self.finished = ends == goal
+
+    def run(self) -> None:
+        """Live through it; `Broken` if an invariant does not hold."""
+        while not self.finished or any(each.alive for each in self.lives):
+            self.steps += 1
+            demand(self.steps < STEPS_MAX, f"the job has not come to its end in {STEPS_MAX} steps")
+            self.faults.before_step()
+            if self.life is None and not self.finished and self._next_life_ms <= self.clock.monotonic_ms():
+                self.life = Life(self)
+                self.lives.append(self.life)
+            self._step()
+            if self.steps % FEED_STEPS == 0:
+                self.feed()
+            if self.steps % LOOK_STEPS == 0 and self.faults.broker_is_up:
+                self.oracle.look()
+        self.faults.start_broker()
+        self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)  # zombies die, and what they left open times out
+        if not self.halted:
+            self.oracle.close()
+
+    def _step(self) -> None:
+        """One step of one thread that is due; or time passes until one is."""
+        now_ms = self.clock.monotonic_ms()
+        self._threads = threads = [each for each in self._threads if each.owner.alive]
+        due = [each for each in threads if each.due_ms <= now_ms]
+        if not due:
+            wakes = [each.due_ms for each in threads]
+            if self.life is None and not self.finished:
+                wakes.append(self._next_life_ms)
+            self.clock.advance(max(1, min(wakes, default=0) - now_ms))
+            return
+        thread = due[int(self.rng.random() * len(due))]
+        try:
+            thread.wake_ms = next(thread.steps) or 0
+        except StopIteration:
+            self._threads.remove(thread)
+        if self.rng.random() < (0.3 if self.chaos else 0.1):
+            self.clock.advance(1)
+
+
+@contextmanager
+def bounds() -> Iterator[None]:
+    """Within this the bounds are small."""
+    with ExitStack() as stack:
+        for module, name, value in BOUNDS:
+            stack.enter_context(patch.object(module, name, value))
+        yield
+
+
+def simulate(seed: int, shape: str | None = None) -> World:
+    """Live through the history of *seed*. `Broken` is what breaks an invariant, with the command that replays it; any
+    other exception is a fault of the simulator, or of what it runs, which no invariant speaks of."""
+    world = World(seed, shape)
+    try:
+        with bounds():
+            world.run()
+    except Broken as error:
+        broken = Broken(f"{error}\n  replay: {replay_command(seed, shape)}")
+        broken.trace = tuple(world.trace)
+        raise broken from error
+    world.seen["checkpoint"] = len(world.oracle.manifests)
+    world.seen["life"] = len(world.lives)
+    world.seen[f"topology {world.topology.name}"] += 1
+    return world
+
+
+def replay_command(seed: int, shape: str | None = None) -> str:
+    """What to type to see the history of *seed* again."""
+    return f"make simulate SEED={seed}" + (f" SHAPE={shape}" if shape else "")
+
+
+_encode = msgspec.json.Encoder().encode
