@@ -33,8 +33,10 @@ from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
 
 Steps = Generator[int | None, None, Any]
 """A thread of control: yields between steps, and the time before which it need not be continued."""
-World = Worker = Any
+World = Any
 """Of the simulation that it is part of; see there."""
+Worker = Any
+"""One of its processes."""
 
 LOOK_PAUSE_MS = 20
 SWEEP_AGAIN_MS = 2_000
@@ -263,7 +265,7 @@ class Life:
             "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
         )
         for found in answer.records[:1]:
-            if found.key == ref.key:
+            if (found.offset, found.key) == (ref.offset, ref.key):
                 return decode(found.value, Block).body
         require(self is not self.world.life, f"block {ref.key} is where the manifest says")
         raise Fenced("The checkpoints of a zombie have gone.")

@@ -24,9 +24,12 @@ from exactlyonce.sinks.kafka.producers import KafkaProducers, Producers
 class Clients(Protocol):
     """Of one worker."""
 
-    clock: Clock
-    monotonic_s: Callable[[], float]
-    """Time that only grows, finer than the clock's."""
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def monotonic_s(self) -> Callable[[], float]:
+        """Time that only grows, finer than the clock's."""
 
     def block_writer(self) -> BlockWriter:
         """Of this attempt's blocks."""
@@ -49,7 +52,7 @@ class KafkaClients:
     """The `Clients` of a worker process."""
 
     def __init__(self, start: Start, pipeline: str) -> None:
-        self.clock: Clock = SystemClock()
+        self.clock = SystemClock()
         self.monotonic_s = time.monotonic
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import KafkaError, Message, TopicPartition
@@ -116,9 +118,9 @@ class Produced:
 
     def last_request(self) -> None:
         """The process was killed while a request was under way, which arrives now."""
-        if self._batch is not None and not self.failure:
+        if self.queued and self.producer_id >= 0 and not self.failure:
             try:
-                self._request(*self._batch)
+                self._request(*(self._batch or self._next_batch()))
             except NoAnswer:
                 return
 
@@ -209,14 +211,15 @@ class SimulatedProducers:
         self.process.execute(initialise())
         return making
 
-    def flush(self, producer: SinkProducer) -> Flushing:
+    def flush(self, producer: Any) -> Flushing:
         return Flushing(producer)
 
     def wait(self, pending: Any, timeout_s: float) -> None:
         return None
 
     def drop(self, transaction: Transaction) -> None:
-        self.process.producers.remove(transaction.producer)  # type: ignore[arg-type]  # they are its own
+        producer: Any = transaction.producer
+        self.process.producers.remove(producer)
 
     def abandon(self) -> None:
         return None
@@ -247,10 +250,11 @@ class SimulatedBlockProducer(Produced):
     def __init__(self, process: Process) -> None:
         super().__init__(process, None, -1, -1)
         self._callbacks: deque[Callable[[], None]] = deque()
-        self._awaited: dict[str, OnDelivery] = {}
+        self._awaited: dict[int, deque[OnDelivery]] = {}
+        """By partition, in the order of the records."""
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
-        self._awaited[key] = on_delivery
+        self._awaited.setdefault(partition, deque()).append(on_delivery)
         self.put((topic, partition), (key, value))
 
     def _send(self) -> Steps:
@@ -260,13 +264,13 @@ class SimulatedBlockProducer(Produced):
         yield from super()._send()
 
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
-        told = self._awaited.pop(record[0])
-        self._callbacks.append(lambda: told(None, _Delivered(partition, offset)))
+        told = self._awaited[partition].popleft()
+        self._callbacks.append(partial(told, None, _Delivered(partition, offset)))
 
     def fail(self, reason: str) -> None:
         super().fail(reason)
-        for told in self._awaited.values():
-            self._callbacks.append(lambda told=told: told(_Undelivered(reason), _Delivered(0, 0)))  # type: ignore[misc]
+        for told in chain.from_iterable(self._awaited.values()):
+            self._callbacks.append(partial(told, _Undelivered(reason), _Delivered(0, 0)))
 
     def poll(self, timeout_s: float) -> None:
         while self._callbacks:

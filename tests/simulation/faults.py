@@ -52,6 +52,7 @@ class FaultInjector:
         self._request_chance = rng.choice((0.0, 0.03, 0.15))
         self._delivery_chance = rng.choice((0.0, 0.0, 0.005))
         self._marker_chance = rng.choice((0.0, 0.0, 0.1, 0.3))
+        self._decided_chance = rng.choice((0.0, 0.0, 0.1))
         self._remakes = rng.random() < 0.03
         self._adds_at = rng.randint(100, 4_000)
         fates: list[Callable[[Life], None]] = [self.crash, self.sleep, lambda life: self.downtime()]
@@ -72,12 +73,16 @@ class FaultInjector:
     def before_request(self, life: Life) -> None:
         """Before a request of a procedure: perhaps *life* ends or sleeps here.
 
-        If the checkpoint carries output of aborted ones, likely all are down until the oldest transaction times out and
-        the next ones do not. What is to be copied may be gone. Rare and delicate is the writing of lost markers: likely
-        it times out.
+        Between a decision and its commits all may be down until a transaction times out, which is to be written again
+        then; what is to be copied may be gone. If the checkpoint carries output of aborted ones, likely all are down
+        until the oldest transaction times out and the next ones do not. Rare and delicate is the writing of lost
+        markers: likely it times out.
         """
-        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < 0.3:
+        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < 0.5:
             self.clean()
+        if life.step_name == "EndTransactions" and self.world.chaos and self.rng.random() < self._decided_chance:
+            self.downtime()
+            return
         chance = 0.2 if life.carries or life.step_name == "RewriteMarkers" else self._request_chance
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
             return
@@ -109,8 +114,13 @@ class FaultInjector:
         return lost
 
     def after_end(self) -> None:
-        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of the sinks' transactions."""
-        if not self.world.chaos or not self.broker_is_up or self.rng.random() >= self._marker_chance:
+        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of the sinks' transactions.
+
+        Once the job has come to its end nobody is there any more who would write them again.
+        """
+        if not self.world.chaos or self.world.finished or not self.broker_is_up:
+            return
+        if self.rng.random() >= self._marker_chance:
             return
         listed = [each.transactional_id for each in self.world.broker.list_transactions() if "Prepare" in each.state]
         states = self.world.broker.describe_transactions(listed).values()

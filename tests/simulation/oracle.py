@@ -277,8 +277,8 @@ class Oracle:
         """A transaction of the decision log has become durable."""
         self.look()
         self._read_blocks()
-        for key in self._tombstones.pop((producer_id, epoch), ()):
-            self._live.pop(key, None)
+        for block in self._tombstones.pop((producer_id, epoch), ()):
+            self._live.pop(block, None)
         log = self.broker.fetch(TOPIC, 0, self._decisions_read, Isolation.READ_UNCOMMITTED)
         ours = [each for each in log.records if (each.producer_id, each.epoch) == (producer_id, epoch)]
         keys = [DecisionKey.parse(text_of(each.key)) for each in ours]

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
+from oracle import Broken
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.worker import Worker
-from exactlyonce.pipeline.errors import ExactlyOnceError, is_fatal
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, is_fatal
 
 if TYPE_CHECKING:
     from world import World
@@ -94,6 +95,8 @@ class Process:
     def _main(self) -> Steps:
         try:
             yield from self._live()
+        except InvariantViolation as error:
+            raise Broken(f"worker {self.index}: a rule that the code asserts does not hold: {error}") from error
         except ExactlyOnceError as error:
             self.fail(str(error), error if is_fatal(error) else None)
 

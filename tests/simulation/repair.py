@@ -1,8 +1,8 @@
 """How a simulated coordinator writes lost records again: copied from the output log, or computed again by a replay.
 
-A replay knows only what a real one knows: the base's blocks, the input between the two Sn, and the order logs. What runs
-is shipped: operators, tables, lanes, and the order in which they are taken; only the files between two stages, and what
-starts one unit after the other, are stood in for.
+A replay knows only what a real one knows: the base's blocks, the input between the two Sn, and the order logs. What
+runs is shipped: operators, tables, lanes, and the order in which they are taken; only the files between two stages, and
+what starts one unit after the other, are stood in for.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from clients import Awaited, FetchedBlocks, Steps, output_partition
 from confluent_kafka import Message
 from topologies import topic_of
 
-from exactlyonce.checkpoint.records.committable import Committable, Written, shares
+from exactlyonce.checkpoint.records import committable
+from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
+from exactlyonce.engines import wiring
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.unit import ordering
-from exactlyonce.engines.bounded.unit.outgoing import TIME_BYTES
 from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import Plan, Task
 from exactlyonce.engines.source_decoder import SourceDecoder
-from exactlyonce.engines.wiring import make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Input, Kind, Node
@@ -74,7 +74,7 @@ def replayed(life: Life, manifest: Manifest, lost: Committable, name: str) -> St
             refs = wanted.refs
         yield from blocks.get(world, refs)
     records = replay.outputs[lost.sink, lost.subtask]
-    share = shares(manifest.committables)[lost.transactional_id]
+    share = committable.shares(manifest.committables)[lost.transactional_id]
     found: dict[tuple[str, int], Records] = {place: [] for place in lost.counts}
     for key, value in records[share.start : share.stop]:
         place = (lost.sink, output_partition(key, world.output_partitions))
@@ -183,9 +183,9 @@ class Replay:
             return ops.KafkaOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
 
         def table(node: Node) -> Any:
-            return table_of(node, graph, parallelism, subtask, self.base, self.blocks)
+            return wiring.table_of(node, graph, parallelism, subtask, self.base, self.blocks)
 
-        return make_operator(node, Context(node.id, subtask, parallelism), table).operator
+        return wiring.make_operator(node, Context(node.id, subtask, parallelism), table).operator
 
     def _partitions(self, node: Node, subtask: int, operator: ops.Push) -> Iterator[ordering.Lane]:
         assert isinstance(node.source, KafkaSource)
@@ -215,7 +215,7 @@ class Replay:
             codec = BatchCodec(self.plan.graph.type_of(Input(edge.producer)))
 
             def send(receiver: int, batch: ops.Batch, name: str = edge.name, codec: BatchCodec = codec) -> None:
-                self._frames[name, subtask, receiver].append(bytes(TIME_BYTES) + codec.encode(batch))
+                self._frames[name, subtask, receiver].append(bytes(ordering.TIME_BYTES) + codec.encode(batch))
 
             shuffle = ops.Shuffle(edge.name, send, self.plan.parallelism, self.plan.graph.max_parallelism)
             operators[edge.producer].downstream.append(shuffle)

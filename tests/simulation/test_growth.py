@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
+from clients import TOPIC
+from oracle import Oracle
+from world import FEED_STEPS, World
 
 from exactlyonce.checkpoint import orphans
 from exactlyonce.testing import simulated_log
 from exactlyonce.testing.broker.interface import Isolation
 from exactlyonce.testing.simulated_coordinator import Life
 from exactlyonce.testing.simulated_log import SimulatedLog
-from exactlyonce.testing.simulation import World
-from exactlyonce.testing.simulation_oracle import TOPIC, Oracle
 
 LIVES = 1_000
 LIFE_STEPS_MAX = 500
@@ -39,11 +40,15 @@ LIMITS = Left(blocks=25, decisions=20, transactional_ids=200, kept=40)
 
 def died_early(seed: int, lives: int) -> list[Left]:
     """The lives of a pipeline whose coordinator and workers all die after a few steps; no other bad luck."""
-    world = World(seed)
+    world = World(seed, "chain")
     luck = world.faults
     luck._chance = luck._network_chance = luck._request_chance = luck._delivery_chance = luck._marker_chance = 0.0
-    world.inputs[:] = [[f"k{i % 3}" for i in range(100_000)] for _ in world.inputs]
-    world._steps_per_record = 40
+    luck._decided_chance, luck._adds_at = 0.0, 1 << 60
+    for each in world.inputs.values():
+        assert each.at_first == len(each.partitions)
+        for records in each.partitions:
+            records += [(f"k{i % 3}", "") for i in range(100_000)]
+    world._steps_per_record = 100
     found = []
     for number in range(lives):
         life = world.life = Life(world)
@@ -51,6 +56,8 @@ def died_early(seed: int, lives: int) -> list[Left]:
         for _ in range(world.rng.randint(1, LIFE_STEPS_MAX)):
             world.steps += 1
             world._step()
+            if world.steps % FEED_STEPS == 0:
+                world.feed()
         life.kill_workers()
         life.alive = False
         world.clock.advance(DOWN_MS)
