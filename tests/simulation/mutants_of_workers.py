@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -245,7 +246,7 @@ def _undeleted() -> Iterable[Any]:
     real = Interval._delete
 
     def delete(self: Any, keys: Any, deleted: Any) -> None:
-        real(self, keys, {group: [] for group in range(1 << 10)})
+        real(self, keys, defaultdict(list))
 
     yield patch.object(Interval, "_delete", delete)
 
@@ -376,11 +377,11 @@ def _ungranted() -> Iterable[Any]:
 @mutant("the order log lacks a batch", REPLAYED, "chain")
 def _lost_batch() -> Iterable[Any]:
     real = OrderRuns.note
+    calls = count(1)
 
-    def note(self: OrderRuns, name: str, partition: int, count: int) -> None:
-        self.noted = getattr(self, "noted", 0) + 1  # type: ignore[attr-defined]  # that is the defect
-        if self.noted % 5:
-            real(self, name, partition, count)
+    def note(self: OrderRuns, name: str, partition: int, records: int) -> None:
+        if next(calls) % 5:
+            real(self, name, partition, records)
 
     yield patch.object(OrderRuns, "note", note)
 

@@ -89,7 +89,8 @@ def test_a_failure_is_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_error_of_the_simulator_is_not_a_broken_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no oracle has judged is raised as it is, and the command line calls it what it is."""
-    monkeypatch.setattr("oracle.Oracle.look", lambda self: {}["no such key"])
+    nothing: dict[str, None] = {}
+    monkeypatch.setattr("oracle.Oracle.look", lambda self: nothing["no such key"])
     with pytest.raises(KeyError) as raised:
         simulate(0)
     assert not isinstance(raised.value, Broken)
