@@ -6,7 +6,6 @@ be paused or killed before every single request.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
@@ -28,7 +27,8 @@ from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, Undetermined, require
 from exactlyonce.state.index import decode_index
-from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer, Record
+from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
+from exactlyonce.testing.simulated_blocks import ends_of, scanned
 from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
 
 Steps = Generator[int | None, None, Any]
@@ -408,9 +408,9 @@ class Life:
                 self.world.seen["chain repaired"] += len(records) > 1
                 return (yield from self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks))
             case requests.BlockEndOffsets():
-                return (yield from self._ends())
+                return (yield from ends_of(self.world))
             case requests.ScanBlocks(start_offsets):
-                return (yield from self._scanned(start_offsets))
+                return (yield from scanned(self.world, start_offsets))
             case requests.FindReferences(manifest):
                 return frozenset((yield from self._references(manifest)))
             case requests.Look(committable):
@@ -422,30 +422,6 @@ class Life:
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
         return None
-
-    def _ends(self) -> Generator[int | None, None, tuple[int, ...]]:
-        ends = []
-        for partition in range(self.world.block_partitions):
-            answer = yield from self.world.until_answered("fetch", TOPIC, partition, 0, Isolation.READ_UNCOMMITTED)
-            ends.append(answer.high_watermark)
-        return tuple(ends)
-
-    def _scanned(self, start_offsets: tuple[int, ...]) -> Generator[int | None, None, requests.Scanned]:
-        """Blocks are read uncommitted, tombstones committed."""
-        found: dict[str, BlockRef] = {}
-        ends = [0]
-        for partition in range(1, self.world.block_partitions):
-            place = (TOPIC, partition, start_offsets[partition])
-            settled = yield from self.world.until_answered("fetch", *place, Isolation.READ_COMMITTED)
-            everything = yield from self.world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
-            known = settled.last_stable_offset
-            open_ = [each for each in everything.records if each.offset >= known and each.value is not None]
-            for each in [*(record for record in settled.records if record.offset < known), *open_]:
-                found.pop(each.key, None)
-                if each.value is not None:
-                    found[each.key] = _reference(partition, each)
-            ends.append(everything.high_watermark)
-        return requests.Scanned(tuple(found.values()), tuple(ends))
 
     def _retrying(self, operation: str, *arguments: Any) -> Steps:
         """Asked again until it is answered or time is up."""
@@ -510,8 +486,3 @@ class Life:
 
     def __str__(self) -> str:
         return f"life {self.log.life.incarnation}.{self.attempt}"
-
-
-def _reference(partition: int, record: Record) -> BlockRef:
-    digest = hashlib.sha256(record.value).digest()
-    return BlockRef(partition, record.offset, record.key, len(record.value), digest)

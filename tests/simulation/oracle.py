@@ -1,4 +1,4 @@
-"""The judge of a simulation: a broker that watches every request it passes on, and independent readers.
+"""The judge of a simulation: it sees every request that the broker carries out, and has readers of its own.
 
 It knows the steps of the topology and the input, and trusts nobody: from the words of the steps it works out by which
 ways each input record comes to which count and sink, and what must be in a state or an output is counted from that.
@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import Any
 
-import msgspec
-from topologies import CYCLE, MAX_PARALLELISM, Event, Input, Tally, Topology
+from readers import Place, Readers, Ways
+from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
+from watched import TOPIC, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, decode
@@ -22,138 +23,15 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.restore import restore
-from exactlyonce.testing.broker.interface import Error, Initialized, Isolation, NoAnswer, Produced
-from exactlyonce.testing.broker.model import BrokerModel
-from exactlyonce.testing.broker.transaction_coordinator import State
+from exactlyonce.testing.broker.interface import Isolation, NoAnswer
 
-TOPIC = "p.checkpoints"
 Named = tuple[str, int, int]
 """Transactional id, producer id, epoch."""
-Place = tuple[str, int]
-"""A source and a partition of its topic."""
-PERIOD = 12
-"""What the steps do depends on the offset modulo this."""
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
-
-    trace: tuple[str, ...] = ()
-    """What had happened before."""
-
-
-def demand(condition: object, what: str) -> None:
-    """Raise `Broken` unless *condition* holds."""
-    if not condition:
-        raise Broken(what)
 
 
 def named(committable: Committable) -> Named:
     """The transaction that the committable stands for."""
     return committable.transactional_id, committable.producer_id, committable.epoch
-
-
-class WatchedBroker(BrokerModel):
-    """The broker model, and the oracle that watches what is done to it."""
-
-    oracle: Oracle
-    cleaned: set[tuple[str, int, int]]
-    """Topic, partition and offset of the records that `clean_aborted` has removed."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.cleaned = set()
-
-    def clean_aborted(self, topics: list[str]) -> bool:
-        """Remove the records of aborted transactions, as cleaning may; their markers stay. Whether there were any."""
-        self._catch_up()
-        before = len(self.cleaned)
-        for topic in topics:
-            for partition, log in enumerate(self._topics[topic].logs):
-                self.cleaned |= {(topic, partition, offset) for offset in log._aborted}
-                log._keep([record for record in log._records if record.offset not in log._aborted])
-        return len(self.cleaned) > before
-
-    def init_transactions(self, transactional_id: str | None, timeout_ms: int = 60_000) -> Initialized:
-        answer = super().init_transactions(transactional_id, timeout_ms)
-        self.oracle.initialized(transactional_id)
-        return answer
-
-    def produce(self, transactional_id: str | None, *place: Any, **options: Any) -> Produced:
-        answer = super().produce(transactional_id, *place, **options)
-        if transactional_id is None and answer.error is Error.NONE and place[2] == TOPIC:
-            self.oracle.blocks_written([key for key, _ in place[-1]])
-        if transactional_id is not None and answer.error is Error.NONE and transactional_id in self.oracle.fenced:
-            state = self.describe_transactions([transactional_id])[transactional_id]
-            aborting = state is not None and state.state == "PrepareAbort"  # late records go with the others
-            demand(aborting, f"{transactional_id} writes though it was swept")
-        return answer
-
-    def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
-        self._catch_up()
-        self.oracle.before_end(transactional_id, producer_id, epoch, commit)
-        answer = super().end_txn(transactional_id, producer_id, epoch, commit)
-        if commit and answer is Error.NONE and transactional_id.startswith(self.oracle.coordinator):
-            self.oracle.transaction_decided(producer_id, epoch)
-        return answer
-
-    def log_of(self, topic: str, partition: int) -> Any:
-        """The log itself, whether or not the broker is up."""
-        log = self._log(topic, partition)
-        assert log is not None
-        return log
-
-    def is_committed(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether the record's transaction is, also where an older open one still hides it from readers."""
-        log = self.log_of(topic, partition)
-        return offset not in log._aborted and not any(offset in offsets for offsets in log._open.values())
-
-    def overdue(self, timeout_ms: int) -> list[str]:
-        """The sinks' transactions that have been open for longer than that, and for one check of the broker more."""
-        self._catch_up()
-        latest_ms = self._clock.monotonic_ms() - self.settings.timeout_check_interval_ms
-        return [
-            name
-            for name, each in self._coordinator.transactions.items()
-            if each.state is State.ONGOING
-            and TransactionalId.parse(name)
-            and max(each.started_at_ms + timeout_ms, self._started_ms) < latest_ms
-            and name.startswith("eo:p:")
-        ]
-
-    def has_hanging(self) -> bool:
-        """Whether a partition shows a transaction as open though it has ended and no marker is on its way."""
-        known = self._coordinator.transactions.values()
-        awaited = {(each.producer_id, p) for each in known if each.state is State.ONGOING for p in each.partitions}
-        awaited |= {(each.producer_id, each.partition) for each in self._markers if each.partition is not None}
-        return any(
-            (producer_id, (name, index)) not in awaited
-            for name, topic in self._topics.items()
-            for index, log in enumerate(topic.logs)
-            for producer_id in log._open
-        )
-
-
-def ways_of(topology: Topology, source: str, offset: int) -> dict[str, list[str]]:
-    """By step, the `way` of each record that it passes on for the input record at *offset* of *source*."""
-    ways: dict[str, list[str]] = {}
-    for step in topology.steps:
-        come = [way for each in step.inputs for way in ways[each]]
-        match step.kind:
-            case "source":
-                ways[step.id] = [""] if step.id == source else []
-            case "branch":
-                ways[step.id] = [f"{way}{step.id}/" for way in come]
-            case "twice":
-                ways[step.id] = [f"{way}{step.id}{mark}/" for way in come for mark in "12"]
-            case "keep":
-                ways[step.id] = come if offset % 3 != 1 else []
-            case "split":
-                ways[step.id] = come if offset % 4 else []
-                ways[f"{step.id}~"] = [] if offset % 4 else come
-            case _:
-                ways[step.id] = come
-    return ways
 
 
 class Oracle:
@@ -173,20 +51,7 @@ class Oracle:
         self.sinks = topology.sinks
         self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
         self.coordinator = coordinator_id("p")
-        self._ways = {
-            (source, k): ways_of(topology, source, k) for source in topology.sources for k in range(PERIOD)
-        }
-        self._count_before = {
-            step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
-            for step in topology.of("sink")
-        }
-        """By sink, the count right before it, if it is one."""
-        self._ordered = {
-            step.id
-            for step in topology.of("sink")
-            if (count := self._count_before[step.id]) is not None and count.key == step.key
-        }
-        """Sinks that have all updates of a key in one partition."""
+        self._ways = Ways(topology)
         self.manifests: dict[int, Manifest] = {}
         self.unfinalized: Manifest | None = None
         self._retained: dict[int, Manifest] = {}
@@ -207,23 +72,13 @@ class Oracle:
         """By count and key, how many records before Sn have come to it."""
         self._owed: Counter[str] = Counter()
         """By sink, how many records of those before Sn come to it."""
-        self.seen: Counter[str] = Counter()
-        """By sink, how many of them are visible."""
-        self._shown: dict[str, set[tuple[str, int, int, str]]] = {sink: set() for sink in self.sinks}
-        self._newest: dict[tuple[Any, ...], int] = {}
-        """By sink, place, way and keys, the offset of the newest record that is visible."""
-        self._totals: dict[str, Counter[str]] = {sink: Counter() for sink in self.sinks}
-        """By sink and key, how many updates are visible."""
-        self._updates: dict[tuple[str, str, int], tuple[str, int, int, str]] = {}
-        """By count, key and number, the record that the update stems from: the same in every sink."""
-        self._given: dict[tuple[Any, ...], tuple[int, ...]] = {}
-        """By count and record, its totals: the same in every sink."""
+        self.readers = Readers(topology, inputs, self._ways, self.decided)
         self._stand_ins: list[Committable] = []
         self._attempt_decided = (0, 0)
         """The newest attempt, of the newest incarnation, that has completed a checkpoint."""
         self._of_zombies: set[str] = set()
         """Blocks that older attempts wrote after that: nobody looks for them."""
-        self._readers = {(sink, p): 0 for sink in self.sinks for p in range(output_partitions)}
+        self._read_to = {(sink, p): 0 for sink in self.sinks for p in range(output_partitions)}
         self._decisions_read = 0
         self._blocks_read = [0] * block_partitions
         self._live: dict[str, BlockRef | None] = {}
@@ -363,7 +218,7 @@ class Oracle:
 
     def _arrive(self, place: Place, offset: int) -> None:
         first, second = self.inputs[place[0]].partitions[place[1]][offset]
-        ways = self._ways[place[0], offset % PERIOD]
+        ways = self._ways.of(place[0], offset)
         for step in self.topology.steps:
             if step.kind in ("count", "tally"):
                 self._arrived[step.id][first if step.key == "first" else second] += len(ways[step.id])
@@ -457,48 +312,19 @@ class Oracle:
         held back by a transaction for longer than it may last."""
         overdue = self.broker.overdue(self._transaction_timeout_ms)
         demand(not overdue, f"{overdue} have been open for longer than {self._transaction_timeout_ms} ms")
-        for (sink, partition), offset in self._readers.items():
+        for (sink, partition), offset in self._read_to.items():
             log = self.broker.fetch(sink, partition, offset)
             for record in log.records:
-                self._visible(sink, _event(record.value))
-            self._readers[sink, partition] = max(offset, log.last_stable_offset)
-
-    def _visible(self, sink: str, event: Event) -> None:
-        place, offset = (event.source, event.partition), event.offset
-        it = f"record {offset} of {event.source}[{event.partition}] by way of {event.way or 'nothing'}"
-        known = place in self.decided and offset < len(self.inputs[event.source].partitions[event.partition])
-        demand(known, f"{it} in {sink} stems from nothing")
-        keys = self.inputs[event.source].partitions[event.partition][offset]
-        demand(keys == (event.first, event.second), f"{it} in {sink} has other keys")
-        ways = self._ways[event.source, offset % PERIOD][sink]
-        demand(event.way in ways, f"{it} does not come to {sink}")
-        demand(offset < self.decided[place], f"{it} is visible in {sink} before its manifest")
-        name = (*place, offset, event.way)
-        demand(name not in self._shown[sink], f"{it} is visible twice in {sink}")
-        stream = (sink, *place, event.way, *keys)
-        demand(offset > self._newest.get(stream, -1), f"{it} comes out of order in {sink}")
-        count = self._count_before[sink]
-        if count is not None:
-            given = self._given.setdefault((count.id, *name), event.totals)
-            demand(event.totals == given, f"{it} has {event.totals} in {sink}, and {given} in another sink")
-        if count is not None and sink in self._ordered:
-            key = event.first if count.key == "first" else event.second
-            number = self._totals[sink][key] = self._totals[sink][key] + 1
-            total = (number - 1) % CYCLE + 1
-            demand(event.totals[-1] == total, f"update {event.totals[-1]} of {key} in {sink} comes instead of {total}")
-            stems = self._updates.setdefault((count.id, key, number), name)
-            demand(stems == name, f"update {number} of {key} stems from another record in {sink}")
-        self._shown[sink].add(name)
-        self._newest[stream] = offset
-        self.seen[sink] += 1
+                self.readers.read(sink, record.value)
+            self._read_to[sink, partition] = max(offset, log.last_stable_offset)
 
     def all_visible(self) -> None:
         """Everything decided can be read."""
         self.look()
         for sink in self.sinks:
             demand(
-                self.seen[sink] == self._owed[sink],
-                f"{sink} shows {self.seen[sink]} of {self._owed[sink]} decided records",
+                self.readers.seen[sink] == self._owed[sink],
+                f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records",
             )
 
     def close(self) -> None:
@@ -516,7 +342,7 @@ class Oracle:
         demand(self.unfinalized is None, "the last checkpoint is finalized")
         self.all_visible()
         self.nothing_open()
-        for sink, partition in self._readers:
+        for sink, partition in self._read_to:
             log = self.broker.fetch(sink, partition)
             demand(log.last_stable_offset == log.high_watermark, f"readers of {sink}[{partition}] are held back")
 
@@ -527,13 +353,6 @@ class Oracle:
             if name is not None and incarnation in (None, name.incarnation):
                 is_open = each.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
                 demand(not is_open, f"{each.transactional_id} is left {each.state}")
-
-
-_decode_event = msgspec.json.Decoder(Event).decode
-
-
-def _event(value: bytes) -> Event:
-    return _decode_event(value)
 
 
 def text_of(key: str | bytes) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
-from oracle import Broken
+from watched import Broken
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.activity import Activity

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from oracle import Broken
 from topologies import SHAPES
+from watched import Broken
 from world import replay_command, simulate
 
 SHOWN_MAX = 5

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from mutants import MUTANTS, planted
-from oracle import Broken
+from watched import Broken
 from world import simulate
 
 MUTANT_SEEDS = 120

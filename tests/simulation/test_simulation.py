@@ -12,9 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from oracle import Broken
 from simulate import main
 from topologies import SHAPES
+from watched import Broken
 from world import replay_command, simulate
 
 SEEDS = 300

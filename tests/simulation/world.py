@@ -18,9 +18,10 @@ import msgspec
 import repair
 from clients import TOPIC, Owner, Steps
 from faults import EXPIRY_MS, FaultInjector
-from oracle import Broken, Oracle, WatchedBroker, demand
+from oracle import Oracle
 from processes import Attempt, Process
 from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
+from watched import Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.coordinator import End
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
