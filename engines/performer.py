@@ -76,6 +76,8 @@ class Performer:
                 with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
                     self.transactions.rewrite_markers(name, producer_id, partitions, commit=commit)
                 return None
+            case ask.Reached(place):
+                return hit(place)
             case ask.Appended(records):
                 return self._appended(records)
             case ask.BlockEndOffsets():
