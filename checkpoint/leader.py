@@ -137,8 +137,6 @@ class Leader:
     ) -> None:
         self.led, self.log, self.retention = led, log, retention
         self.attempt = led.attempt
-        self.manifest: Manifest
-        """The newest; known once `recover` has returned."""
         self._clock, self._note = clock, note
         self._late_blocks = True
         self._fenced_below = (0, 0)
@@ -151,6 +149,13 @@ class Leader:
         """The record of this incarnation."""
         return self.log.incarnation
 
+    @property
+    def manifest(self) -> Manifest:
+        """The newest one; there is one once `recover` has returned."""
+        newest = self.log.history.latest
+        assert newest is not None
+        return newest
+
     def run(self, procedure: Procedure[R]) -> Procedure[R]:
         """*procedure*, whose appends go to the log."""
         return self.log.recording(procedure)
@@ -159,7 +164,7 @@ class Leader:
 
     def begin(self) -> Procedure[History]:
         """Fence every older incarnation, read what they decided, refuse what is damaged, and write the first record."""
-        history = yield from self._opened()
+        history = yield from self.open()
         self._late_blocks = history.newest_incarnation is not None and not history.newest_incarnation.ended
         newest = incarnation_latest(
             each
@@ -175,15 +180,12 @@ class Leader:
         yield Reached("coordinator-opened")
         return self.log.history
 
-    def resume(self, incarnation: int | None = None) -> Procedure[History]:
-        """Go on with *incarnation*, by default the newest, which another process of it has begun."""
-        history = yield from self._opened()
-        self._fenced_below = self.led.fenced_below(
-            self.log.resume(history.incarnation_latest if incarnation is None else incarnation)
-        )
-        return history
+    def take_up(self, incarnation: int) -> None:
+        """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
+        self._fenced_below = self.led.fenced_below(self.log.resume(incarnation))
 
-    def _opened(self) -> Procedure[History]:
+    def open(self) -> Procedure[History]:
+        """Fence every other process that writes decisions, and read what is decided; refuse what is damaged."""
         topic = self.log.topic
         yield from settle(
             coordinator_id(self.led.pipeline), [(topic.name, partition) for partition in range(topic.partitions)]
@@ -201,9 +203,8 @@ class Leader:
             self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
         latest, unfinalized = history.latest, history.unfinalized
         if latest is None:
-            self.manifest = yield from self._first_manifest()
+            yield from self._first_manifest()
         else:
-            self.manifest = latest
             yield CheckContinuity(latest)
         if unfinalized is not None:
             yield from self.finish(unfinalized, lambda _: self._claimed())
@@ -221,17 +222,18 @@ class Leader:
     def _claimed(self) -> Procedure[Dropped]:
         return self.retention.recover(self.log.history, self.incarnation.incarnation, late=self._late_blocks)
 
-    def _first_manifest(self) -> Procedure[Manifest]:
+    def _first_manifest(self) -> Procedure[None]:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
         start_offsets = yield StartOffsets()
-        first = PendingCheckpoint(0, 0, 0, False, self._clock.monotonic_ms(), self.attempt)
-        first.acks = {("", 0): Ack("", 0, 0, start_offsets)}
+        first = PendingCheckpoint(
+            checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
+            attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
+        )  # fmt: skip
         outputs = yield CountOutputs()
         manifest = self._manifest(first, (), (yield BlockEndOffsets()), outputs, kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
-        return manifest
 
     def finish(self, manifest: Manifest, expire: Expire) -> Procedure[dict[str, str]]:
         """Bring *manifest*, which is decided and not finalized, to its end; the fate of each of its committables."""
@@ -262,12 +264,21 @@ class Leader:
         """
         yield from self._sweep_below(self.attempt + 1, winners)
 
+    def sweep_for(self, incarnation: Incarnation) -> Procedure[None]:
+        """`sweep` for *incarnation*, which may go on in another process; this one has only looked."""
+        yield from self._sweep(incarnation, self.attempt, self.led.fenced_below(incarnation), ())
+
     def _sweep_below(self, attempt: int, protected: Collection[str]) -> Procedure[None]:
+        yield from self._sweep(self.incarnation, attempt, self._fenced_below, protected)
+
+    def _sweep(
+        self, incarnation: Incarnation, attempt: int, fenced_below: tuple[int, int], protected: Collection[str]
+    ) -> Procedure[None]:
         counted: tuple[tuple[str, str, int], ...] = yield CountOutputs()
         outputs = {(topic, partition) for _, topic, partitions in counted for partition in range(partitions)}
         yield from sweep(
-            self.led.pipeline, self.incarnation.incarnation, attempt,
-            protected=protected, fenced_below=self._fenced_below, outputs=outputs,
+            self.led.pipeline, incarnation.incarnation, attempt,
+            protected=protected, fenced_below=fenced_below, outputs=outputs,
         )  # fmt: skip
 
     def _require(self, outcome: Outcome) -> None:
@@ -331,8 +342,9 @@ class Leader:
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         try:
-            yield from self.look_at_inputs()
-            yield LookAtOutputs(self.manifest)
+            if self.log.history.latest is not None:
+                yield from self.look_at_inputs()
+                yield LookAtOutputs(self.manifest)
         except BrokerUnavailable as error:
             return Refuse(str(error))
         outputs = yield CountOutputs()
@@ -348,7 +360,6 @@ class Leader:
         if isinstance(verdict, Refuse) and self.log.refusal:
             return Refuse(f"{verdict.reason}: {self.log.refusal}")
         if isinstance(verdict, Decided):
-            self.manifest = verdict.manifest
             yield GoOnFrom(verdict.manifest)
             self._last_committables = verdict.manifest.committables or self._last_committables
             if not verdict.finalized:

@@ -36,6 +36,7 @@ from exactlyonce.engines.pipeline_topics import PipelineTopics
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.preflight import Inputs, Offsets
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -126,6 +127,8 @@ class PipelineLeader:
         return drive(procedure, self._answer)
 
     def _answer(self, request: ask.Request) -> Any:
+        if isinstance(request, ask.BlockEndOffsets) and self.leader.log.history.latest is not None:  # not manifest 0's
+            hit("coordinator-checked")
         answer = self._surroundings(request)
         return self._performer(request) if answer is NotImplemented else answer
 

@@ -81,7 +81,6 @@ class Performer:
             case ask.Appended(records):
                 return self._appended(records)
             case ask.BlockEndOffsets():
-                hit("coordinator-checked")
                 return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets):
                 settings, topic = self.config.confluent(), self.log.topic

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from exactlyonce.checkpoint.decision_log import DECISIONS, DIGEST_HEADER, history_of
@@ -30,7 +31,8 @@ class LogReader:
     def ends(self) -> Ends:
         """Of the decision log: how far readers get, and how far it goes."""
         with store_client.explained(self._config, f"asking for the end of {self.topic.name}"):
-            return Ends(*store_client.ends(self._admin, self.topic.name, DECISIONS))
+            end = self._end(IsolationLevel.READ_UNCOMMITTED)
+            return Ends(self._end(IsolationLevel.READ_COMMITTED), end)
 
     def read(self, end: int) -> LogRead:
         """The committed decisions below offset *end*."""
@@ -50,6 +52,9 @@ class LogReader:
         with store_client.explained(self._config, f"asking for the ends of {self.topic.name}"):
             ends = store_client.end_offsets(self._admin, self.topic.name, range(self.topic.partitions))
         return tuple(ends[each] for each in range(self.topic.partitions))
+
+    def _end(self, isolation: IsolationLevel) -> int:
+        return store_client.end_offsets(self._admin, self.topic.name, [DECISIONS], isolation)[DECISIONS]
 
     @property
     def _admin(self) -> AdminClient:

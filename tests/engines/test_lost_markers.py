@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.decision_log import DIGEST_HEADER, DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
 from exactlyonce.checkpoint.records.encoding import DecisionKey, encode
 from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Write, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome, TransactionState
@@ -46,7 +47,7 @@ class Stage:
         self.transactions = Transactions(self.config)
         self.log = Log(self.config)
         self.writers: list[Producer] = []
-        no_log = cast(LogRequests, None)
+        no_log = LogRequests(self.config, TopicInfo(topic, "", PARTITIONS, 1))
         self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000, lambda *_: None)
 
     def open(self, transactional_id: str) -> Committable:

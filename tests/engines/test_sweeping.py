@@ -10,11 +10,13 @@ import pytest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import sweep
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.leader import PipelineLeader
@@ -53,7 +55,7 @@ def watched(kafka: Any) -> Iterator[Watched]:
     """At the shared broker; nothing here touches a decision log."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     transactions = Transactions(config)
-    yield Watched(config, transactions, None)
+    yield Watched(config, transactions, LogRequests(config, TopicInfo("none", "", 2, 1)))
     transactions.close()
 
 
