@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.leader import Leader, Led
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
@@ -251,11 +252,10 @@ class Life:
         return (yield from self._run(self.leader.recover()))
 
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
-        refs = {ref for log in manifest.order_logs for ref in log.blocks}
-        for index in (each for operator in manifest.operators for each in operator.index):
-            for ref in index:
-                refs.update((ref, *(yield from self.block(ref))))
-        return refs
+        listed: list[BlockRef] = []
+        for ref in indexes_of(manifest):
+            listed += yield from self.block(ref)
+        return stands_on(manifest, listed)
 
     def block(self, ref: BlockRef) -> Steps:
         """The value of the block, which must be the one that was written."""

@@ -109,11 +109,12 @@ def _no_count() -> Iterable[Any]:
         producers = yield requests.DescribeProducers(tuple(sorted({p for ps in partitions.values() for p in ps})))
         return [
             Committable(
-                each.transactional_id, each.producer_id, each.epoch, 2, "", each.sink, each.subtask, each.checkpoint,
-                tuple(decision._written(each, partitions[each], producers)),
+                transactional_id=each.transactional_id, producer_id=each.producer_id, epoch=each.epoch,
+                transaction_version=2, cluster_id="", sink=each.sink, subtask=each.subtask,
+                checkpoint=each.checkpoint, written=tuple(decision._written(each, partitions[each], producers)),
             )
             for each in wanted
-        ]  # fmt: skip
+        ]
 
     yield patch.object(decision, "check", check)
 

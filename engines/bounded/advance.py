@@ -95,7 +95,9 @@ def advance(
             publications = _publish(common, physical, leader.transaction_timeout_ms, receipts, submit)
     hit("advance-published")
     base = manifest.checkpoint
-    decided = PendingCheckpoint(checkpoint, base, base, final, began_ms, leader.attempt)
+    decided = PendingCheckpoint(
+        checkpoint=checkpoint, base=base, previous=base, final=final, triggered_ms=began_ms, attempt=leader.attempt,
+    )  # fmt: skip
     decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
     decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
     decided.precommits = [each.precommit for each in publications]

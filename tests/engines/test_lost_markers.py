@@ -66,7 +66,10 @@ class Stage:
             for each in self.transactions.producers(state.partitions)
             if each.producer_id == state.producer_id
         )
-        return Committable(transactional_id, state.producer_id, state.epoch, 2, "", "out", 0, 1, written)
+        return Committable(
+            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch,
+            transaction_version=2, cluster_id="", sink="out", subtask=0, checkpoint=1, written=written,
+        )  # fmt: skip
 
     def state(self, transactional_id: str) -> TransactionState:
         """What the broker takes it for."""
@@ -152,7 +155,7 @@ def test_a_decision_whose_markers_were_lost(cluster: OwnCluster, topic_name: str
         drive(settle(name, partitions), performer)
         assert drive(log.open(), performer).incarnation_latest == lives
         lives += 1
-        life = Incarnation(lives, "here", 1, 0, 0)
+        life = Incarnation(incarnation=lives, host="here", process=1, started_at_ms=0, heartbeat_ms=0)
         writer = TransactionalWriter(name, topic.name, SystemClock())  # the log would wait for the marker
         drive(writer.open(), requests)
         value = encode(life)
