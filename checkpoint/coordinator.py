@@ -360,9 +360,12 @@ class Coordinator:
         """Whether only time keeps the next checkpoint from being triggered."""
         if self.state is not JobState.RUNNING or self._pending_failure or any(each.final for each in self.in_flight):
             return False
+        # The last one comes alone: nothing is written beside it, so that it may note its own block ends.
         if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
             return False
-        awaited = sum(each.state is CheckpointState.TRIGGERED for each in self.in_flight)  # each may use one up yet
+        # At a barrier a sink flushes one producer's transaction and goes on with the next: it has two, or it the job
+        # stand still behind the barrier. Behind the last one nothing is written. An awaited one may use one up as well.
+        awaited = sum(each.state is CheckpointState.TRIGGERED for each in self.in_flight)
         needed = awaited + (1 if self._final else 2)
         return all(self._producers.get(sink, 0) >= needed for sink in self.sinks)
 

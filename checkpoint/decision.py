@@ -8,8 +8,7 @@ Every function is a procedure (see `requests`): it can be stopped between any tw
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -25,6 +24,7 @@ from exactlyonce.checkpoint.requests import (
     Procedure,
     ReplayTransaction,
 )
+from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED, Resolution, places_of
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome, ProducerState, TransactionState
 from exactlyonce.checkpoint.transactions.commit import Commits, commit, end, look, sweep
@@ -37,7 +37,6 @@ Expire = Callable[[Manifest], Procedure[Dropped]]
 """Told that a manifest is about to be finalized: what may go in the same transaction."""
 
 REPAIRS_MAX = 5
-LOSS_ACCEPTED = "loss accepted"
 
 
 class Precommit(msgspec.Struct, frozen=True):
@@ -225,33 +224,27 @@ def finish(
     No sink of this pipeline may be running, and *repairs* must have been read from the log since this procedure last
     ran. Raises Halt where a committable is lost and can neither be copied nor be made again by a replay.
     """
-    stand_ins = {each.replaced: each for each in sorted(repairs, key=lambda repair: repair.number)}
-    originals = {c.transactional_id: c for c in manifest.committables if c.records}
-    current = {name: stand_ins[name].committable if name in stand_ins else c for name, c in originals.items()}
-    by_current = {c.transactional_id: name for name, c in current.items()}
-    numbers = itertools.count(1 + max((each.number for each in stand_ins.values()), default=0))
-    fates: dict[str, str] = {}
-    waiting, swept = list(current.values()), False
-    while waiting:
+    resolution = Resolution(manifest, repairs, accept_loss=accept_loss)
+    swept = False
+    while waiting := resolution.waiting:
         commits = yield from commit(waiting)
+        # A look at records waits for the last stable offset, and a repair writes behind it: both need that nothing
+        # undecided is open before them. Only then, for a sweep asks every broker, and the usual crash needs none.
         if not swept and (commits.unknown or commits.lost):
             outputs = {(written.topic, written.partition) for each in waiting for written in each.written}
             yield from sweep(
                 life.pipeline, life.incarnation, life.attempt,
-                protected=by_current, fenced_below=life.fenced_below, outputs=outputs,
+                protected=resolution.named, fenced_below=life.fenced_below, outputs=outputs,
             )  # fmt: skip
             swept = True
+        # What is held behind a loss is open and protected, perhaps in front of what is unknown: a look would wait for
+        # it. Its repair ends it; what is unknown until then is asked about, and looked at, in the next round.
         if not commits.lost:
             commits = yield from look(commits)
-        for name, fate in commits.fates.items():
-            fates[by_current[name]] = "repaired" if by_current[name] in stand_ins else fate
-        fates.update((by_current[name], fate) for name, fate in _gone(manifest, commits, accept_loss).items())
-        for lost in commits.lost:
-            chain = [lost, *(each for each in commits.held if each.writer == lost.writer)]
-            superseded = {by_current[each.transactional_id]: each for each in chain}
-            aborted = [originals[name].within(each) for name, each in superseded.items()]
-            fates.update((yield from _repair(manifest, aborted, superseded, numbers, life, accept_loss)))
-        waiting = [c for name, c in current.items() if name not in fates]
+        resolution.note(commits)
+        for chain in resolution.chains(commits):
+            yield from _repair(resolution, chain, life)
+    fates = resolution.fates
     dropped = yield from expire(manifest)
     yield from finalize(manifest, fates, life.incarnation, at_ms, *dropped)
     return fates
@@ -275,52 +268,36 @@ def standing(manifest: Manifest, repairs: Iterable[Repair], fates: Mapping[str, 
     return tuple(found)
 
 
-def _repair(
-    manifest: Manifest,
-    chain: Sequence[Committable],
-    superseded: Mapping[str, Committable],
-    numbers: Iterator[int],
-    life: Life,
-    accept_loss: bool,
-) -> Procedure[dict[str, str]]:
+def _repair(resolution: Resolution, chain: Sequence[str], life: Life) -> Procedure[None]:
     """The same records in new transactions, which a durable record names before they are committed.
 
     *chain* begins with a lost committable; the others, from the same sink subtask, come behind it in the log again.
-    *superseded* are, by transactional id, what the manifest or older repairs name for them.
     """
-    fates: dict[str, str] = {}
+    manifest = resolution.manifest
     for _ in range(REPAIRS_MAX):
         repairs = []
-        for lost in chain:
-            number = next(numbers)
+        for name in chain:
+            lost, number = resolution.lost(name), resolution.next_number()
             slot = f"repair-{manifest.checkpoint}-{number}"
-            name = TransactionalId(life.pipeline, lost.sink, lost.subtask, life.incarnation, str(life.attempt), slot)
-            again = yield from _written_again(manifest, lost, str(name))
-            if not isinstance(again, str):
-                repairs.append(Repair(manifest.checkpoint, number, life.incarnation, lost.transactional_id, again))
-            elif accept_loss:
-                fates[lost.transactional_id] = LOSS_ACCEPTED
+            new = TransactionalId(life.pipeline, lost.sink, lost.subtask, life.incarnation, str(life.attempt), slot)
+            again = yield from _written_again(manifest, lost, str(new))
+            if isinstance(again, str):
+                resolution.impossible(name, again)
             else:
-                raise Halt(_explain(manifest, lost, f"the broker aborted it, and {again}"))
+                repairs.append(Repair(manifest.checkpoint, number, life.incarnation, name, again))
         if repairs:
             yield from _record(manifest, repairs)
-        aborted = [superseded[each.replaced] for each in repairs]
-        yield from end(map(ending, aborted), commit=False)
-        yield from await_markers(aborted, commit=False)
-        superseded = {each.replaced: each.committable for each in repairs}
-        commits = yield from look((yield from commit(superseded.values())))
-        outcome = {**dict.fromkeys(commits.fates, "repaired"), **_gone(manifest, commits, accept_loss)}
-        replaced = {each.committable.transactional_id: each.replaced for each in repairs}
-        fates.update((replaced[name], fate) for name, fate in outcome.items())
-        partly = {replaced[each.transactional_id]: each for each in commits.lost}
-        chain = [
-            each.within(partly.get(each.transactional_id, each)) for each in chain if each.transactional_id not in fates
-        ]
+        superseded = resolution.repaired(repairs)
+        yield from end(map(ending, superseded), commit=False)
+        yield from await_markers(superseded, commit=False)
+        commits = yield from look((yield from commit(each.committable for each in repairs)))
+        resolution.note(commits)
+        fates = resolution.fates
+        chain = [name for name in chain if name not in fates]
         if not chain:
-            return fates
-    raise Halt(
-        _explain(manifest, chain[0], f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other")
-    )
+            return
+    aborted = f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other"
+    raise Halt(resolution.explain(resolution.lost(chain[0]), aborted))
 
 
 def _written_again(manifest: Manifest, lost: Committable, transactional_id: str) -> Procedure[Committable | str]:
@@ -333,7 +310,7 @@ def _written_again(manifest: Manifest, lost: Committable, transactional_id: str)
     if isinstance(replayed, str):
         return f"it cannot be copied: {copied}\n  Nor can it be made again by a replay: {replayed}"
     if replayed.counts != lost.counts:
-        return f"it cannot be copied: {copied}\n  A replay gives other counts: {_where(replayed)}"
+        return f"it cannot be copied: {copied}\n  A replay gives other counts: {places_of(replayed)}"
     return replayed
 
 
@@ -345,33 +322,3 @@ def _record(manifest: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
             f"The repair of checkpoint {manifest.checkpoint} could not be recorded ({outcome.value}). "
             f"Nothing is lost: run the pipeline again, it reads what is true."
         )
-
-
-def _gone(manifest: Manifest, commits: Commits, accept_loss: bool) -> dict[str, str]:
-    """The fates of those that nothing can be learnt of: a halt, unless the user has accepted the loss."""
-    for gone in commits.gone:
-        if not accept_loss:
-            raise Halt(
-                _explain(manifest, gone, "its records are no longer in the output log, so their fate is unknown")
-            )
-    return {each.transactional_id: LOSS_ACCEPTED for each in commits.gone}
-
-
-def _explain(manifest: Manifest, lost: Committable, what: str) -> str:
-    """The text of a halt: which records, and the choices."""
-    return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the output of sink {lost.sink!r} subtask {lost.subtask} "
-        f"for it is not visible to readers: {what}.\n"
-        f"  Affected: {_where(lost)} (transaction {lost.transactional_id}).\n"
-        f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run it again; "
-        f"(2) `exactlyonce reset {manifest.pipeline}` and recompute the output from the input into a new topic; "
-        f"(3) go on without these {lost.records} records: `exactlyonce run ... --accept-loss {manifest.checkpoint}`.\n"
-        f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
-    )
-
-
-def _where(committable: Committable) -> str:
-    """Its records by place."""
-    return ", ".join(
-        f"{w.topic}[{w.partition}] offsets {w.first_offset} and on, {w.count} records" for w in committable.written
-    )

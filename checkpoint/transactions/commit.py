@@ -149,6 +149,8 @@ def sweep(
     fenced: set[str] = set()
     names: dict[int, str] = {}
     """Of all that may be ended, by producer id."""
+    # A zombie may initialise or begin between listing and end, which then fails by the epoch: it is listed again.
+    # What comes back after that holds a fenced epoch, or an id that the next sweep finds.
     for _ in range(SWEEPS_MAX):
         listed = yield ListTransactions(transaction_prefix(pipeline))
         targets = []
@@ -159,6 +161,8 @@ def sweep(
             if each.transactional_id in protected:
                 continue
             names[each.producer_id] = each.transactional_id
+            # Complete is not fenced: its producer holds the epoch at which a next transaction begins. So each complete
+            # id is ended once by somebody, and is left alone only after that; whatever else is ended until it is.
             settled = each.state in ("CompleteCommit", "CompleteAbort", "Dead")
             if settled and name.written_in < fenced_below:
                 continue
@@ -170,7 +174,7 @@ def sweep(
         endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
         answers = yield from end(endings, commit=False)
         fenced.update(each for each, answer in answers.items() if answer is EndAnswer.COMPLETED)
-        fenced.update(each for each, state in states.items() if state is None)
+        fenced.update(each for each, state in states.items() if state is None)  # expired since: nobody holds it
         if all(each in fenced for each in targets):
             break
         yield Pause(SWEEP_PAUSE_MS)
@@ -179,5 +183,6 @@ def sweep(
             f"The transactions of older instances of pipeline {pipeline!r} could not be ended: the broker goes on "
             f"refusing. Nothing was lost. Check the broker's health and its log, then run the pipeline again."
         )
+    # Ended is not released: a marker that a broker lost would go on hiding all that is written behind it.
     yield from release(names, outputs)
     return len(fenced)

@@ -12,7 +12,6 @@ from scripted_broker import BLOCK, LIFE, World, committable, finished, manifest,
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision import (
-    LOSS_ACCEPTED,
     REPAIRS_MAX,
     Decided,
     Dropped,
@@ -27,6 +26,7 @@ from exactlyonce.checkpoint.decision import (
 )
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, ListedTransaction, Outcome
 from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined

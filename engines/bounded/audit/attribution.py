@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from exactlyonce.checkpoint.decision import LOSS_ACCEPTED
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED
 
 Place = tuple[str, int]
 """Topic and partition."""
