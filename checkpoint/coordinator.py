@@ -186,7 +186,7 @@ class Note:
 Effect = Trigger | Decide | AnnounceFinalized | Restart | Deploy | End | Note
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PendingCheckpoint:
     """A checkpoint in flight: what has been acknowledged for it."""
 
@@ -377,7 +377,10 @@ class Coordinator:
         self._checkpoint_latest += 1
         base = self.manifest.checkpoint
         previous = self.in_flight[-1].checkpoint if self.in_flight else base
-        plan = PendingCheckpoint(self._checkpoint_latest, base, previous, final, now_ms, self.attempt)
+        plan = PendingCheckpoint(
+            checkpoint=self._checkpoint_latest, base=base, previous=previous, final=final, triggered_ms=now_ms,
+            attempt=self.attempt,
+        )  # fmt: skip
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
         return [Trigger(plan.checkpoint, base, final)]

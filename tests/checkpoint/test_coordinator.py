@@ -45,7 +45,10 @@ SINKS = {("out", 0), ("out", 1)}
 def manifest(checkpoint: int = 0) -> Manifest:
     """A manifest of which only the number matters."""
     return Manifest(
-        "p", checkpoint, 1, 0, "checkpoint", 0, 0, 0, 0, "print", 128, 2, 4, (), 0, (), (), (), (), ()
+        pipeline="p", checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
+        triggered_at_ms=0, completed_at_ms=0, fingerprint="print", max_parallelism=128, parallelism=2,
+        block_partitions=4, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
+        committables=(), sinks=(),
     )  # fmt: skip
 
 

@@ -18,10 +18,9 @@ from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.broker.unreliable import Fault
 
 if TYPE_CHECKING:
+    from coordinator import Life
     from processes import Process
     from world import World
-
-    from exactlyonce.testing.simulated_coordinator import Life
 
 EXPIRY_MS = 60_000
 """After so long the broker forgets a transactional id."""
@@ -83,7 +82,9 @@ class FaultInjector:
         if life.step_name == "EndTransactions" and self.world.chaos and self.rng.random() < self._decided_chance:
             self.downtime()
             return
-        chance = 0.2 if life.carries or life.step_name == "RewriteMarkers" else self._request_chance
+        chance = self._request_chance if life.log.has_begun else self._request_chance / 4
+        if life.carries or life.step_name == "RewriteMarkers":
+            chance = 0.2
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
             return
         self.world.seen[f"at {life.step_name}"] += 1
@@ -114,7 +115,7 @@ class FaultInjector:
         return lost
 
     def after_end(self) -> None:
-        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of the sinks' transactions.
+        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending.
 
         Once the job has come to its end nobody is there any more who would write them again.
         """
@@ -125,8 +126,9 @@ class FaultInjector:
         listed = [each.transactional_id for each in self.world.broker.list_transactions() if "Prepare" in each.state]
         states = self.world.broker.describe_transactions(listed).values()
         prepared = [each.transactional_id for each in states if each is not None and each.partitions]
-        if prepared and coordinator_id("p") not in prepared:
+        if prepared:
             self.world.seen["markers lost"] += 1
+            self.world.seen["markers of a decision lost"] += coordinator_id("p") in prepared
             self.world.note(f"the broker crashes and loses the markers of {prepared}")
             self.world.broker.stop()
             self.world.broker.start(lose_markers=True)
@@ -270,7 +272,7 @@ class FaultInjector:
             yield from (f"{sink}-{p}" for p in range(self.world.output_partitions))
         yield from (f"{TOPIC}-{p}" for p in range(self.world.block_partitions))
         for source in self.world.inputs:
-            yield from (f"{topic_of(source)}-{p}" for p in range(self.world.partitions_of(source)))
+            yield from (f"{topic_of(source)}-{p}" for p in range(self.world.partitions_of(topic_of(source))))
         yield coordinator_id("p")
 
     def _reach(self, operation: str, arguments: tuple[Any, ...]) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from mutants_of_coordinators import COORDINATORS
 from mutants_of_workers import WORKERS, Mutant
-
-from exactlyonce.testing import simulation_mutants
 
 MUTANTS: dict[str, Mutant] = {
     **WORKERS,
-    **{name: Mutant(patches, ".") for name, patches in simulation_mutants.MUTANTS.items()},
+    **{name: Mutant(patches, ".") for name, patches in COORDINATORS.items()},
 }
 """By name."""
 

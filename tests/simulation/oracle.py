@@ -8,13 +8,15 @@ Whatever breaks an invariant of the protocol raises `Broken`, at the first reque
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
+from itertools import groupby
 from typing import Any
 
 from readers import Place, Readers, Ways
 from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
 from watched import TOPIC, Broken, WatchedBroker, demand
 
+from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, OperatorSnapshot, Repair
@@ -23,7 +25,7 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.restore import restore
-from exactlyonce.testing.broker.interface import Isolation, NoAnswer
+from exactlyonce.testing.broker.interface import Isolation, NoAnswer, Record
 
 Named = tuple[str, int, int]
 """Transactional id, producer id, epoch."""
@@ -83,8 +85,8 @@ class Oracle:
         self._blocks_read = [0] * block_partitions
         self._live: dict[str, BlockRef | None] = {}
         """Blocks that are there and have no tombstone that counts."""
-        self._tombstones: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
-        """By producer, those that its transaction, open or ended otherwise, has written."""
+        self._tombstones: list[tuple[int, Record]] = []
+        """Those of which nobody knows yet what becomes of them, with their partitions."""
         self._bodies: dict[BlockRef, bytes] = {}
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -128,19 +130,21 @@ class Oracle:
         """A sweep is over: what was there when it began can write no more, unless it was initialised anew."""
         self.fenced |= {each for each, times in older.items() if self._initialized[each] == times}
 
-    def transaction_decided(self, producer_id: int, epoch: int) -> None:
-        """A transaction of the decision log has become durable."""
-        self.look()
-        self._read_blocks()
-        for block in self._tombstones.pop((producer_id, epoch), ()):
-            self._live.pop(block, None)
-        log = self.broker.fetch(TOPIC, 0, self._decisions_read, Isolation.READ_UNCOMMITTED)
-        ours = [each for each in log.records if (each.producer_id, each.epoch) == (producer_id, epoch)]
-        keys = [DecisionKey.parse(text_of(each.key)) for each in ours]
-        for key, record in zip(keys, ours, strict=True):
+    def decided_more(self) -> None:
+        """Readers of the decision log may see more than before: a decision counts from then on, for until its markers
+        are there it may yet be taken back."""
+        log = self.broker.fetch(TOPIC, DECISIONS, self._decisions_read, Isolation.READ_COMMITTED)
+        self._decisions_read = log.last_stable_offset
+        for transaction, records in groupby(log.records, lambda each: (each.producer_id, each.epoch)):
+            self.look()
+            self._transaction(transaction, list(records))
+
+    def _transaction(self, transaction: tuple[int, int], records: list[Record]) -> None:
+        self.read_blocks(transaction)
+        keys = [DecisionKey.parse(text_of(each.key)) for each in records]
+        for key, record in zip(keys, records, strict=True):
             self._decision(key, record.value)
-        self._decisions_read = log.high_watermark
-        for key, record in zip(keys, ours, strict=True):
+        for key, record in zip(keys, records, strict=True):
             if key is not None and key.kind is Finalized and record.value is not None:
                 self._no_orphans(self.manifests[key.number])
         for checkpoint, refs in self._stands_on.items():
@@ -149,18 +153,28 @@ class Oracle:
         pending = self.unfinalized
         demand(pending is None or pending.previous in self._retained, "an unfinalized checkpoint can be replayed")
 
-    def _read_blocks(self) -> None:
-        """What was written to the block partitions since the last look."""
+    def read_blocks(self, ending: tuple[int, int] = (-1, -1)) -> None:
+        """What was written to the block partitions since the last look. A tombstone counts once it is committed; those
+        of the transaction *ending* are."""
         for partition in range(1, self._block_partitions):
             log = self.broker.log_of(TOPIC, partition)
             begin = bisect_left(log._offsets, self._blocks_read[partition])
             for record in log._records[begin:]:
-                key = text_of(record.key)
                 if record.value is None:
-                    self._tombstones[record.producer_id, record.epoch].append(key)
+                    self._tombstones.append((partition, record))
                 else:
-                    self._live[key] = None
+                    self._live[text_of(record.key)] = None
             self._blocks_read[partition] = log.end_offset
+        waiting = []
+        for partition, record in self._tombstones:
+            log = self.broker.log_of(TOPIC, partition)
+            if (record.producer_id, record.epoch) == ending or self.broker.is_committed(
+                TOPIC, partition, record.offset
+            ):
+                self._live.pop(text_of(record.key), None)
+            elif record.offset not in log._aborted:
+                waiting.append((partition, record))
+        self._tombstones = waiting
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -277,7 +291,7 @@ class Oracle:
 
     def live_blocks(self) -> set[str]:
         """The keys of all blocks without a tombstone that counts."""
-        self._read_blocks()
+        self.read_blocks()
         return set(self._live)
 
     def _finalized(self, mark: Finalized) -> None:
@@ -334,6 +348,7 @@ class Oracle:
             for source, each in self.inputs.items()
             for p, records in enumerate(each.partitions)
         }
+        self.look()
         demand(self.decided == everything, "all of the input is counted")
         self.nothing_left()
 

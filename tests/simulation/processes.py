@@ -20,9 +20,8 @@ from exactlyonce.engines.local.worker import Worker
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, is_fatal
 
 if TYPE_CHECKING:
+    from coordinator import Life
     from world import World
-
-    from exactlyonce.testing.simulated_coordinator import Life
 
 IDLE_MS = 60
 """A loop with nothing to do comes round so often; it is woken when there is."""
@@ -31,10 +30,10 @@ IDLE_MS = 60
 class Attempt:
     """What the workers of one attempt have in common."""
 
-    def __init__(self, incarnation: int, number: int, manifest: Manifest) -> None:
-        self.incarnation, self.number, self.manifest = incarnation, number, manifest
-        self.added: dict[str, dict[int, int]] = {}
-        """Partitions that the manifest does not have."""
+    def __init__(
+        self, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
+    ) -> None:
+        self.incarnation, self.number, self.manifest, self.offsets = incarnation, number, manifest, offsets
         self.pipes: dict[tuple[int, str], Pipe] = {}
 
     def connect(self, world: World, processes: list[Process]) -> None:

@@ -36,9 +36,8 @@ from exactlyonce.sinks.kafka.writer import Outputs
 from exactlyonce.testing.broker.interface import Error, Isolation
 
 if TYPE_CHECKING:
+    from coordinator import Life
     from world import World
-
-    from exactlyonce.testing.simulated_coordinator import Life
 
 Records = list[tuple[bytes | None, bytes | None]]
 Ranges = dict[tuple[str, int], list[Message]]

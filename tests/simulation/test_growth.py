@@ -9,14 +9,13 @@ from unittest.mock import patch
 
 import pytest
 from clients import TOPIC
+from coordinator import Life
 from oracle import Oracle
 from world import FEED_STEPS, World
 
-from exactlyonce.checkpoint import orphans
-from exactlyonce.testing import simulated_log
+from exactlyonce.checkpoint import decision_log, orphans
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.testing.broker.interface import Isolation
-from exactlyonce.testing.simulated_coordinator import Life
-from exactlyonce.testing.simulated_log import SimulatedLog
 
 LIVES = 400
 LIFE_STEPS_MAX = 500
@@ -73,7 +72,7 @@ def left(world: World, life: Life) -> Left:
     live = {record.key: record.value for record in log}
     history = life.log.history
     kept = len(history.incarnations) + len(history.manifests) + len(history.finalized) + len(history.repairs)
-    blocks = life.known_blocks
+    blocks = life.leader.known_blocks
     kept += len(blocks.ledger.retained) + len(blocks.ledger._unclaimed) + len(blocks._ends)
     return Left(
         len(world.oracle.live_blocks()),
@@ -99,13 +98,12 @@ def test_nothing_grows_over_hundreds_of_lives() -> None:
 
 
 def _no_mark() -> Iterable[Any]:
-    real = SimulatedLog.heartbeat
-    yield patch.object(SimulatedLog, "heartbeat", lambda self, fenced_below=None: real(self))
-    yield patch.object(Life, "_written", lambda self, outcome: None)
+    real = DecisionLog.heartbeat
+    yield patch.object(DecisionLog, "heartbeat", lambda self, fenced_below=None: real(self))
 
 
 def _all_lives() -> Iterable[Any]:
-    yield patch.object(simulated_log, "LIVES_KEPT", 1 << 30)
+    yield patch.object(decision_log, "INCARNATIONS_KEPT", 1 << 30)
 
 
 def _no_scan() -> Iterable[Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.testing.broker.interface import Error, Initialized, Produced
-from exactlyonce.testing.broker.model import BrokerModel
+from exactlyonce.testing.broker.model import BrokerModel, _Marker
 from exactlyonce.testing.broker.transaction_coordinator import State
 
 if TYPE_CHECKING:
@@ -38,6 +39,23 @@ class WatchedBroker(BrokerModel):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.cleaned = set()
+        self._decided = False
+
+    def _write(self, marker: _Marker) -> None:
+        super()._write(marker)
+        self._decided |= marker.partition == (TOPIC, DECISIONS)
+
+    def _catch_up(self) -> int:
+        now_ms = super()._catch_up()
+        if self._decided:
+            self._decided = False
+            self.oracle.decided_more()
+        return now_ms
+
+    def compact(self, topic: str, *, drop_tombstones: bool = False) -> None:
+        self._catch_up()
+        self.oracle.read_blocks()
+        super().compact(topic, drop_tombstones=drop_tombstones)
 
     def clean_aborted(self, topics: list[str]) -> bool:
         """Remove the records of aborted transactions, as cleaning may; their markers stay. Whether there were any."""
@@ -67,10 +85,7 @@ class WatchedBroker(BrokerModel):
     def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
         self._catch_up()
         self.oracle.before_end(transactional_id, producer_id, epoch, commit)
-        answer = super().end_txn(transactional_id, producer_id, epoch, commit)
-        if commit and answer is Error.NONE and transactional_id.startswith(self.oracle.coordinator):
-            self.oracle.transaction_decided(producer_id, epoch)
-        return answer
+        return super().end_txn(transactional_id, producer_id, epoch, commit)
 
     def log_of(self, topic: str, partition: int) -> Any:
         """The log itself, whether or not the broker is up."""

@@ -15,18 +15,19 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-import repair
 from clients import TOPIC, Owner, Steps
+from coordinator import UPKEEP_INTERVAL_MS, Life
 from faults import EXPIRY_MS, FaultInjector
 from oracle import Oracle
 from processes import Attempt, Process
 from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
 from watched import Broken, WatchedBroker, demand
 
+from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.coordinator import End
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.topic import TopicInfo
 from exactlyonce.checkpoint.transactions import markers
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
@@ -37,7 +38,6 @@ from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock
-from exactlyonce.testing.simulated_coordinator import Life
 
 STEPS_MAX = 60_000
 """A history that has not come to its end by then never will."""
@@ -47,8 +47,6 @@ LOOK_STEPS = 20
 FEED_STEPS = 8
 """How often the input grows."""
 RETRY_PAUSE_MS = 10
-MARKERS_LOST_AFTER_MS = 200
-"""Everything goes faster here."""
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable)
 """What a life may end with, and the next one goes on."""
@@ -57,7 +55,9 @@ HALTS = (Halt, TopicError)
 
 
 BOUNDS = (
-    (markers, "MARKERS_LOST_AFTER_MS", MARKERS_LOST_AFTER_MS),
+    (markers, "MARKERS_LOST_AFTER_MS", 200),
+    (decision_log, "STABLE_TIMEOUT_MS", 400),
+    (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
     (writer, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
 )
@@ -214,7 +214,7 @@ class World:
         goal = self.steps // self._steps_per_record + 1
         for (source, partition), fed in self._fed.items():
             records = self.inputs[source].partitions[partition]
-            if fed < min(goal, len(records)) and partition < self.partitions_of(source):
+            if fed < min(goal, len(records)) and partition < self.partitions_of(topic_of(source)):
                 end = min(goal, len(records))
                 batch = [
                     (None, _encode(Event(source, partition, offset, *records[offset]))) for offset in range(fed, end)
@@ -230,9 +230,9 @@ class World:
         """Whether the broker answers, and the topics are those that are fed."""
         return not hasattr(self, "faults") or (self.faults.broker_is_up and not self.faults.made_anew)
 
-    def partitions_of(self, source: str) -> int:
-        """How many the source's topic has by now."""
-        found = self.broker._topics.get(topic_of(source))
+    def partitions_of(self, topic: str) -> int:
+        """How many it has by now."""
+        found = self.broker._topics.get(topic)
         return len(found.logs) if found else 0
 
     def end_of(self, topic: str, partition: int) -> int:
@@ -242,53 +242,31 @@ class World:
 
     # --- for a coordinator: its workers and its inputs ----------------------------------------------------------
 
-    def first_offsets(self) -> tuple[SourceOffset, ...]:
-        """Where a pipeline without a checkpoint begins."""
-        return tuple(
-            SourceOffset(source, topic_of(source), self.topic_ids[topic_of(source)], p, 0)
-            for source in self.inputs
-            for p in range(self.partitions_of(source))
-        )
-
-    def start_workers(self, life: Life, incarnation: int, number: int, manifest: Manifest) -> list[Process]:
-        """The processes of an attempt."""
-        attempt = Attempt(incarnation, number, manifest)
-        attempt.added = life.added
+    def start_workers(
+        self, life: Life, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
+    ) -> list[Process]:
+        """The processes of an attempt, which read on at *offsets*."""
+        attempt = Attempt(incarnation, number, manifest, offsets)
         processes = [Process(self, life, attempt, i) for i in range(self.parallelism)]
         attempt.connect(self, processes)
         return processes
 
     def start_message(self, attempt: Attempt, index: int) -> msg.Start:
         """What a worker is told first."""
-        offsets: dict[str, dict[int, int]] = {source: {} for source in self.inputs}
-        for each in attempt.manifest.offsets:
-            offsets[each.source][each.partition] = each.offset
-        for source, known in attempt.added.items():
-            offsets[source].update(known)
         targets = {
-            source: {p: len(each.partitions[p]) for p in offsets[source]} for source, each in self.inputs.items()
+            source: {p: len(each.partitions[p]) for p in attempt.offsets[source]}
+            for source, each in self.inputs.items()
         }
         return msg.Start(
             reference={}, fingerprint="", parallelism=self.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
-            offsets=offsets, topic_ids=self.topic_ids, targets=targets, slots=self.settings.slots,
+            offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, slots=self.settings.slots,
             transaction_timeout_ms=self.transaction_timeout_ms, channels={}, topic=self.topic,
         )  # fmt: skip
-
-    def added_since(self, manifest: Manifest) -> dict[str, dict[int, int]]:
-        """Partitions that *manifest* does not have, and where they begin."""
-        known = {(each.source, each.partition) for each in manifest.offsets}
-        added = {s: {p: 0 for p in range(self.partitions_of(s)) if (s, p) not in known} for s in self.inputs}
-        return {source: each for source, each in added.items() if each}
 
     def share(self, added: dict[str, dict[int, int]], index: int) -> dict[str, dict[int, int]]:
         """What of it worker *index* reads."""
         return {source: share_of(each, self.parallelism, index) for source, each in added.items()}
-
-    # --- for a coordinator: repair ------------------------------------------------------------------------------
-
-    copied = staticmethod(repair.copied)
-    replayed = staticmethod(repair.replayed)
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -318,7 +296,7 @@ class World:
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
         assert end.manifest is not None
         self.clock.advance(100)
-        self.oracle.nothing_open(life.log.life.incarnation)
+        self.oracle.nothing_open(life.log.incarnation.incarnation)
         if not any(each.owner.alive for each in self._threads):
             self.oracle.all_visible()
         ends = {(each.source, each.partition): each.offset for each in end.manifest.offsets}
@@ -328,7 +306,7 @@ class World:
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
-        while not self.finished or any(each.alive for each in self.lives):
+        while not self._is_over():
             self.steps += 1
             demand(self.steps < STEPS_MAX, f"the job has not come to its end in {STEPS_MAX} steps")
             self.faults.before_step()
@@ -344,6 +322,20 @@ class World:
         self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)  # zombies die, and what they left open times out
         if not self.halted:
             self.oracle.close()
+
+    def _is_over(self) -> bool:
+        """Whether the job is done and all are gone. One that had slept before it fenced anybody may have taken over
+        from a clean end, decided, and died: then the job is run again."""
+        if not self.finished or any(each.alive for each in self.lives):
+            return False
+        if self.halted:
+            return True
+        self.faults.start_broker()
+        self.oracle.look()
+        if self.oracle.unfinalized is not None:
+            self.finished = False
+            self.next_life(0)
+        return self.finished
 
     def _step(self) -> None:
         """One step of one thread that is due; or time passes until one is."""

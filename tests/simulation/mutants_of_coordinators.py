@@ -2,51 +2,40 @@
 
 A mutant is a context manager: within it the defect is there.
 
-    make simulate SEEDS=1000 MUTANT="no sweep of older transactions"
+    python -m exactlyonce.testing.simulation --seeds 1000 --mutant "no alignment"
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from mutants_of_cleaning import CLEANING
 
-from exactlyonce.checkpoint import decision, requests, retention
+from exactlyonce.checkpoint import decision, decision_log, leader, requests, retention
 from exactlyonce.checkpoint.coordinator import Coordinator, Stop, Tick
 from exactlyonce.checkpoint.decision import Decided, Refuse
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit, markers
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
-from exactlyonce.testing import simulated_coordinator
-from exactlyonce.testing.simulated_coordinator import Life
-from exactlyonce.testing.simulated_log import SimulatedLog
-from exactlyonce.testing.simulation_mutants_cleaning import CLEANING
+from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
 
-MUTANTS: dict[str, Callable[[], Iterable[Any]]] = dict(CLEANING)
+COORDINATORS: dict[str, Callable[[], Iterable[Any]]] = dict(CLEANING)
 """By name, what makes the patches."""
 
 
-def mutant(name: str) -> Callable[[Callable[[], Iterable[Any]]], Callable[[], Iterable[Any]]]:
-    """Enter a mutant into the list."""
+def mutant(name: str) -> Callable[[Callable[[], Iterable[Any]]], None]:
+    """Enter a mutant into the table."""
 
-    def enter(patches: Callable[[], Iterable[Any]]) -> Callable[[], Iterable[Any]]:
-        MUTANTS[name] = patches
-        return patches
+    def enter(patches: Callable[[], Iterable[Any]]) -> None:
+        COORDINATORS[name] = patches
 
     return enter
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Within this the defect *name* is there."""
-    with ExitStack() as stack:
-        for each in MUTANTS[name]():
-            stack.enter_context(each)
-        yield
 
 
 # --- the decision ---------------------------------------------------------------------------------------------------
@@ -62,7 +51,7 @@ def _commit_first() -> Iterable[Any]:
             yield from commit.commit(checked)
         return (yield from real(precommits, ages_ms, life, *more))
 
-    yield patch.object(decision, "decide", decide)
+    yield patch.object(leader, "decide", decide)
 
 
 @mutant("abort after an unknown answer")
@@ -81,16 +70,17 @@ def _abort_after_unknown() -> Iterable[Any]:
 
 @mutant("an unknown manifest counts as not written")
 def _unknown_is_not_written() -> Iterable[Any]:
-    real = SimulatedLog._end
+    real = TransactionalWriter.commit
 
-    def end(self: SimulatedLog) -> Any:
-        outcome = yield from real(self)
+    def commit(self: TransactionalWriter, deadline_ms: int) -> Any:
+        outcome = yield from real(self, deadline_ms)
         if outcome is Outcome.UNKNOWN:
-            self._ended, outcome = None, Outcome.NOT_WRITTEN
-            self._epoch += 1
+            self._ended, self._begun, self._produced = None, False, False
+            self._producer = self._producer._replace(epoch=self._producer.epoch + 1)
+            outcome = Outcome.NOT_WRITTEN
         return outcome
 
-    yield patch.object(SimulatedLog, "_end", end)
+    yield patch.object(TransactionalWriter, "commit", commit)
 
 
 @mutant("the broker's count is not checked")
@@ -106,11 +96,12 @@ def _no_count() -> Iterable[Any]:
         producers = yield requests.DescribeProducers(tuple(sorted({p for ps in partitions.values() for p in ps})))
         return [
             Committable(
-                each.transactional_id, each.producer_id, each.epoch, 2, "", each.sink, each.subtask, each.checkpoint,
-                tuple(decision._written(each, partitions[each], producers)),
+                transactional_id=each.transactional_id, producer_id=each.producer_id, epoch=each.epoch,
+                transaction_version=2, cluster_id="", sink=each.sink, subtask=each.subtask,
+                checkpoint=each.checkpoint, written=tuple(decision._written(each, partitions[each], producers)),
             )
             for each in wanted
-        ]  # fmt: skip
+        ]
 
     yield patch.object(decision, "check", check)
 
@@ -139,17 +130,13 @@ def _finalized_anyway() -> Iterable[Any]:
 
     yield patch.object(Decided, "finalized", True)
     yield patch.object(decision, "finalize", finalize)
+    yield patch.object(leader, "finalize", finalize)
 
 
 @mutant("zombie coordinators are not fenced")
 def _no_fence() -> Iterable[Any]:
-    real = SimulatedLog.__init__
-
-    def init(self: SimulatedLog, world: Any) -> None:
-        real(self, world)
-        self._transactional_id += f"-{len(world.lives)}"
-
-    yield patch.object(SimulatedLog, "__init__", init)
+    numbers = itertools.count()
+    yield patch.object(decision_log, "coordinator_id", lambda pipeline: f"{coordinator_id(pipeline)}-{next(numbers)}")
 
 
 # --- recovery -------------------------------------------------------------------------------------------------------
@@ -157,14 +144,16 @@ def _no_fence() -> Iterable[Any]:
 
 @mutant("producers are initialised before the decided transactions are committed")
 def _init_first() -> Iterable[Any]:
-    real = Life._finish
+    real = Leader.finish
 
-    def finish(self: Life, manifest: Any, expire: Any) -> Any:
+    def finish(self: Leader, manifest: Any, expire: Any) -> Any:
         for each in manifest.committables:
-            yield from self.world.until_answered("init_transactions", each.transactional_id)
-        yield from real(self, manifest, expire)
+            yield requests.InitTransactions(
+                transactional_id=each.transactional_id, transaction_timeout_ms=60_000, wait_ms=0
+            )
+        return (yield from real(self, manifest, expire))
 
-    yield patch.object(Life, "_finish", finish)
+    yield patch.object(Leader, "finish", finish)
 
 
 @mutant("no sweep of older transactions")
@@ -174,7 +163,7 @@ def _no_sweep() -> Iterable[Any]:
         yield
 
     yield patch.object(decision, "sweep", sweep)
-    yield patch.object(simulated_coordinator, "sweep", sweep)
+    yield patch.object(leader, "sweep", sweep)
 
 
 @mutant("empty ids are not swept")
@@ -194,7 +183,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
             return end.value
 
     yield patch.object(decision, "sweep", sweep)
-    yield patch.object(simulated_coordinator, "sweep", sweep)
+    yield patch.object(leader, "sweep", sweep)
 
 
 @mutant("a sweep that does not spare what is decided")
@@ -209,13 +198,13 @@ def _unprotected() -> Iterable[Any]:
 
 @mutant("older transactions are swept before the decided ones are committed")
 def _sweep_first() -> Iterable[Any]:
-    real = Life._finish
+    real = Leader.finish
 
-    def finish(self: Life, manifest: Any, expire: Any) -> Any:
-        yield from self._sweep()
-        yield from real(self, manifest, expire)
+    def finish(self: Leader, manifest: Any, expire: Any) -> Any:
+        yield from self.sweep()
+        return (yield from real(self, manifest, expire))
 
-    yield patch.object(Life, "_finish", finish)
+    yield patch.object(Leader, "finish", finish)
 
 
 @mutant("a repair is committed before it is recorded")
@@ -233,10 +222,10 @@ def _commit_unrecorded() -> Iterable[Any]:
 def _forget_repairs() -> Iterable[Any]:
     real = decision.finish
 
-    def finish(manifest: Any, repairs: Any, *more: Any) -> Any:
-        return real(manifest, (), *more)
+    def finish(manifest: Any, repairs: Any, *more: Any, **options: Any) -> Any:
+        return real(manifest, (), *more, **options)
 
-    yield patch.object(decision, "finish", finish)
+    yield patch.object(leader, "finish", finish)
 
 
 @mutant("later transactions of a subtask do not wait for earlier ones")
@@ -253,6 +242,9 @@ def _believed_markers() -> Iterable[Any]:
         return set()
 
     yield patch.object(commit, "await_markers", await_markers)
+
+
+# --- replay repair --------------------------------------------------------------------------------------------------
 
 
 @mutant("order logs of aborted checkpoints are not carried")
@@ -308,7 +300,7 @@ def _restart_while_deciding() -> Iterable[Any]:
 
     yield patch.object(Coordinator, "_failed", failed)
     yield patch.object(Coordinator, "_concluded", concluded)
-    yield patch.object(Life, "_prepare_attempt", lambda self, *_: self._run(_nothing(self.core.manifest)))
+    yield patch.object(Leader, "begin_attempt", lambda self, *_: _nothing(self.manifest))
 
 
 def _nothing(result: Any) -> Any:

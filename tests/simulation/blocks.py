@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING
+
+from clients import TOPIC
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.requests import Scanned
 from exactlyonce.testing.broker.interface import Isolation, Record
-from exactlyonce.testing.simulated_log import TOPIC
+
+if TYPE_CHECKING:
+    from world import World
 
 
-def ends_of(world: Any) -> Generator[int | None, None, tuple[int, ...]]:
+def ends_of(world: World) -> Generator[int | None, None, tuple[int, ...]]:
     """The end of every partition."""
     ends = []
     for partition in range(world.block_partitions):
@@ -21,7 +25,7 @@ def ends_of(world: Any) -> Generator[int | None, None, tuple[int, ...]]:
     return tuple(ends)
 
 
-def scanned(world: Any, start_offsets: tuple[int, ...]) -> Generator[int | None, None, Scanned]:
+def scanned(world: World, start_offsets: tuple[int, ...]) -> Generator[int | None, None, Scanned]:
     """Blocks are read uncommitted, tombstones committed."""
     found: dict[str, BlockRef] = {}
     ends = [0]
