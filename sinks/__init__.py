@@ -1,4 +1,7 @@
-"""Where pipelines write to."""
+"""Where pipelines write to, one folder or module per store: `kafka/`, and a sink that prints.
+
+May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
+"""
 
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.sinks.print_sink import PrintSink

@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.bounded.audit.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
+from exactlyonce.engines.bounded.replay.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 
 MANIFEST = Manifest("p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "f", 128, 2, 4, (), 0, (), (), (), (), (("out", "t", 3),))

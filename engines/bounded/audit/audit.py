@@ -35,8 +35,8 @@ from exactlyonce.engines.bounded.audit.compare import (
     compare,
     compare_dealt_out,
 )
-from exactlyonce.engines.bounded.audit.sharing import Output, flat
 from exactlyonce.engines.bounded.replay.recompute import Interval, Recomputed, interval_of, recomputed
+from exactlyonce.engines.bounded.replay.sharing import Output, flat
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
 from exactlyonce.pipeline.loading import Loaded

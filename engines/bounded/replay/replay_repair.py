@@ -18,8 +18,8 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import Outgoing, write_again
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.audit.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
 from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, recomputed
+from exactlyonce.engines.bounded.replay.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
