@@ -1,4 +1,4 @@
-"""What a long command shows while it works: in a terminal a line that is written over and over, else a line a chunk."""
+"""The progress of a long command: in a terminal a line that is written over and over, else a line a chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pipelines read from, and all that talks to Kafka: `kafka/` asks a cluster, `embedded/` starts a broker.
+"""Sources, and all that talks to Kafka: `kafka/` asks a cluster, `embedded/` starts a broker.
 
 May import `state`, `checkpoint` and `pipeline`; the two folders do not know each other.
 """

@@ -26,7 +26,7 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass
 class Inputs:
-    """The input topics of a life, and their partitions as they are now."""
+    """The input topics of an incarnation, and their partitions as they are now."""
 
     topics: Topics
     sources: Mapping[str, KafkaSource[object]]
@@ -219,7 +219,7 @@ def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Input
 
 @dataclass
 class Outputs:
-    """The output topics of a life, and their partitions as they are now."""
+    """The output topics of an incarnation, and their partitions as they are now."""
 
     topics: Topics
     sinks: Mapping[str, KafkaSink[object]]

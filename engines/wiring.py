@@ -1,4 +1,4 @@
-"""From nodes of the graph to operators and their state: what all engines make alike."""
+"""The wiring of operators and their state, from nodes of the graph: what all engines make alike."""
 
 from __future__ import annotations
 

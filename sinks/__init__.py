@@ -1,4 +1,4 @@
-"""Where pipelines write to, one folder or module per store: `kafka/`, and a sink that prints.
+"""Sinks, one folder or module per store: `kafka/`, and one that prints.
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
 """

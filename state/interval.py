@@ -1,4 +1,4 @@
-"""What changed between two barriers, and its way into blocks.
+"""The changes between two barriers, and their way into blocks.
 
 From its barrier on, no record changes an interval. `advance` works through it in slices of `SLICE_ENTRIES` entries at
 most: it distributes the changes by key group, then encodes group by group, images first. Those also need the states

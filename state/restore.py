@@ -75,7 +75,7 @@ def _check(head: IndexHead, state_type: StateType[Any], max_parallelism: int, ch
     if head.max_parallelism != max_parallelism:
         raise StateIncompatible(
             f"The checkpoint's state of operator {head.operator!r} is laid out for max_parallelism"
-            f" {head.max_parallelism}, the pipeline asks for {max_parallelism}. It is fixed for the life of a"
+            f" {head.max_parallelism}, the pipeline asks for {max_parallelism}. It never changes for a"
             f" pipeline: set it to {head.max_parallelism}."
         )
     state_type.require_readable(head.schema)

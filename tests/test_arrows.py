@@ -1,4 +1,4 @@
-"""Which package and which room of it may import which, what pure folders may import at all, how large a folder is.
+"""Arrows between packages and between their rooms, what pure folders may import at all, how large a folder is.
 
 A room is a folder of a package, or a module that others may import where they may not import its folder.
 """

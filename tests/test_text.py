@@ -23,6 +23,18 @@ BANNED_TEXT = {
     r"(?i)\b(claude|anthropic|openai|chatgpt|copilot|llms?|ai (tool|assistant|agent)s?)\b": "not of the project",
     r"\S[ \t]+$": "no blanks at the end of a line",
 }
+HOMELY_TEXT = {
+    r"(?i)(?<![a-z_])misfortunes?\b": "a fault",
+    r"(?i)(?<![a-z])(im)?patien(t|ce)": "a timeout, a limit, or how often something is retried",
+    r"(?i)(?<![a-z])strays?(?![a-z])": "an orphan",
+    r"(?i)(?<![a-z])losers?(?![a-z])": "a failed attempt, or the other one",
+    r"(?i)(?<![a-z])obituar(y|ies)": "how a process ended",
+    r"(?i)(?<![a-z])mend(s|ed|ing)?(?![a-z])": "fix, or repair",
+    r"(?i)\b(dealt|deal|deals|dealing) (\w+ )?out\b": "distribute",
+    r"(?i)\bpass(ed|es|ing)? over\b": "skip",
+    r"(?i)\bfor ever\b": "permanently, always, or without end",
+}
+"""The field's word is meant: by what is homely, what to write."""
 NOT_WORDED_HERE = {Path("LICENSE"), SELF}
 REFUSED = Path("tests/pipeline/typed_refused.py")
 """Every line of it is one that the type checker must refuse."""
@@ -67,6 +79,26 @@ def test_nothing_banned_stands_in_the_text(texts: dict[Path, str]) -> None:
         for pattern, reason in BANNED_TEXT.items()
         if (match := re.search(pattern, line))
     ]
+    assert wrong == []
+
+
+def test_the_words_are_those_of_the_field(texts: dict[Path, str]) -> None:
+    """Where the field has a word it is used, and not a homely one: in code, tests and pages."""
+    wrong = [
+        f"{path}:{number}: {match[0]!r}: write {better}"
+        for path, text in texts.items()
+        if path not in NOT_WORDED_HERE
+        for number, line in enumerate(text.splitlines(), 1)
+        for pattern, better in HOMELY_TEXT.items()
+        if (match := re.search(pattern, line))
+    ]
+    assert wrong == []
+
+
+def test_modules_name_what_they_hold(code: dict[Path, ast.Module]) -> None:
+    """The first line of a module names the thing, with the subject first; it is no indirect question."""
+    first = {path: (ast.get_docstring(tree) or "").split(" ")[0] for path, tree in code.items()}
+    wrong = [f'{path}: not "{word} ...": name it' for path, word in first.items() if word in ("What", "Whose", "Which")]
     assert wrong == []
 
 

@@ -1,4 +1,4 @@
-"""What a partition's log itself shows of a transaction: whether it is visible, and its records, verbatim.
+"""A partition's log as evidence of a transaction: whether it is visible, and its records, verbatim.
 
 Invariants: a record is taken for a transaction's only if its batch carries that producer id and epoch (a fetch at a
 removed offset gives the next record, whoever wrote it); records are handed out only after the headers of all their

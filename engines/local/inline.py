@@ -76,7 +76,7 @@ class InlineWorker:
                     serve(connection)
                 finally:
                     connection.socket.close()
-                    gc.collect()  # the worker's producers are not closed but dropped, and this process lives on
+                    gc.collect()  # the worker's producers are not closed but dropped, and this process goes on
                     self._ended.set()
         self._ended.set()
         thread.join()

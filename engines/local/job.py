@@ -1,4 +1,4 @@
-"""One life of a pipeline's coordinator: performs the effects of the pure core with real workers and a real broker.
+"""One incarnation of a coordinator: performs the effects of the pure core with real workers and a real broker.
 
 Invariants: the core is fed by one thread; blocking calls to the broker run on one other thread, one after the other, so
 that decisions, sweeps and repairs never overlap; workers are spawned by the main thread (they die with it). The main
@@ -41,7 +41,7 @@ def _monotonic_ms() -> int:
 
 
 class Job:
-    """One life. `run` returns when it is over; `stop` and `end_at_once` may be called from a signal handler."""
+    """One incarnation. `run` returns when it is over; `stop` and `end_at_once` may be called from a signal handler."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Job:
         reporter: Reporter,
         restart: RestartStrategy,
     ) -> None:
-        """*restart* is the run's: it is told of this life's failures and completed checkpoints, and of other lives'."""
+        """*restart* is the run's: it is told of failures and completed checkpoints of all its incarnations."""
         self.plan = plan
         self.reference = reference
         self.options = options
@@ -81,7 +81,7 @@ class Job:
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
         self._end: core.End | None = None
         self.recovered = False
-        """Whether this life got as far as fencing its predecessors."""
+        """Whether this incarnation got as far as fencing its predecessors."""
 
     # --- the loop -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a run says of itself: events for machines, one line for people.
+"""The reports of a run: events for machines, one line for people.
 
 A `Reporter` is given events (dicts that JSON can hold) and live figures. Nothing secret is among them.
 """

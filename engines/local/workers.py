@@ -22,7 +22,8 @@ from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinat
 Hurried = Callable[[], bool]
 LOOK_INTERVAL_S = 0.05
 """How often somebody who waits looks whether it is in a hurry."""
-OBITUARY_WAIT_S = 5.0
+EXIT_WAIT_S = 5.0
+"""How long a worker that closed its control channel may take to end, and to have an exit code."""
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Worker:
         if self.process is None:
             return f"worker {self.subtask} ended"
         try:
-            code = self.process.wait(OBITUARY_WAIT_S)
+            code = self.process.wait(EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
             return f"worker {self.subtask} (process {self.process.pid}) closed its control channel and does not end"
         if code < 0:

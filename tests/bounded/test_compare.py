@@ -90,7 +90,7 @@ def test_a_change_shows_both_records() -> None:
 
 
 def test_records_without_a_key_may_be_in_any_partition() -> None:
-    """However the client dealt them out, nothing is found as long as each partition is in order."""
+    """However the client distributed them, nothing is found as long as each partition is in order."""
     lanes = {0: seen(":1 :4 :4"), 1: seen(":2 :3 :4"), 2: []}
     assert compare_dealt_out(expected(":1 :2 :3 :4 :4 :4"), lanes) == []
 

@@ -1,4 +1,4 @@
-"""Which recomputed outputs are whose, and where they go."""
+"""The shares of recomputed outputs, and where they go."""
 
 from __future__ import annotations
 

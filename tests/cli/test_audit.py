@@ -1,4 +1,4 @@
-"""What an audit says, to people and to machines."""
+"""The words of an audit, to people and to machines."""
 
 from __future__ import annotations
 

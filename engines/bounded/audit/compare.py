@@ -1,4 +1,4 @@
-"""What should be in a transaction against what readers see of it, record by record. Pure.
+"""The comparison of what should be in a transaction with what readers see of it, record by record. Pure.
 
 Invariants: equal sequences give no finding; every expected record that is not seen, and every seen one that is not
 expected, is in exactly one finding; a record that is seen as often as expected, but elsewhere, is reordered, and as few

@@ -1,4 +1,4 @@
-"""What an interval of a pipeline puts out, computed again from the checkpoint before it: nothing is written but files.
+"""The output of an interval, computed again from the checkpoint before it: nothing is written but files.
 
 Invariants: exactly the records between the two Sn are read, by the manifest's own subtasks, along its order logs, on
 the state of the checkpoint before it; no block, no transaction, no lease; what cannot be computed as it was the first

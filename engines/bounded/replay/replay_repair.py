@@ -27,7 +27,7 @@ from exactlyonce.pipeline.loading import Loaded
 
 
 class ReplayRepair:
-    """Answers the request `ReplayTransaction` for one life of a pipeline. Used by one thread."""
+    """Answers the request `ReplayTransaction` for one incarnation of a pipeline. Used by one thread."""
 
     def __init__(
         self,

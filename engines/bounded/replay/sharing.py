@@ -1,4 +1,4 @@
-"""Which of the recomputed outputs of a sink subtask are whose, and where they go. Pure.
+"""The shares of a sink subtask's recomputed outputs: which committable held which, and where they go. Pure.
 
 Invariants: a committable gets its share of the outputs by the broker's counts, in the order of the checkpoints that
 flushed them; a record goes where the writer's partitioner put it, with the manifest's partition count; one that was
@@ -68,7 +68,7 @@ def mismatch(whole: Committable, lost: Committable, topic: str, places: Iterable
         )
     if at_random and lost.counts != whole.counts:
         return (
-            f"{at_random} of the records have no key, so that the client dealt them out at random, and only some "
+            f"{at_random} of the records have no key, so that the client distributed them at random, and only some "
             f"partitions have lost theirs: which records those were cannot be known."
         )
     return ""

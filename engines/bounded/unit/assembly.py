@@ -1,4 +1,4 @@
-"""From the plan to one runnable unit: the operators of a task, wired to what is read and to the files that it writes.
+"""The assembly of a unit: the operators of a task, wired to what is read and to the files that it writes.
 
 Invariant: it runs the operators that a local worker runs, made by the same functions; only the ends differ.
 """

@@ -1,4 +1,4 @@
-"""In which order a subtask takes what it has to read: by time, or along the order log of an earlier run.
+"""The order in which a subtask takes what it has to read: by time, or along the order log of an earlier run.
 
 Invariants: within a lane (a partition of a source, a channel) the order is the lane's own; all that is in the lanes is
 taken, once; what was taken is noted in the form of `engines.order_log`, under the names that the local engine gives its

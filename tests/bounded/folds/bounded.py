@@ -1,4 +1,4 @@
-"""What tests of bounded work share: input, the state of a checkpoint, and what output must hold, by plain folds."""
+"""The common part of tests of bounded work: input, the state of a checkpoint, the right output, by plain folds."""
 
 from __future__ import annotations
 
