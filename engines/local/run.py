@@ -1,8 +1,8 @@
 """Running a pipeline on this machine: incarnation after incarnation, until one ends cleanly or needs a person.
 
 An incarnation ends without a person's fault when the broker is away or an outcome is unknown; the next one fences it
-and reads what is true. Everything else that ends one ends the run. All share one restart strategy and one clock, so that
-a checkpoint that any of them completes counts as progress.
+and reads what is true. Everything else that ends one ends the run. All share one restart strategy and one clock, so
+that a checkpoint that any of them completes counts as progress.
 """
 
 from __future__ import annotations
