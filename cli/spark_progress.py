@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LineOfProgress:
-    """A `Progress` for people, and for machines that read stderr."""
+    """A `CatchUpProgress` for people, and for machines that read stderr."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline

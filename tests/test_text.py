@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SELF = Path(__file__).relative_to(ROOT)
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 BANNED_MODULES = {
     **dict.fromkeys(["util", "utils", "helper", "helpers", "common", "misc"], "name what is in it"),
@@ -38,6 +39,17 @@ HOMELY_TEXT = {
 NOT_WORDED_HERE = {Path("LICENSE"), SELF}
 REFUSED = Path("tests/pipeline/typed_refused.py")
 """Every line of it is one that the type checker must refuse."""
+TWO_OF_ONE_NAME = {
+    "End": "a decision of the coordinator; in a history a step, which reads like a script",
+    "Input": "what a node of the graph reads, and what a subtask takes it from",
+    "Job": "one incarnation's run; a job of Spark, in the words of its sink",
+    "NoAnswer": "of a socket, and of the interface that model and real broker share",
+    "Producers": "a step of a history, which reads like a script; the maker of a sink's producers",
+    "Record": "a name of the API; the broker's record, whose interface is public too",
+    "Trigger": "the coordinator's effect, and the message that carries it to a worker",
+    "Writer": "a protocol of those who are written to: the seams of two packages",
+}
+"""Why two classes of packages may have this name."""
 BANNED_CALLS = {"eval": "parse it", "exec": "compose functions", "__import__": "use importlib.import_module"}
 BANNED_IMPORTS = ["pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml"]
 LINES_OF_FILE_MAX = 500
@@ -140,6 +152,17 @@ def test_files_and_functions_fit(texts: dict[Path, str], code: dict[Path, ast.Mo
 def test_modules_say_what_they_are(code: dict[Path, ast.Module]) -> None:
     """Every module that has anything in it starts with a docstring."""
     assert [str(path) for path, tree in code.items() if tree.body and not ast.get_docstring(tree)] == []
+
+
+def test_a_name_means_one_class(code: dict[Path, ast.Module]) -> None:
+    """No two classes of the packages have one name, but for those that are listed, and the simulator's."""
+    places: dict[str, list[str]] = {}
+    for path, tree in code.items():
+        if path.parts[0] in PACKAGES and "simulat" not in path.name:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path))
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in TWO_OF_ONE_NAME} == {}
 
 
 def test_every_test_is_a_sentence(code: dict[Path, ast.Module]) -> None:

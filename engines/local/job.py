@@ -26,7 +26,7 @@ from exactlyonce.engines.leader import UPKEEP_INTERVAL_S, Decisions
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
 from exactlyonce.engines.local.whereabouts import Whereabouts
-from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Worker, Workers
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, GraphError, made_from
@@ -295,7 +295,7 @@ class Job:
             with suppress(KeyError, ValueError):  # then its end was noticed before
                 self._selector.unregister(worker.connection)
 
-    def _heard(self, worker: Worker) -> None:
+    def _heard(self, worker: WorkerHandle) -> None:
         for message in worker.connection.receive():
             if text := self._whereabouts.heard(worker.subtask, message, time.monotonic()):
                 self.report.note(text)
@@ -304,7 +304,7 @@ class Job:
             self._selector.unregister(worker.connection)
             self._feed(core.Failed(worker.exit_reason()))
 
-    def _message(self, worker: Worker, message: object) -> None:
+    def _message(self, worker: WorkerHandle, message: object) -> None:
         assert self.decisions is not None
         match message:
             case msg.Ready(subtask, fingerprint, restore_ms):
@@ -341,7 +341,7 @@ class Job:
         if len(self._ready) == self.plan.parallelism:
             self._feed(core.Deployed())
 
-    def _granted(self, worker: Worker, sink: str, subtask: int, transactional_id: str, state: Any) -> None:
+    def _granted(self, worker: WorkerHandle, sink: str, subtask: int, transactional_id: str, state: Any) -> None:
         """Producer id and epoch are read between the producer's initialisation and its first record."""
         if worker not in self.workers.alive:
             return

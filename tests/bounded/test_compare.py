@@ -15,7 +15,7 @@ from exactlyonce.engines.bounded.audit.compare import (
     REORDERED,
     Expected,
     Finding,
-    Record,
+    PlainRecord,
     Seen,
     compare,
     compare_dealt_out,
@@ -24,10 +24,10 @@ from exactlyonce.engines.bounded.audit.compare import (
 PARTITION = 3
 
 
-def record(word: str) -> Record:
+def record(word: str) -> PlainRecord:
     """`k:v` is a record with key k and value v."""
     key, _, value = word.rpartition(":")
-    return Record(key.encode() or None, value.encode())
+    return PlainRecord(key.encode() or None, value.encode())
 
 
 def expected(text: str) -> list[Expected]:
@@ -83,8 +83,8 @@ def test_each_defect_is_named_by_its_kind_and_place(
 
 def test_a_change_shows_both_records() -> None:
     """What should be there and what is there, headers too."""
-    wanted = Record(b"k", b"v", (("h", b"1"),))
-    shown = Record(b"k", b"v", (("h", b"2"),))
+    wanted = PlainRecord(b"k", b"v", (("h", b"1"),))
+    shown = PlainRecord(b"k", b"v", (("h", b"2"),))
     (finding,) = compare([Expected(wanted, None)], [Seen(shown, 7)], PARTITION)
     assert finding == Finding(CHANGED, PARTITION, 7, None, wanted, shown)
 

@@ -19,7 +19,15 @@ from exactlyonce.connectors.kafka.copying import Outgoing, write_again
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, recomputed
-from exactlyonce.engines.bounded.replay.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
+from exactlyonce.engines.bounded.replay.sharing import (
+    RecomputedOutput,
+    flat,
+    mismatch,
+    placed,
+    places_of,
+    share_of,
+    topic_of,
+)
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
@@ -84,7 +92,7 @@ class ReplayRepair:
         topic, partitions = topic_of(manifest, lost.sink)
         partition_of = partitioner(self._client.settings)
 
-        def share() -> Iterator[Output]:
+        def share() -> Iterator[RecomputedOutput]:
             return share_of(manifest, whole, flat(again.outputs(lost.sink, lost.subtask)))
 
         places = places_of(share(), partition_of, partitions)

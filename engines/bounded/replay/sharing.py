@@ -21,7 +21,7 @@ from exactlyonce.pipeline.errors import require
 Origin = tuple[str, int, int]
 
 
-class Output(NamedTuple):
+class RecomputedOutput(NamedTuple):
     """One recomputed output."""
 
     key: bytes | None
@@ -30,16 +30,18 @@ class Output(NamedTuple):
     origin: Origin | None
 
 
-def flat(batches: Iterable[OutputBatch]) -> Iterator[Output]:
+def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
     """The outputs one by one."""
     for batch in batches:
         nothing: list[None] = [None] * len(batch.values)
         yield from map(
-            Output, batch.keys or nothing, batch.values, batch.headers or nothing, batch.origins or nothing
+            RecomputedOutput, batch.keys or nothing, batch.values, batch.headers or nothing, batch.origins or nothing
         )
 
 
-def share_of(manifest: Manifest, committable: Committable, outputs: Iterable[Output]) -> Iterator[Output]:
+def share_of(
+    manifest: Manifest, committable: Committable, outputs: Iterable[RecomputedOutput]
+) -> Iterator[RecomputedOutput]:
     """Those of *outputs*, all of its sink subtask, that *committable* holds."""
     share = shares(manifest.committables)[committable.transactional_id]
     return islice(outputs, share.start, share.stop)
@@ -75,8 +77,8 @@ def mismatch(whole: Committable, lost: Committable, topic: str, places: Iterable
 
 
 def placed(
-    lost: Committable, topic: str, outputs: Iterable[Output], places: list[int | None]
-) -> Iterator[tuple[int, Output]]:
+    lost: Committable, topic: str, outputs: Iterable[RecomputedOutput], places: list[int | None]
+) -> Iterator[tuple[int, RecomputedOutput]]:
     """Each output that goes to a partition of *lost*, with its partition; `mismatch` has found nothing wrong."""
     room = Counter({partition: count for (_, partition), count in lost.counts.items()})
     room.subtract(place for place in places if place is not None and (topic, place) in lost.counts)
@@ -89,6 +91,6 @@ def placed(
             yield partition, output
 
 
-def places_of(outputs: Iterable[Output], partition_of: Partitioner, partitions: int) -> list[int | None]:
+def places_of(outputs: Iterable[RecomputedOutput], partition_of: Partitioner, partitions: int) -> list[int | None]:
     """Where the writer's partitioner puts each output; None: anywhere."""
     return [partition_of(output.key, partitions) for output in outputs]

@@ -18,7 +18,7 @@ TARGET = "flawed_pipelines:flawed"
 
 
 class Quiet(Silent):
-    """The `Progress` of an audit."""
+    """The `AuditProgress` of an audit."""
 
     def passed(self, offsets: int) -> None:
         pass

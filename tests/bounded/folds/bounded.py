@@ -137,7 +137,7 @@ def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str
 
 
 class Silent:
-    """A `Progress` that keeps what it is told."""
+    """A `CatchUpProgress` that keeps what it is told."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
