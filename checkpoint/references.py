@@ -1,7 +1,7 @@
 """The blocks that a planned checkpoint stands on, as its acknowledgements and its manifest name them.
 
 Invariant: whatever a restore or a replay reads of the checkpoint is among them, so that nothing of it is dropped while
-it is retained. What a manifest of an older life stands on is read from its indexes (`FindReferences`). Pure.
+it is retained. What a manifest of an older incarnation stands on is read from its indexes (`FindReferences`). Pure.
 """
 
 from __future__ import annotations

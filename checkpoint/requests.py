@@ -1,4 +1,4 @@
-"""What the protocol's procedures ask of the world.
+"""The requests that the protocol's procedures yield, and whoever performs them answers.
 
 A procedure is a generator: it yields a request, is sent the answer, and returns a result. It does no I/O itself, so the
 same lines run against a real broker, the in-memory one, and a simulator that crashes between any two of them. Whoever

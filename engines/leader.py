@@ -1,4 +1,4 @@
-"""What a life of the coordinator decides, with a real broker: recovery, decisions, restarts, retention, upkeep.
+"""The leader with a real broker: recovery, decisions, restarts, retention, upkeep.
 
 All of it is called from one thread, the job's broker thread, except `start_message` and `added_for`, which only read,
 and `acknowledged`, which hands over what `decide` takes up.

@@ -1,4 +1,4 @@
-"""What holds for all tests: which are left out, what the repository holds, and the image of the container tests.
+"""The common part of all tests: which are left out, the files of the repository, the image of the container tests.
 
 Invariant: what is left out is counted, and said at the end.
 """

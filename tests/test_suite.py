@@ -1,4 +1,4 @@
-"""What `make test` leaves out is run by `make test-all`, and both say what they have left out."""
+"""The tests that `make test` leaves out are run by `make test-all`; both say what they have left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the decision log asks of its writer: transactions of one transactional id, one at a time, each with an outcome.
+"""The writer of the decision log: transactions of one transactional id, one at a time, each with an outcome.
 
 `NOT_WRITTEN` only where the commit was never asked for; `DONE` only where it was confirmed; everything between is
 `UNKNOWN`, and ends the writer. `connectors.kafka.transactional_writer` writes to a real broker.

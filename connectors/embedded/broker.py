@@ -45,7 +45,7 @@ SMALL_BROKER = {
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    "broker.session.timeout.ms": "3000",  # after a crash the next life waits this long for its registration
+    "broker.session.timeout.ms": "3000",  # after a crash the next process waits this long for its registration
     "broker.heartbeat.interval.ms": "500",
     "auto.create.topics.enable": "false",  # a misspelt topic is an error, not an empty topic
     "log.retention.ms": "-1",  # records carry the time of their events: those of 2013 would be deleted at once
@@ -165,7 +165,7 @@ class EmbeddedBroker:
 
     @property
     def log_path(self) -> Path:
-        """What the broker writes: warnings and errors of all its lives."""
+        """What the broker writes: warnings and errors of all its processes."""
         return self.data_dir / "broker.log"
 
     @property

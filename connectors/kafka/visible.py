@@ -1,4 +1,4 @@
-"""What read_committed readers see of a partition, and whose each record is.
+"""The records of a partition that read_committed readers see, each with its writer.
 
 Invariants: a record is what a plain consumer gets; whose it is stands in the header of the batch that holds its offset.
 What the log has and readers do not see is counted too, so that "aborted" and "removed" can be told apart.

@@ -28,7 +28,7 @@ CHUNK_RECORDS = 5_000_000
 FOLLOW_PAUSE_S = 1.0
 
 
-class Progress(Protocol):
+class CatchUpProgress(Protocol):
     """Who is told how it goes."""
 
     def note(self, text: str) -> None:
@@ -71,7 +71,7 @@ class CatchingUp:
     options: RunOptions
     submit: Submit
     staging: Path
-    progress: Progress
+    progress: CatchUpProgress
     stop_offsets: StopOffsets = field(default_factory=StopOffsets)
     chunk_records: int = CHUNK_RECORDS
     follow: bool = False

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.broker
 
 
 class Listening(Silent):
-    """A `Progress` of an audit."""
+    """An `AuditProgress`."""
 
     def passed(self, offsets: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What hangs while it starts is replaced in time and named; a stop ends it, and a second one ends anything at once."""
+"""Workers that hang while they start are replaced in time and named; a second stop ends anything at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on stderr of a run: our lines, and librdkafka's only for those who ask."""
+"""Standard error of a run has our lines, and librdkafka's only for those who ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the jobs that write to a sink have come: what its manifests carry instead of a pipeline's offsets.
+"""The position of the jobs that write to a sink: what its manifests carry instead of a pipeline's offsets.
 
 Invariants: a job that is held here is decided, and its rows are never written again; of a streaming query the number of
 its batch only grows; only one query writes to a sink, until another one adopts it by its name. Of the last batch that

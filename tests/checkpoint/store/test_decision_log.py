@@ -292,7 +292,7 @@ class TestDamage:
         with pytest.raises(Halt, match="its manifest is gone"):
             store.opened().history.halt_if_damaged()
 
-    def test_a_stray_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_orphaned_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A transaction of somebody else in partition 0 is named, instead of waiting or reading only up to it."""
         monkeypatch.setattr(store_module, "STABLE_TIMEOUT_S", 1.0)
         store.living()

@@ -1,4 +1,4 @@
-"""What the log shows of a transaction: its fate, and its records verbatim."""
+"""The log shows the fate of a transaction, and its records verbatim."""
 
 from __future__ import annotations
 

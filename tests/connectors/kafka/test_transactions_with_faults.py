@@ -1,4 +1,4 @@
-"""What becomes of transactions when the broker ends them, dies, or is of another version; on a broker of its own."""
+"""Transactions that the broker ends, or whose broker dies or is of another version; on a broker of its own."""
 
 from __future__ import annotations
 
