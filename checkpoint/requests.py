@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.transactions.broker_answers import Producer
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 R = TypeVar("R")
+
+RETRY_PAUSE_FIRST_MS, RETRY_PAUSE_LONGEST_MS = 5, 1_000
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,21 @@ class RewriteMarkers:
 
 @dataclass(frozen=True)
 class Append:
-    """-> Outcome of one transaction of the decision log, with all of *records* and tombstones or none of them."""
+    """-> Outcome of one transaction of the decision log, with all of *records* and tombstones or none of them.
+
+    `DecisionLog.recording` answers it, by the requests that such a transaction takes.
+    """
 
     records: tuple[Manifest | Finalized | Repair, ...]
     manifests_dropped: tuple[int, ...] = ()
     blocks_dropped: tuple[BlockRef, ...] = ()
+
+
+@dataclass(frozen=True)
+class Appended:
+    """-> None. *records* are durable now: for whoever watches."""
+
+    records: tuple[Manifest | Finalized | Repair, ...]
 
 
 @dataclass(frozen=True)
@@ -135,6 +150,118 @@ class ReplayTransaction:
     transactional_id: str
 
 
+# --- the decision log, and who writes it: each is asked once and answered once, or raises `BrokerUnavailable`
+
+
+class Write(NamedTuple):
+    """A record to be written; a value of None is a tombstone."""
+
+    partition: int
+    key: str
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Batch(NamedTuple):
+    """Records of one partition that go there together, or not at all."""
+
+    partition: int
+    sequence: int
+    """Of the first record; the broker takes a batch of the same sequences once."""
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitTransactions:
+    """-> Answered, with the producer of the first transaction. Fences who had the id, aborts what it had open."""
+
+    transactional_id: str
+    transaction_timeout_ms: int
+    wait_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProduceBatches:
+    """-> dict[int, Answered] by partition, of *batches*, one for each partition at most."""
+
+    transactional_id: str
+    producer: Producer
+    batches: tuple[Batch, ...]
+    timestamp_ms: int
+    wait_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndTransaction:
+    """-> Answered, with the producer of the next transaction: ending one raises the epoch."""
+
+    transactional_id: str
+    producer: Producer
+    commit: bool
+    wait_ms: int
+
+
+@dataclass(frozen=True)
+class LookOnce:
+    """-> dict[int, Fate | None] by partition of the checkpoint topic: what readers see of what *producer* wrote there.
+
+    None: they do not get as far yet.
+    """
+
+    producer: Producer
+    offsets: tuple[tuple[int, int], ...]
+    """(partition, offset)"""
+
+
+@dataclass(frozen=True)
+class LogEnds:
+    """-> Ends of the decision log."""
+
+
+class Ends(NamedTuple):
+    """How far a partition goes."""
+
+    stable: int
+    """How far readers of what is committed get."""
+    end: int
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """-> LogRead: the committed decisions below offset *end*."""
+
+    end: int
+
+
+class LogRecord(NamedTuple):
+    """A record of the decision log, as it was found."""
+
+    key: bytes | None
+    value: bytes | None
+    digest: bytes | None
+    """The SHA-256 that was written beside the value."""
+
+
+class Unreadable(NamedTuple):
+    """Offsets of the decision log that a damaged batch takes, from *first* up to, not including, *behind*."""
+
+    first: int
+    behind: int
+
+
+class LogRead(NamedTuple):
+    """What was read of the decision log, in the order of the offsets."""
+
+    start: int
+    """The first offset that was not removed."""
+    items: tuple[LogRecord | Unreadable, ...]
+
+
+@dataclass(frozen=True)
+class FirstOffsets:
+    """-> tuple[int, ...]: the first offset of every partition of the checkpoint topic; None: that topic is gone."""
+
+
 @dataclass(frozen=True)
 class Pause:
     """-> None, after *duration_ms*."""
@@ -149,12 +276,20 @@ Request = (
     | EndTransactions
     | RewriteMarkers
     | Append
+    | Appended
     | BlockEndOffsets
     | ScanBlocks
     | FindReferences
     | Look
     | CopyTransaction
     | ReplayTransaction
+    | InitTransactions
+    | ProduceBatches
+    | EndTransaction
+    | LookOnce
+    | LogEnds
+    | ReadLog
+    | FirstOffsets
     | Pause
 )
 Procedure = Generator[Request, Any, R]
@@ -174,3 +309,18 @@ def drive(procedure: Procedure[R], perform: Callable[[Request], Any]) -> R:
     except StopIteration as end:
         result: R = end.value
         return result
+
+
+def retrying(attempt: Callable[[int], Procedure[R]], clock: Clock, deadline_ms: int) -> Procedure[R]:
+    """The result of *attempt*, made again while it raises `BrokerUnavailable`, with growing pauses, until the time is
+    over; it is told how many milliseconds are left. There is one attempt at least."""
+    pause_ms = RETRY_PAUSE_FIRST_MS
+    while True:
+        try:
+            return (yield from attempt(max(0, deadline_ms - clock.monotonic_ms())))
+        except BrokerUnavailable:
+            left_ms = deadline_ms - clock.monotonic_ms()
+            if left_ms <= 0:
+                raise
+        yield Pause(min(pause_ms, left_ms))
+        pause_ms = min(2 * pause_ms, RETRY_PAUSE_LONGEST_MS)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.decision_log import DecisionLog
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
@@ -19,7 +19,7 @@ from exactlyonce.cli import text
 from exactlyonce.cli.traces import Traces, find
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
@@ -84,12 +84,13 @@ def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], l
         raise Halt(traces.unreadable)
     newest = max(traces.history.incarnation_latest, incarnation_latest(traces.transactions))
     transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
-    log = decision_log(config, traces.pipeline, find_topic(config.confluent(), traces.pipeline), SystemClock())
-    performer = Performer(config, transactions, output_log, log, 0, lambda step, checkpoint: None)
+    topic = find_topic(config.confluent(), traces.pipeline)
+    log, requests = DecisionLog(traces.pipeline, topic, SystemClock()), LogRequests(config, topic)
+    performer = Performer(config, transactions, output_log, requests, 0, lambda step, checkpoint: None)
     try:
-        partitions = [(log.topic.name, each) for each in range(log.topic.partitions)]
+        partitions = [(topic.name, each) for each in range(topic.partitions)]
         drive(settle(coordinator_id(traces.pipeline), partitions), performer)
-        history = _settled(log)
+        history = _settled(log, requests)
         if history.incarnation_latest > newest:
             raise ConfigError(
                 f"A new instance of {traces.pipeline} has begun meanwhile. Nothing was aborted: it does that itself. "
@@ -105,16 +106,16 @@ def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], l
         )  # fmt: skip
         drive(procedure, performer)
     finally:
-        for each in (log, transactions, output_log):
+        for each in (requests, transactions, output_log):
             each.close()
     return [each for each in found if each.checkpoint is None], [each for each in found if each.checkpoint is not None]
 
 
-def _settled(log: DecisionLog) -> History:
+def _settled(log: DecisionLog, requests: LogRequests) -> History:
     """What is decided, once readers of the log get to its end."""
     clock = SystemClock()
     until_ms = clock.monotonic_ms() + SETTLED_TIMEOUT_MS
-    while (history := log.look()) is None:
+    while (history := drive(log.look(), requests)) is None:
         if clock.monotonic_ms() > until_ms:
             raise BrokerUnavailable(
                 f"{log.topic.name} cannot be read to its end: somebody has a transaction open in it. Nothing was "

@@ -11,8 +11,10 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.decision_log import read_history
 from exactlyonce.checkpoint.store.topic import delete_topic, find_topic, prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
@@ -20,8 +22,10 @@ from exactlyonce.checkpoint.transactions.commit import incarnation_latest
 from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.position import KIND
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
@@ -128,16 +132,19 @@ def erase(config: ClientConfig, traces: Traces) -> list[str]:
     coordinator = coordinator_id(traces.pipeline)
     transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
     transactions.abort_listed(_listed(transactions, traces.pipeline))
-    transactions.close()
     kept = group_offsets.forget(config, traces.pipeline, traces.inputs())
     if traces.topic:
         delete_topic(config.confluent(), traces.pipeline)
     if traces.topic or traces.transactions:
         topic = prepare_topic(config.confluent(), traces.pipeline)
-        log = decision_log(config, traces.pipeline, topic, SystemClock())
-        log.open()
-        log.begin_life(socket.gethostname(), os.getpid(), incarnation_latest(traces.transactions))
-        log.close()
+        log, requests = DecisionLog(traces.pipeline, topic, SystemClock()), LogRequests(config, topic)
+        output_log = Log(config, group=traces.pipeline)
+        performer = Performer(config, transactions, output_log, requests, 0, lambda step, checkpoint: None)
+        drive(log.open(), performer)
+        drive(log.begin(socket.gethostname(), os.getpid(), incarnation_latest(traces.transactions)), performer)
+        requests.close()
+        output_log.close()
+    transactions.close()
     return kept
 
 

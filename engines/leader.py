@@ -30,20 +30,21 @@ from exactlyonce.checkpoint.decision import (
     finish,
     standing,
 )
+from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest, OperatorSnapshot, SourceOffset
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import operators_of, references_of
-from exactlyonce.checkpoint.requests import Pause, Procedure, drive
-from exactlyonce.checkpoint.store.decision_log import APPEND_TIMEOUT_S
-from exactlyonce.checkpoint.store.topic import TopicInfo, prepare_topic
+from exactlyonce.checkpoint.requests import BlockEndOffsets, Pause, Procedure, drive
+from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, TransactionState
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
@@ -63,7 +64,6 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undeter
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
-APPEND_TIMEOUT_MS = round(APPEND_TIMEOUT_S * 1000)
 UPKEEP_INTERVAL_S = 10.0
 """How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
 SWEEP_AGAIN_MS = 60_000
@@ -97,20 +97,22 @@ class Decisions:
         self._version = self._transactions.transaction_version()
         self._outputs = check_outputs(self._topics, plan.graph)
         self._topic = prepare_topic(self._settings, plan.graph.pipeline_id, options.checkpoint_partitions)
-        self._log = decision_log(options.client, plan.graph.pipeline_id, self._topic, self._clock)
+        self._log = DecisionLog(plan.graph.pipeline_id, self._topic, self._clock)
+        self._log_requests = LogRequests(options.client, self._topic)
         self._replays = ReplayRepair(
             Loaded(load_reference(reference), reference), options.client, self._transactions, self._timeout_ms,
             lambda: self._log.history, note, *where_replayed(options.repair, units),
         )  # fmt: skip
         self._performer = Performer(
-            options.client, self._transactions, self._output_log, self._log, self._timeout_ms, step,
+            options.client, self._transactions, self._output_log, self._log_requests, self._timeout_ms, step,
             no_replay if options.repair == "halt" else self._replays,
         )  # fmt: skip
         partitions = [(self._topic.name, each) for each in range(self._topic.partitions)]
         self._drive(settle(coordinator_id(plan.graph.pipeline_id), partitions))
-        history = self._log.open()
+        history = self._drive(self._log.open())
+        self._log_requests.freeze(self._log.topic)
         history.halt_if_damaged()
-        self._late_blocks = history.newest_life is not None and not history.newest_life.ended
+        self._late_blocks = history.newest_incarnation is not None and not history.newest_incarnation.ended
         """Whether the life before was killed, so that blocks of its workers may yet arrive."""
         newest = self._newest_of_the_ids()
         if newest and not history.incarnation_latest:
@@ -122,7 +124,7 @@ class Decisions:
                 f"`exactlyonce reset {plan.graph.pipeline_id}`."
             )
         self._outputs.create_missing(history.latest, note)
-        self.life: Incarnation = self._log.begin_life(socket.gethostname(), os.getpid(), newest)
+        self.life: Incarnation = self._drive(self._log.begin(socket.gethostname(), os.getpid(), newest))
         self._topic = self._log.topic
         self.attempt = 0
         self.manifest: Manifest
@@ -160,7 +162,7 @@ class Decisions:
         if unfinalized is None:
             manifests, blocks = self._drive(self._claimed())
             if manifests or blocks:
-                self._written(self._log.append(manifests_dropped=manifests, blocks_dropped=blocks))
+                self._written(self._drive(self._log.append(manifests_dropped=manifests, blocks_dropped=blocks)))
         self._note_damage()
         self._go_on_from(self.manifest)
         hit("coordinator-swept")
@@ -192,12 +194,12 @@ class Decisions:
         )
 
     def _drive(self, procedure: Procedure[Any]) -> Any:
-        return drive(procedure, self._performer)
+        return drive(self._log.recording(procedure), self._performer)
 
     def _first_manifest(self) -> Manifest:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
-        manifest = self._manifest(0, 0, 0, "initial", 0, self._inputs.start_offsets(), (), (), self._log.end_offsets())
-        self._written(self._log.append(manifest))
+        manifest = self._manifest(0, 0, 0, "initial", 0, self._inputs.start_offsets(), (), (), self._drive(_ends()))
+        self._written(self._drive(self._log.append(manifest)))
         self._drive(finalize(manifest, {}, self.life.incarnation, self._clock.now_ms()))
         return manifest
 
@@ -220,7 +222,7 @@ class Decisions:
         self._swept_ms = self._clock.monotonic_ms()
         self._fenced_below = (self.life.incarnation, self.attempt)
         if for_later_lives:
-            self._written(self._log.heartbeat(fenced_below=self.life.incarnation))
+            self._written(self._drive(self._log.heartbeat(fenced_below=self.life.incarnation)))
             self.life = msgspec.structs.replace(self.life, fenced_below=self.life.incarnation)
 
     def _sweep_below(self, attempt: int, protected: Collection[str] = ()) -> None:
@@ -246,8 +248,10 @@ class Decisions:
 
     def _confirm_leading(self) -> None:
         """Return once a heartbeat is written, which only the newest life can; a broker that refuses is asked again."""
-        deadline_ms = self._clock.monotonic_ms() + round(self._log.append_timeout_s * 1000)
-        while (outcome := self._log.heartbeat()) is Outcome.NOT_WRITTEN and self._clock.monotonic_ms() < deadline_ms:
+        deadline_ms = self._clock.monotonic_ms() + self._log.append_timeout_ms
+        while (outcome := self._drive(self._log.heartbeat())) is Outcome.NOT_WRITTEN:
+            if self._clock.monotonic_ms() >= deadline_ms:
+                break
             self._performer(Pause(HEARTBEAT_PAUSE_MS))
         self._written(outcome)
 
@@ -337,7 +341,9 @@ class Decisions:
         while not self._acknowledged.empty():
             ack = self._acknowledged.get()
             self._known_blocks.ledger.written(ack.checkpoint, ack.written)
-        dead = self._log.dead({ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks})
+        dead = self._drive(
+            self._log.dead({ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks})
+        )
         if dead:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self._topic.name}")
         try:
@@ -433,7 +439,7 @@ class Decisions:
         A heartbeat that the broker did not take is due again next time; after one whose outcome is unknown this life
         must end.
         """
-        outcome = self._log.heartbeat()
+        outcome = self._drive(self._log.heartbeat())
         if outcome is not Outcome.NOT_WRITTEN:
             self._written(outcome)
         if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
@@ -454,7 +460,7 @@ class Decisions:
                     f"them."
                 )
         with suppress(Fenced):  # then a newer life's heartbeats say as much
-            self._log.heartbeat(ended=True)
+            self._drive(self._log.heartbeat(ended=True))
 
     def start_message(self, subtask: int, attempt: int, manifest: Manifest) -> dict[str, Any]:
         """The fields of `Start` for one worker."""
@@ -483,7 +489,13 @@ class Decisions:
         """Let go of all connections; nothing is ended by it."""
         self._replays.close()
         self._log.close()
+        self._log_requests.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()
         self._groups.close()
+
+
+def _ends() -> Procedure[tuple[int, ...]]:
+    ends: tuple[int, ...] = yield BlockEndOffsets()
+    return ends

@@ -6,23 +6,24 @@ failure.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.store.blocks import BlockReader, scan_blocks
-from exactlyonce.checkpoint.store.decision_log import DecisionLog
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import references_or_why
-from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.failpoints import hit
 
 _AFTER_APPEND = {
@@ -48,7 +49,7 @@ class Performer:
         config: ClientConfig,
         transactions: Transactions,
         output_log: Log,
-        log: DecisionLog,
+        log: LogRequests,
         transaction_timeout_ms: int,
         step: Callable[[str, int], None],
         replay: Replay = no_replay,
@@ -75,18 +76,17 @@ class Performer:
                 with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
                     self.transactions.rewrite_markers(name, producer_id, partitions, commit=commit)
                 return None
-            case ask.Append(records, manifests, blocks):
-                return self._append(records, manifests, blocks)
+            case ask.Appended(records):
+                return self._appended(records)
             case ask.BlockEndOffsets():
                 hit("coordinator-checked")
-                return self.log.end_offsets()
+                return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets):
-                return self.log.retrying(
-                    lambda: scan_blocks(self.config.confluent(), self.log.topic, start_offsets)
-                )
+                settings, topic = self.config.confluent(), self.log.topic
+                return self._persistently(lambda: scan_blocks(settings, topic, start_offsets))
             case ask.FindReferences(manifest):
                 reader = BlockReader(self.config.confluent(), self.log.topic)
-                return self.log.retrying(lambda: references_or_why(manifest, reader))
+                return self._persistently(lambda: references_or_why(manifest, reader))
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):
@@ -99,10 +99,17 @@ class Performer:
                 replayed = self.replay(manifest, lost, name)
                 hit("repair-replayed")
                 return replayed
-            case ask.Pause(duration_ms):
-                time.sleep(duration_ms / 1000)  # noqa: TID251 - the one place where the protocol waits
-                return None
-        raise InvariantViolation(f"no answer to {request}")
+        return self.log(request)
+
+    def _persistently(self, asked: Callable[[], Any]) -> Any:
+        """The answer of *asked*, asked again while the broker is away: for as long as an append is tried."""
+
+        def attempt(_: int) -> ask.Procedure[Any]:
+            return asked()
+            yield  # never: it makes this a procedure
+
+        clock = SystemClock()
+        return ask.drive(ask.retrying(attempt, clock, clock.monotonic_ms() + APPEND_TIMEOUT_MS), self.log)
 
     def _end(self, endings: tuple[ask.Ending, ...], commit: bool) -> Sequence[EndAnswer]:
         try:
@@ -113,11 +120,8 @@ class Performer:
             hit("coordinator-committed")
         return answers
 
-    def _append(self, records: tuple[Manifest | Finalized | Repair, ...], manifests: Any, blocks: Any) -> Outcome:
-        outcome = self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks)
-        if outcome is Outcome.DONE:
-            for record in records:
-                name, failpoint = _AFTER_APPEND[type(record)]
-                self.step(name, record.checkpoint)
-                hit(failpoint)
-        return outcome
+    def _appended(self, records: tuple[Manifest | Finalized | Repair, ...]) -> None:
+        for record in records:
+            name, failpoint = _AFTER_APPEND[type(record)]
+            self.step(name, record.checkpoint)
+            hit(failpoint)

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Any
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision import Decided
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.orphans import KnownBlocks
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
 from exactlyonce.checkpoint.references import references_of
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, Outcome
 from exactlyonce.checkpoint.transactions.commit import sweep
+from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Undetermined, require
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
-from exactlyonce.testing.simulated_log import TOPIC, SimulatedLog
+from exactlyonce.testing.simulated_log import TOPIC, LogAnswers
 from exactlyonce.testing.simulated_repair import copied, replayed
 from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker, reference
 
@@ -44,7 +46,8 @@ class Life:
         self.alive, self.paused_until_ms = True, 0
         self.end: core.End | None = None
         self.core = core.Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
-        self.log = SimulatedLog(world)
+        self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
+        self._log_answers = LogAnswers(world)
         self.known_blocks = KnownBlocks(world.settings)
         self._fenced_below = (0, 0)
         self.manifest: Manifest | None = None
@@ -157,7 +160,7 @@ class Life:
     def _start_workers(self, deploy: core.Deploy) -> None:
         self._deploy = None
         self._restored, self._finished = set(), set()
-        attempt = Attempt(self.log.life.incarnation, deploy.attempt, deploy.manifest, self.world.parallelism)
+        attempt = Attempt(self.log.incarnation.incarnation, deploy.attempt, deploy.manifest, self.world.parallelism)
         self.workers = [Worker(self.world, self, attempt, i) for i in range(attempt.parallelism)]
 
     def kill_workers(self) -> None:
@@ -210,26 +213,29 @@ class Life:
     # --- recovery -----------------------------------------------------------------------------------------------
 
     def _open(self) -> Steps:
-        history = yield from self.log.open()
-        yield from self.log.begin_life()
-        self._fenced_below = (self.log.life.fenced_below, 0)
+        partitions = [(TOPIC, each) for each in range(self.world.block_partitions)]
+        yield from self._run(settle(coordinator_id("p"), partitions))
+        history = yield from self._run(self.log.open())
+        history.halt_if_damaged()
+        yield from self._run(self.log.begin("host", 1))
+        self._fenced_below = (self.log.incarnation.fenced_below, 0)
         self.manifest, unfinalized = history.latest, history.unfinalized
         if self.manifest is None:
             yield from self._first_manifest()
         elif unfinalized is not None:
             yield from self._finish(unfinalized, lambda _: self._claimed())
         yield from self._sweep()
-        if self.log.life.fenced_below < self.log.life.incarnation:
-            self._written((yield from self.log.heartbeat(fenced_below=self.log.life.incarnation)))
+        if self.log.incarnation.fenced_below < self.log.incarnation.incarnation:
+            self._written((yield from self._run(self.log.heartbeat(fenced_below=self.log.incarnation.incarnation))))
         if unfinalized is None:
             manifests, blocks = yield from self._run(self._claimed())
             if manifests or blocks:
-                outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
+                outcome = yield from self._run(self.log.append(manifests_dropped=manifests, blocks_dropped=blocks))
                 self._written(outcome)
         return self.manifest
 
     def _claimed(self) -> requests.Procedure[decision.Dropped]:
-        return self.known_blocks.recover(self.log.history, self.log.life.incarnation)
+        return self.known_blocks.recover(self.log.history, self.log.incarnation.incarnation)
 
     def _written(self, outcome: Outcome) -> None:
         if outcome is Outcome.UNKNOWN:
@@ -240,8 +246,8 @@ class Life:
     def _first_manifest(self) -> Steps:
         offsets = tuple(SourceOffset("in", "in", "in-id", p, 0) for p in range(len(self.world.inputs)))
         self.manifest = self._manifest(0, 0, 0, offsets, (), (), (), (0,) * self.world.block_partitions)
-        self._written((yield from self.log.append(self.manifest)))
-        yield from self._run(decision.finalize(self.manifest, {}, self.log.life.incarnation, 0))
+        self._written((yield from self._run(self.log.append(self.manifest))))
+        yield from self._run(decision.finalize(self.manifest, {}, self.log.incarnation.incarnation, 0))
 
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
         refs = {ref for log in manifest.order_logs for ref in log.blocks}
@@ -262,7 +268,7 @@ class Life:
         raise Fenced("The checkpoints of a zombie have gone.")
 
     def _life(self) -> decision.Life:
-        life = self.log.life
+        life = self.log.incarnation
         return decision.Life(
             "p", life.incarnation, self.attempt, "cluster", 2, self.world.transaction_timeout_ms, self._fenced_below
         )
@@ -287,7 +293,7 @@ class Life:
 
     def _prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Steps:
         deadline_ms = self.world.deadline_ms()
-        while (outcome := (yield from self.log.heartbeat())) is Outcome.NOT_WRITTEN:
+        while (outcome := (yield from self._run(self.log.heartbeat()))) is Outcome.NOT_WRITTEN:
             if self.world.clock.monotonic_ms() >= deadline_ms:
                 break
             yield self.world.clock.monotonic_ms() + 10
@@ -297,7 +303,7 @@ class Life:
             yield from self._finish(unfinished, self.known_blocks.expire)
         yield from self._sweep()
         assert self.manifest is not None
-        yield from self._run(self.known_blocks.begin_attempt(self.manifest, self.log.life.incarnation, attempt))
+        yield from self._run(self.known_blocks.begin_attempt(self.manifest, self.log.incarnation.incarnation, attempt))
         return self.manifest
 
     # --- decisions ----------------------------------------------------------------------------------------------
@@ -346,15 +352,16 @@ class Life:
     ) -> Manifest:
         now_ms, world = self.world.clock.now_ms(), self.world
         return Manifest(
-            "p", checkpoint, self.log.life.incarnation, self.attempt, "checkpoint", base, previous, now_ms, now_ms,
-            "fingerprint", 128, world.parallelism, world.block_partitions, ends, 0, offsets, operators, order_logs,
-            committables, tuple((name, name, world.output_partitions) for name in world.sinks),
+            "p", checkpoint, self.log.incarnation.incarnation, self.attempt, "checkpoint", base, previous,
+            now_ms, now_ms, "fingerprint", 128, world.parallelism, world.block_partitions, ends, 0, offsets,
+            operators, order_logs, committables, tuple((name, name, world.output_partitions) for name in world.sinks),
         )  # fmt: skip
 
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _run(self, procedure: requests.Procedure[Any]) -> Steps:
         """Drive *procedure*, with a chance of faults before each request."""
+        procedure = self.log.recording(procedure)
         try:
             request = next(procedure)
             while True:
@@ -382,9 +389,8 @@ class Life:
                 return (yield from self._ended(endings, commit))
             case requests.RewriteMarkers(name, producer_id, partitions, commit):
                 return (yield from self._rewritten(name, producer_id, partitions, commit))
-            case requests.Append(records, manifests, blocks):
+            case requests.Appended(records):
                 self.world.seen["chain repaired"] += len(records) > 1
-                return (yield from self.log.append(*records, manifests_dropped=manifests, blocks_dropped=blocks))
             case requests.BlockEndOffsets():
                 return (yield from self._ends())
             case requests.ScanBlocks(start_offsets):
@@ -399,6 +405,8 @@ class Life:
                 return (yield from replayed(self, manifest, committable, name))
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
+            case _:
+                return (yield from self._log_answers(request))
         return None
 
     def _ends(self) -> Generator[int | None, None, tuple[int, ...]]:
@@ -487,4 +495,5 @@ class Life:
         return Fate.ABORTED if cleaned else Fate.GONE
 
     def __str__(self) -> str:
-        return f"life {self.log.life.incarnation}.{self.attempt}"
+        number = self.log.incarnation.incarnation if self.log.has_begun else 0
+        return f"life {number}.{self.attempt}"

@@ -62,7 +62,9 @@ class FaultInjector:
         """
         if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < 0.3:
             self.clean()
-        chance = 0.2 if life.carries or life.step_name == "RewriteMarkers" else self._request_chance
+        chance = self._request_chance if life.log.has_begun else self._request_chance / 4
+        if life.carries or life.step_name == "RewriteMarkers":
+            chance = 0.2
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
             return
         self.world.seen[f"at {life.step_name}"] += 1
@@ -91,14 +93,15 @@ class FaultInjector:
         return lost
 
     def after_end(self) -> None:
-        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of the sinks' transactions."""
+        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending."""
         if not self.world.chaos or not self.broker_is_up or self.rng.random() >= self._marker_chance:
             return
         listed = [each.transactional_id for each in self.world.broker.list_transactions() if "Prepare" in each.state]
         states = self.world.broker.describe_transactions(listed).values()
         prepared = [each.transactional_id for each in states if each is not None and each.partitions]
-        if prepared and coordinator_id("p") not in prepared:
+        if prepared:
             self.world.seen["markers lost"] += 1
+            self.world.seen["markers of a decision lost"] += coordinator_id("p") in prepared
             self.world.note(f"the broker crashes and loses the markers of {prepared}")
             self.world.broker.stop()
             self.world.broker.start(lose_markers=True)

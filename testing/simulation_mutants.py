@@ -7,6 +7,7 @@ A mutant is a context manager: within it the defect is there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,16 +15,16 @@ from unittest.mock import patch
 
 import msgspec
 
-from exactlyonce.checkpoint import coordinator, decision, requests, retention
+from exactlyonce.checkpoint import coordinator, decision, decision_log, requests, retention
 from exactlyonce.checkpoint.coordinator import Coordinator, Stop, Tick
 from exactlyonce.checkpoint.decision import Decided, Refuse
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit, markers
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
+from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
 from exactlyonce.testing import simulated_coordinator, simulated_repair
 from exactlyonce.testing.simulated_coordinator import Life
-from exactlyonce.testing.simulated_log import SimulatedLog
 from exactlyonce.testing.simulated_worker import Barrier, Sink, Snapshot, Worker
 from exactlyonce.testing.simulation_mutants_cleaning import CLEANING
 
@@ -82,16 +83,17 @@ def _abort_after_unknown() -> Iterable[Any]:
 
 @mutant("an unknown manifest counts as not written")
 def _unknown_is_not_written() -> Iterable[Any]:
-    real = SimulatedLog._end
+    real = TransactionalWriter.commit
 
-    def end(self: SimulatedLog) -> Any:
-        outcome = yield from real(self)
+    def commit(self: TransactionalWriter, deadline_ms: int) -> Any:
+        outcome = yield from real(self, deadline_ms)
         if outcome is Outcome.UNKNOWN:
-            self._ended, outcome = None, Outcome.NOT_WRITTEN
-            self._epoch += 1
+            self._ended, self._begun, self._produced = None, False, False
+            self._producer = self._producer._replace(epoch=self._producer.epoch + 1)
+            outcome = Outcome.NOT_WRITTEN
         return outcome
 
-    yield patch.object(SimulatedLog, "_end", end)
+    yield patch.object(TransactionalWriter, "commit", commit)
 
 
 @mutant("the broker's count is not checked")
@@ -144,13 +146,8 @@ def _finalized_anyway() -> Iterable[Any]:
 
 @mutant("zombie coordinators are not fenced")
 def _no_fence() -> Iterable[Any]:
-    real = SimulatedLog.__init__
-
-    def init(self: SimulatedLog, world: Any) -> None:
-        real(self, world)
-        self._transactional_id += f"-{len(world.lives)}"
-
-    yield patch.object(SimulatedLog, "__init__", init)
+    numbers = itertools.count()
+    yield patch.object(decision_log, "coordinator_id", lambda pipeline: f"{coordinator_id(pipeline)}-{next(numbers)}")
 
 
 # --- recovery -------------------------------------------------------------------------------------------------------

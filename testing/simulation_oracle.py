@@ -7,14 +7,16 @@ breaks an invariant of the protocol raises `Broken`, at the first request that s
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from typing import Any
 
+from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
 from exactlyonce.checkpoint.records.encoding import BlockKey, DecisionKey, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
 from exactlyonce.checkpoint.transactions.commit import is_older
-from exactlyonce.testing.broker.interface import Error, Initialized, Isolation, NoAnswer, Produced
-from exactlyonce.testing.broker.model import BrokerModel
+from exactlyonce.testing.broker.interface import Error, Initialized, Isolation, NoAnswer, Produced, Record
+from exactlyonce.testing.broker.model import BrokerModel, _Marker
 from exactlyonce.testing.broker.transaction_coordinator import State
 
 TOPIC = "p.checkpoints"
@@ -50,6 +52,18 @@ class WatchedBroker(BrokerModel):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.cleaned = set()
+        self._decided = False
+
+    def _write(self, marker: _Marker) -> None:
+        super()._write(marker)
+        self._decided |= marker.partition == (TOPIC, DECISIONS)
+
+    def _catch_up(self) -> int:
+        now_ms = super()._catch_up()
+        if self._decided:
+            self._decided = False
+            self.oracle.decided()
+        return now_ms
 
     def clean_aborted(self, topics: list[str]) -> bool:
         """Remove the records of aborted transactions, as cleaning may; their markers stay. Whether there were any."""
@@ -79,10 +93,7 @@ class WatchedBroker(BrokerModel):
     def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
         self._catch_up()
         self.oracle.before_end(transactional_id, producer_id, epoch, commit)
-        answer = super().end_txn(transactional_id, producer_id, epoch, commit)
-        if commit and answer is Error.NONE and transactional_id.startswith(self.oracle.coordinator):
-            self.oracle.decided(producer_id, epoch)
-        return answer
+        return super().end_txn(transactional_id, producer_id, epoch, commit)
 
     def is_committed(self, topic: str, partition: int, offset: int) -> bool:
         """Whether the record's transaction is, also where an older open one still hides it from readers."""
@@ -195,18 +206,22 @@ class Oracle:
         """A sweep is over: what was there when it began can write no more, unless it was initialised anew."""
         self.fenced |= {each for each, times in older.items() if self._initialized[each] == times}
 
-    def decided(self, producer_id: int, epoch: int) -> None:
-        """A transaction of the decision log has become durable."""
-        self.look()
-        log = self.broker.fetch(TOPIC, 0, self._decisions_read, Isolation.READ_UNCOMMITTED)
-        ours = [each for each in log.records if (each.producer_id, each.epoch) == (producer_id, epoch)]
-        keys = [DecisionKey.parse(each.key) for each in ours]
-        for key, record in zip(keys, ours, strict=True):
+    def decided(self) -> None:
+        """Readers of the decision log may see more than before: a decision counts from then on, for until its markers
+        are there it may yet be taken back."""
+        log = self.broker.fetch(TOPIC, DECISIONS, self._decisions_read, Isolation.READ_COMMITTED)
+        self._decisions_read = log.last_stable_offset
+        for transaction, records in groupby(log.records, lambda each: (each.producer_id, each.epoch)):
+            self.look()
+            self._transaction(transaction, list(records))
+
+    def _transaction(self, transaction: tuple[int, int], records: list[Record]) -> None:
+        keys = [DecisionKey.parse(each.key) for each in records]
+        for key, record in zip(keys, records, strict=True):
             self._decision(key, record.value)
-        self._decisions_read = log.high_watermark
-        for key, record in zip(keys, ours, strict=True):
+        for key, record in zip(keys, records, strict=True):
             if key is not None and key.kind is Finalized and record.value is not None:
-                self._no_orphans(self.manifests[key.number], (producer_id, epoch))
+                self._no_orphans(self.manifests[key.number], transaction)
         for manifest in self._retained.values():
             self._whole(manifest)
         pending = self.unfinalized
@@ -368,6 +383,7 @@ class Oracle:
     def close(self) -> None:
         """At the end of everything: all of the input is counted and visible, nothing is open, readers are not held."""
         everything = Counter(key for keys in self.inputs for key in keys)
+        self.look()
         demand(self.decided_totals == everything, "all of the input is counted")
         demand(self.unfinalized is None, "the last checkpoint is finalized")
         self.all_visible()

@@ -65,7 +65,7 @@ class History:
         return [self.manifests[checkpoint] for checkpoint in sorted(self.manifests)]
 
     @property
-    def newest_life(self) -> Incarnation | None:
+    def newest_incarnation(self) -> Incarnation | None:
         """The newest incarnation that can be read, with its last heartbeat."""
         return self.incarnations[max(self.incarnations)] if self.incarnations else None
 
@@ -75,7 +75,7 @@ class History:
         Safety never rests on this, for a new incarnation fences older ones in whatever state. It is for people, who
         are not to stop a running pipeline by accident.
         """
-        life = self.newest_life
+        life = self.newest_incarnation
         return None if life is None or life.ended or now_ms - life.heartbeat_ms >= SILENCE_MS else life
 
     def repairs_of(self, checkpoint: int) -> list[Repair]:

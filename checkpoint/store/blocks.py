@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Topic
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Scanned
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import (
@@ -28,7 +29,6 @@ from exactlyonce.checkpoint.store.scan import (
     next_offset,
     read_range,
 )
-from exactlyonce.checkpoint.store.topic import TopicInfo
 from exactlyonce.pipeline.errors import BrokerUnavailable, require
 
 DELIVERY_TIMEOUT_MS = 60_000

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it re-exports them without saying so
     AdminClient,
@@ -21,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it re-expor
     TopicDescription,
 )
 
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
 
@@ -53,23 +53,6 @@ NEEDS = (
     _Need("unclean.leader.election.enable", "=", "false"),
 )
 """What the topic must be. A tombstone outlives the longest read (`delete.retention.ms`), blocks fit into a batch."""
-
-
-class TopicInfo(msgspec.Struct, frozen=True):
-    """The checkpoint topic of a pipeline, as it was found."""
-
-    name: str
-    topic_id: str
-    partitions: int
-    replicas: int
-
-    def partition_of(self, key_group: int) -> int:
-        """Where the blocks of *key_group* go: any partition but 0, which holds the decisions.
-
-        >>> TopicInfo("totals.checkpoints", "", partitions=5, replicas=1).partition_of(7)
-        4
-        """
-        return 1 + key_group % (self.partitions - 1)
 
 
 def topic_name(pipeline: str) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,43 @@ class Outcome(enum.Enum):
     DONE = "done"
     NOT_WRITTEN = "not written"
     UNKNOWN = "unknown"
+
+
+class Producer(NamedTuple):
+    """Who the broker takes the writer of a transactional id for, in one transaction."""
+
+    producer_id: int
+    epoch: int
+
+
+class WriteAnswer(enum.Enum):
+    """What a broker said to the writer of a transactional id: to its initialisation, a batch, the end it asked for."""
+
+    DONE = "done"
+    """It is, or had been, done as asked."""
+    BUSY = "busy"
+    """Not now, or by another broker: ask the same again."""
+    FENCED = "fenced"
+    """The id has moved on: a newer writer has it, or the broker ended the transaction."""
+    ABORTABLE = "abortable"
+    """This transaction is spoilt: a new one may do better."""
+    REFUSED = "refused"
+    """No transaction will do better: the record itself, or the right to write it."""
+    TOPIC_DELETED = "deleted"
+    TOPIC_MADE_ANEW = "deleted and created again"
+    """Since this writer first asked for it."""
+
+
+class Answered(NamedTuple):
+    """A `WriteAnswer` with what comes with it."""
+
+    answer: WriteAnswer
+    text: str = ""
+    """The broker's own words, unless it is `DONE`."""
+    producer: Producer | None = None
+    """Of the next transaction: after an initialisation or an end that is `DONE`."""
+    first_offset: int = -1
+    """Of a batch that is `DONE`."""
 
 
 class TransactionState(msgspec.Struct, frozen=True):

@@ -158,7 +158,7 @@ def as_json(history: History, damaged: Mapping[int, str] = {}) -> dict[str, Any]
     """All checkpoints, for machines; *damaged* says by checkpoint why it cannot be restored."""
     return {
         "pipeline": history.pipeline,
-        "newest_incarnation": history.newest_life,
+        "newest_incarnation": history.newest_incarnation,
         "damaged": history.damaged,
         "checkpoints": [each.as_json() for each in _listed(history, damaged)],
     }
@@ -168,7 +168,7 @@ def as_text(
     history: History, bootstrap_servers: str, width: int, damaged: Mapping[int, str] = {}
 ) -> Iterator[str]:
     """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
-    listed, life = _listed(history, damaged), history.newest_life
+    listed, life = _listed(history, damaged), history.newest_incarnation
     yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
     if life is not None:
         seen = f"{'ended' if life.ended else 'last seen'} {text.moment(life.heartbeat_ms)}"

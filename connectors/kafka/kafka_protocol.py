@@ -134,6 +134,16 @@ class Wire:
         finally:
             self._deadline = None
 
+    def once(self, attempt: Callable[[], T], doing: str, timeout_ms: int) -> T:
+        """The result of *attempt*, made once; `BrokerUnavailable` if it raises `Again`, whatever the brokers did."""
+        self._deadline = self._clock() + timeout_ms / 1000
+        try:
+            return attempt()
+        except Again as obstacle:
+            raise self.unavailable(doing, obstacle) from None
+        finally:
+            self._deadline = None
+
     def unavailable(self, doing: str, obstacle: Again) -> BrokerUnavailable:
         """The error to raise when giving up."""
         servers, reason = self.config.bootstrap_servers, self.config.redact(str(obstacle))

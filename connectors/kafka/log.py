@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +18,7 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.record.util import calc_crc32c
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.transactions.broker_answers import Fate
+from exactlyonce.checkpoint.transactions.broker_answers import Fate, Producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.consumed import (
     RETENTION_ERRORS,
@@ -302,25 +302,39 @@ def _only_partition(answer: Any) -> Any:
     return answer.responses[0].partitions[0]
 
 
+def fates_now(wire: Wire, producer: Producer, places: Mapping[Written, Leader]) -> list[Fate | None]:
+    """What readers see now at each place, which *producer* wrote to; None: they do not get as far."""
+    questions = [_fetch(leader, each, each.first_offset, READ_COMMITTED) for each, leader in places.items()]
+    answers = wire.ask_all(questions)
+    return [_fate_now(producer, each, _only_partition(answer)) for each, answer in zip(places, answers, strict=True)]
+
+
 def _fate(committable: Committable, written: Written, answer: Any) -> Fate:
     """What a read_committed fetch at the first offset shows; `GONE` if none of its records.
 
     Raises `Again` if the transaction may still be open.
     """
-    if answer.error_code == OFFSET_OUT_OF_RANGE:
-        return Fate.GONE
-    refuse(answer.error_code, f"Reading {written.topic}-{written.partition}")
-    if answer.last_stable_offset <= written.first_offset:
+    fate = _fate_now(Producer(committable.producer_id, committable.epoch), written, answer)
+    if fate is None:
         raise Again(
             f"in {written.topic}-{written.partition} readers are held at offset {answer.last_stable_offset}, before "
             f"our first record ({written.first_offset}), by a transaction that is open there "
             f"(kafka-transactions.sh find-hanging shows whose)"
         )
+    return fate
+
+
+def _fate_now(producer: Producer, written: Written, answer: Any) -> Fate | None:
+    if answer.error_code == OFFSET_OUT_OF_RANGE:
+        return Fate.GONE
+    refuse(answer.error_code, f"Reading {written.topic}-{written.partition}")
+    if answer.last_stable_offset <= written.first_offset:
+        return None
     found = parse_batches(answer.records or b"", f"{written.topic}-{written.partition}")
-    batches = [each for each in found if each.producer_id == committable.producer_id]
-    if any(each.epoch == committable.epoch and not each.is_control for each in batches):
+    batches = [each for each in found if each.producer_id == producer.producer_id]
+    if any(each.epoch == producer.epoch and not each.is_control for each in batches):
         aborted = any(
-            each.producer_id == committable.producer_id and each.first_offset <= written.first_offset
+            each.producer_id == producer.producer_id and each.first_offset <= written.first_offset
             for each in answer.aborted_transactions or ()
         )
         return Fate.ABORTED if aborted else Fate.COMMITTED

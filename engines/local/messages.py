@@ -15,7 +15,7 @@ import msgspec
 
 from exactlyonce.checkpoint.coordinator import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.topic import TopicInfo
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 
 
 class Start(msgspec.Struct, tag=True):

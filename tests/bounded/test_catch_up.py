@@ -182,7 +182,7 @@ def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch
         deadline = time.monotonic() + 60
         while stage == "stage 1" and len(seen) < 3:
             assert time.monotonic() < deadline, f"no heartbeats came but {seen}"
-            life = fed.history().newest_life
+            life = fed.history().newest_incarnation
             assert life is not None
             seen.add(life.heartbeat_ms)
         return in_process(stage, work)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.encoding import Decision
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     BlockRef,
     Finalized,
@@ -21,14 +25,22 @@ from exactlyonce.checkpoint.records.manifest import (
     OrderLog,
     SourceOffset,
 )
-from exactlyonce.checkpoint.store.decision_log import DecisionLog
-from exactlyonce.checkpoint.store.topic import TopicInfo, prepare_topic
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.requests import BlockEndOffsets, Procedure, drive
+from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import KafkaCluster
 
 sys.path.insert(0, str(Path(__file__).parent / "scripted"))
+
+R = TypeVar("R")
 
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 COMMITTABLE = Committable("eo:p:out:0:1.0:0", 4001, 7, 2, "cluster", "out", 0, 4, (Written("totals", 0, 5, 6),))
@@ -62,6 +74,40 @@ def manifest() -> Callable[..., Manifest]:
     return lambda checkpoint, **changes: msgspec.structs.replace(MANIFEST, checkpoint=checkpoint, **changes)
 
 
+class HalfSimulatedClock(SimulatedClock):
+    """People's time stands still until it is moved; timeouts pass as ever."""
+
+    def monotonic_ms(self) -> int:
+        return SystemClock().monotonic_ms()
+
+
+class RealLog(DecisionLog):
+    """A decision log whose requests a real broker answers."""
+
+    def __init__(self, config: ClientConfig, pipeline: str, topic: TopicInfo, clock: Clock, **settings: Any) -> None:
+        super().__init__(pipeline, topic, clock, **settings)
+        self.requests = LogRequests(config, topic)
+        self._performer = Performer(config, Transactions(config), Log(config), self.requests, 0, lambda *_: None)
+
+    def do(self, procedure: Procedure[R]) -> R:
+        """Run *procedure* to its end."""
+        return drive(procedure, self._performer)
+
+    def appended(self, *records: Decision, **dropped: Any) -> Outcome:
+        """What became of an append."""
+        return self.do(self.append(*records, **dropped))
+
+    def beaten(self, **more: Any) -> Outcome:
+        """What became of a heartbeat."""
+        return self.do(self.heartbeat(**more))
+
+    @property
+    def end_offsets(self) -> tuple[int, ...]:
+        """Of every partition of the topic."""
+        ends: tuple[int, ...] = self.requests(BlockEndOffsets())
+        return ends
+
+
 class Store:
     """The checkpoint topic of a pipeline that no other test has."""
 
@@ -69,24 +115,29 @@ class Store:
         self.config: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
         self.pipeline = pipeline
         self.topic: TopicInfo = prepare_topic(self.config, pipeline)
-        self.clock = SimulatedClock()
+        self.clock = HalfSimulatedClock()
         self.kafka = KafkaCluster(bootstrap_servers)
 
-    def log(self, **settings: Any) -> DecisionLog:
+    def log(self, **settings: Any) -> RealLog:
         """A decision log that has fenced nobody yet."""
-        return decision_log(ClientConfig(self.config), self.pipeline, self.topic, self.clock, **settings)
+        return RealLog(ClientConfig(self.config), self.pipeline, self.topic, self.clock, **settings)
 
-    def opened(self, **settings: Any) -> DecisionLog:
+    def opened(self, **settings: Any) -> RealLog:
         """A decision log that has fenced all older ones."""
         log = self.log(**settings)
-        log.open()
+        log.do(log.open())
         return log
 
-    def living(self, host: str = "here", process: int = 1, **settings: Any) -> DecisionLog:
+    def living(self, host: str = "here", process: int = 1, **settings: Any) -> RealLog:
         """A decision log whose life has begun."""
         log = self.opened(**settings)
-        log.begin_life(host, process)
+        log.do(log.begin(host, process))
         return log
+
+    def seen(self) -> History | None:
+        """What a decision log sees that fences nobody."""
+        log = self.log()
+        return log.do(log.look())
 
     def manifest(self, checkpoint: int, incarnation: int = 1, **changes: Any) -> Manifest:
         """A manifest of this pipeline."""

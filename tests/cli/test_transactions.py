@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.store.decision_log import DecisionLog
+from exactlyonce.checkpoint.requests import drive
 from exactlyonce.cli import open_transactions
 from exactlyonce.cli.traces import find
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
@@ -87,12 +88,11 @@ def test_a_life_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.Monkey
     traces = find(config, orders.name)
     settled = open_transactions._settled
 
-    def begun(log: DecisionLog) -> History:
-        other = decision_log(config, orders.name, log.topic, SystemClock())
-        other.open()
-        other.begin_life("other-host", 1)
-        other.close()
-        return settled(log)
+    def begun(log: DecisionLog, requests: LogRequests) -> History:
+        other = DecisionLog(orders.name, log.topic, SystemClock())
+        drive(other.open(), requests)
+        drive(other.begin("other-host", 1), requests)
+        return settled(log, requests)
 
     with monkeypatch.context() as patched:
         patched.setattr(open_transactions, "_settled", begun)

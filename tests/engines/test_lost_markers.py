@@ -10,20 +10,20 @@ from typing import cast
 import pytest
 from confluent_kafka import Producer
 
+from exactlyonce.checkpoint.decision_log import DIGEST_HEADER, DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
 from exactlyonce.checkpoint.records.encoding import DecisionKey, encode
 from exactlyonce.checkpoint.records.manifest import Incarnation
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.decision_log import DIGEST_HEADER, DecisionLog
+from exactlyonce.checkpoint.requests import Write, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
-from exactlyonce.checkpoint.store.transaction import Write
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome, TransactionState
 from exactlyonce.checkpoint.transactions.commit import commit, look
 from exactlyonce.checkpoint.transactions.markers import ending
 from exactlyonce.checkpoint.transactions.settling import settle
+from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import TransactionalWriter, decision_log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
@@ -46,7 +46,7 @@ class Stage:
         self.transactions = Transactions(self.config)
         self.log = Log(self.config)
         self.writers: list[Producer] = []
-        no_log = cast(DecisionLog, None)
+        no_log = cast(LogRequests, None)
         self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000, lambda *_: None)
 
     def open(self, transactional_id: str) -> Committable:
@@ -146,17 +146,17 @@ def test_a_decision_whose_markers_were_lost(cluster: OwnCluster, topic_name: str
     transactions, output_log = Transactions(config), Log(config)
     lost, lives = False, 0
     while not lost and lives < KILLS_MAX:
-        log = decision_log(config, topic_name, topic, SystemClock())
-        performer = Performer(config, transactions, output_log, log, 60_000, lambda *_: None)
+        log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
+        performer = Performer(config, transactions, output_log, requests, 60_000, lambda *_: None)
         drive(settle(name, partitions), performer)
-        assert log.open().incarnation_latest == lives
+        assert drive(log.open(), performer).incarnation_latest == lives
         lives += 1
         life = Incarnation(lives, "here", 1, 0, 0)
-        writer = TransactionalWriter(config, topic, name, SystemClock().now_ms)  # the log would wait for the marker
-        writer.open()
+        writer = TransactionalWriter(name, topic.name, SystemClock())  # the log would wait for the marker
+        drive(writer.open(), requests)
         value = encode(life)
         written = [Write(0, str(DecisionKey.of(life)), value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),))]
-        assert writer.write(written, LIMIT_S) is Outcome.DONE
+        assert drive(writer.write(written, round(LIMIT_S * 1000)), requests) is Outcome.DONE
         cluster.broker.kill()
         cluster.broker.start()
         state = transactions.describe([name])[name]
@@ -165,6 +165,6 @@ def test_a_decision_whose_markers_were_lost(cluster: OwnCluster, topic_name: str
             each.producer_id == state.producer_id and each.transaction_start_offset is not None
             for each in transactions.producers(partitions)
         )
-    log = decision_log(config, topic_name, topic, SystemClock())
-    drive(settle(name, partitions), Performer(config, transactions, output_log, log, 60_000, lambda *_: None))
-    assert log.open().incarnation_latest == lives
+    log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
+    drive(settle(name, partitions), Performer(config, transactions, output_log, requests, 60_000, lambda *_: None))
+    assert drive(log.open(), requests).incarnation_latest == lives

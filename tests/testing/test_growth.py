@@ -9,11 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from exactlyonce.checkpoint import orphans
-from exactlyonce.testing import simulated_log
+from exactlyonce.checkpoint import decision_log, orphans
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.testing.broker.interface import Isolation
 from exactlyonce.testing.simulated_coordinator import Life
-from exactlyonce.testing.simulated_log import SimulatedLog
 from exactlyonce.testing.simulation import World
 from exactlyonce.testing.simulation_oracle import TOPIC, Oracle
 
@@ -92,13 +91,12 @@ def test_nothing_grows_over_a_thousand_lives() -> None:
 
 
 def _no_mark() -> Iterable[Any]:
-    real = SimulatedLog.heartbeat
-    yield patch.object(SimulatedLog, "heartbeat", lambda self, fenced_below=None: real(self))
-    yield patch.object(Life, "_written", lambda self, outcome: None)
+    real = DecisionLog.heartbeat
+    yield patch.object(DecisionLog, "heartbeat", lambda self, fenced_below=None: real(self))
 
 
 def _all_lives() -> Iterable[Any]:
-    yield patch.object(simulated_log, "LIVES_KEPT", 1 << 30)
+    yield patch.object(decision_log, "INCARNATIONS_KEPT", 1 << 30)
 
 
 def _no_scan() -> Iterable[Any]:

@@ -10,7 +10,7 @@ import msgspec
 from exactlyonce.checkpoint.coordinator import Ack
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.topic import TopicInfo
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
 

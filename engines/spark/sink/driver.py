@@ -23,18 +23,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.decision import Decided, Dropped, Life, Precommit, Refuse, decide, finish
+from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest, SourceOffset
 from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.checkpoint.store.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.options import SinkOptions
@@ -86,11 +86,12 @@ class SinkDriver:
 
     def _new_log(self) -> DecisionLog:
         topic = prepare_topic(self._settings, self.options.sink_id, TOPIC_PARTITIONS)
-        log = decision_log(self.options.client(), self.options.sink_id, topic, self._clock)
+        self._log_requests = LogRequests(self.options.client(), topic)
         self._performer = Performer(
-            self.options.client(), self._transactions, self._output_log, log, self._timeout_ms, _ignore, no_replay
-        )
-        return log
+            self.options.client(), self._transactions, self._output_log, self._log_requests, self._timeout_ms,
+            _ignore, no_replay,
+        )  # fmt: skip
+        return DecisionLog(self.options.sink_id, topic, self._clock)
 
     # --- before a job ---------------------------------------------------------------------------------------------
 
@@ -99,11 +100,11 @@ class SinkDriver:
         self._partitions.clear()
         if self.options.topic:
             self._count_partitions(self.options.topic)
-        history = self._log.look()
-        life = history.newest_life if history else None
+        history = self._drive(self._log.look())
+        life = history.newest_incarnation if history else None
         if history is None or life is None or life.host != self.driver or history.unfinalized:
             history = self._begin_life(history)
-            life = history.newest_life
+            life = history.newest_incarnation
         assert life is not None
         position = Position.of(history.latest)
         self._sweep(life.incarnation, history)
@@ -124,14 +125,14 @@ class SinkDriver:
                 f"has written.\n  Choices: restore the topic from a replica or backup; or `exactlyonce reset "
                 f"{self.options.sink_id}`, after which a batch that Spark writes again is in the output twice."
             )
-        self._life = self._log.begin_life(self.driver, os.getpid(), newest)
+        self._life = self._drive(self._log.begin(self.driver, os.getpid(), newest))
         hit("coordinator-opened")
         self._finish_decided()
         return self._log.history
 
     def _refuse_fenced(self, history: History) -> None:
         """A driver that was paused and has been replaced meanwhile must not take the sink from its successor."""
-        newest = history.newest_life
+        newest = history.newest_incarnation
         ours = [each.incarnation for each in history.incarnations.values() if each.host == self.driver]
         if not ours or newest is None or newest.host == self.driver:
             return
@@ -146,11 +147,12 @@ class SinkDriver:
         """Fence every other process that writes decisions of the sink, and read what is decided."""
         if self._is_open:
             self._log.close()
+            self._log_requests.close()
             self._log, self._life = self._new_log(), None
         partitions = [(self._log.topic.name, each) for each in range(self._log.topic.partitions)]
         drive(settle(coordinator_id(self.options.sink_id), partitions), self._performer)
         self._is_open = True
-        history = self._log.open()
+        history = self._drive(self._log.open())
         history.halt_if_damaged()
         return history
 
@@ -198,14 +200,14 @@ class SinkDriver:
 
     def abort(self) -> None:
         """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left."""
-        history = self._log.look()
-        life = history.newest_life if history else None
+        history = self._drive(self._log.look())
+        life = history.newest_incarnation if history else None
         if history is not None and (life is None or life.host != self.driver):
             return
         opened = self._open()
-        if opened.newest_life is None or opened.newest_life.host != self.driver:
+        if opened.newest_incarnation is None or opened.newest_incarnation.host != self.driver:
             return
-        self._life = self._log.resume_life(opened.newest_life.incarnation)
+        self._life = self._log.resume(opened.newest_incarnation.incarnation)
         self._finish_decided()
         self._sweep(self._life.incarnation, self._log.history)
 
@@ -216,13 +218,13 @@ class SinkDriver:
             return
         self._refuse_superseded(incarnation)
         self._open()
-        self._life = self._log.resume_life(incarnation)
+        self._life = self._log.resume(incarnation)
         self._finish_decided()
 
     def _refuse_superseded(self, incarnation: int) -> None:
         """Look before anything is fenced: a driver that was replaced leaves its successor in peace."""
-        history = self._log.look()
-        newest = history.newest_life if history else None
+        history = self._drive(self._log.look())
+        newest = history.newest_incarnation if history else None
         if newest is not None and newest.incarnation != incarnation:
             raise Fenced(superseded(self.options.sink_id, incarnation, newest))
 
@@ -334,11 +336,12 @@ class SinkDriver:
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
-        return drive(procedure, self._performer)
+        return drive(self._log.recording(procedure), self._performer)
 
     def close(self) -> None:
         """Let go of all connections; nothing is ended by it."""
         self._log.close()
+        self._log_requests.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()

@@ -39,7 +39,7 @@ class TestReading:
     def test_an_empty_log(self) -> None:
         """A log without records is a pipeline that has never lived."""
         history = read()
-        assert (history.latest, history.unfinalized, history.newest_life) == (None, None, None)
+        assert (history.latest, history.unfinalized, history.newest_incarnation) == (None, None, None)
         assert (history.incarnation_latest, history.checkpoint_latest, history.damaged) == (0, -1, {})
 
     def test_the_newest_manifest_is_unfinalized_until_its_mark(self, manifest: Make) -> None:
@@ -53,7 +53,7 @@ class TestReading:
         """Of one incarnation the last heartbeat counts."""
         beat = msgspec.structs.replace(life(2), heartbeat_ms=99)
         history = read(life(1), life(2), beat)
-        assert history.newest_life == beat
+        assert history.newest_incarnation == beat
         assert history.incarnation_latest == 2
 
     def test_tombstones(self, manifest: Make) -> None:

@@ -189,12 +189,12 @@ class TestCleaning:
         writer = BlockWriter(store.config, store.topic, 1, 0)
         log = store.living()
         written(writer, [b"old"] * 8)
-        ends = log.end_offsets()
+        ends = log.end_offsets
         refs = written(writer, [b"new"] * 8, checkpoint=2)
         store.write("somebody else's", b"x", partition=2)
-        assert log.append(blocks_dropped=refs[:3]) is Outcome.DONE
+        assert log.appended(blocks_dropped=refs[:3]) is Outcome.DONE
         scanned = scan_blocks(store.config, store.topic, ends)
-        assert scanned.end_offsets == log.end_offsets()
+        assert scanned.end_offsets == log.end_offsets
         assert sorted(scanned.blocks, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
 
     def test_a_tombstone_counts_once_it_is_committed(self, store: Any) -> None:
@@ -217,15 +217,15 @@ class TestCleaning:
         """A tombstoned block is dead, so is one before the first offset, and so are all if the topic is another."""
         refs = written(BlockWriter(store.config, store.topic, 1, 0), [b"body"] * 8)
         log = store.living()
-        assert log.dead(refs) == []
-        log.append(blocks_dropped=[refs[0]])
-        assert log.dead(refs) == [refs[0]]
+        assert log.do(log.dead(refs)) == []
+        log.appended(blocks_dropped=[refs[0]])
+        assert log.do(log.dead(refs)) == [refs[0]]
         store.remove_before(2, 1)
-        assert log.dead(refs) == [refs[0], refs[1]]
+        assert log.do(log.dead(refs)) == [refs[0], refs[1]]
         delete_topic(store.config, store.pipeline)
-        assert log.dead(refs) == refs
+        assert log.do(log.dead(refs)) == refs
         prepare_topic(store.config, store.pipeline)
-        assert log.dead(refs) == refs
+        assert log.do(log.dead(refs)) == refs
 
 
 @pytest.mark.slow
@@ -262,7 +262,7 @@ class TestCompaction:
         restoring = threading.Thread(target=restore)
         restoring.start()
         try:
-            assert log.append(blocks_dropped=dropped) is Outcome.DONE
+            assert log.appended(blocks_dropped=dropped) is Outcome.DONE
             _until_compacted(store, writer, reader, dropped)
         finally:
             done.set()
@@ -280,13 +280,13 @@ class TestCompaction:
         log = store.living()
         wide = {"fingerprint": "f" * 20_000}
         for checkpoint in range(150):
-            log.append(store.manifest(checkpoint, **wide))
+            log.appended(store.manifest(checkpoint, **wide))
             dropped = [checkpoint - 3] if checkpoint >= 3 else []
-            log.append(store.mark(checkpoint), manifests_dropped=dropped)
+            log.appended(store.mark(checkpoint), manifests_dropped=dropped)
         deadline = time.monotonic() + LIMIT_S
-        while _manifests_left(store, log.end_offsets()[0]) > 75:
+        while _manifests_left(store, log.end_offsets[0]) > 75:
             assert time.monotonic() < deadline, "nothing was compacted"
-            log.heartbeat()
+            log.beaten()
         history = store.opened().history
         assert history.retained == [store.manifest(checkpoint, **wide) for checkpoint in (147, 148, 149)]
         assert sorted(history.finalized) == [147, 148, 149]

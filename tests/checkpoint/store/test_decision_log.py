@@ -13,18 +13,20 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # its stubs hide it
 
+from exactlyonce.checkpoint import decision_log
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import SILENCE_MS
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, OrderLog, Repair
-from exactlyonce.checkpoint.store import decision_log as store_module
+from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.decision_log import read_history
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactional_writer import decision_log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, InvariantViolation, TopicError
-from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
@@ -37,19 +39,19 @@ class TestLives:
         """The log of a new pipeline is empty; its first life has number 1."""
         log = store.opened()
         assert (log.history.latest, log.history.incarnation_latest) == (None, 0)
-        assert log.begin_life("here", 1) == store.life(1)
+        assert log.do(log.begin("here", 1)) == store.life(1)
 
     def test_what_a_life_decided_is_what_the_next_one_reads(self, store: Any) -> None:
         """The next life reads every decision, and has the next number."""
         first = store.living()
-        assert first.append(store.manifest(0), store.mark(0)) is Outcome.DONE
-        assert first.append(store.manifest(1)) is Outcome.DONE
+        assert first.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
+        assert first.appended(store.manifest(1)) is Outcome.DONE
         second = store.opened()
         assert second.history.manifests == {0: store.manifest(0), 1: store.manifest(1)}
         assert second.history.finalized == {0: store.mark(0)}
         assert second.history.unfinalized == store.manifest(1)
         assert second.history.damaged == {}
-        assert second.begin_life("there", 2).incarnation == 2
+        assert second.do(second.begin("there", 2)).incarnation == 2
         assert first.history.manifests == second.history.manifests
 
     def test_every_kind_of_record_survives(self, store: Any) -> None:
@@ -57,38 +59,39 @@ class TestLives:
         log = store.living()
         manifest = store.manifest(1, committables=(COMMITTABLE,))
         repair = Repair(1, 1, 1, "eo:p:out:0:1.0:0", COMMITTABLE)
-        assert log.append(manifest) is Outcome.DONE
-        assert log.append(repair) is Outcome.DONE
+        assert log.appended(manifest) is Outcome.DONE
+        assert log.appended(repair) is Outcome.DONE
         store.clock.advance(11_000)
-        assert log.heartbeat(fenced_below=1) is Outcome.DONE
+        assert log.beaten(fenced_below=1) is Outcome.DONE
         read = read_history(store.config, store.pipeline)
         assert read.repairs_of(1) == [repair]
-        assert read.newest_life == log.history.newest_life
-        assert read.newest_life is not None
-        assert read.newest_life.heartbeat_ms - read.newest_life.started_at_ms == 11_000
-        assert store.opened().begin_life("there", 2).fenced_below == 1
+        assert read.newest_incarnation == log.history.newest_incarnation
+        assert read.newest_incarnation is not None
+        assert read.newest_incarnation.heartbeat_ms - read.newest_incarnation.started_at_ms == 11_000
+        assert store.living("there", 2).incarnation.fenced_below == 1
 
     def test_an_append_carries_a_heartbeat_when_one_is_due(self, store: Any) -> None:
         """A life that decides shows that it lives, but not with every decision."""
         log = store.living()
-        beat = log.history.newest_life
-        log.append(store.manifest(0), store.mark(0))
-        assert log.history.newest_life == beat
+        beat = log.history.newest_incarnation
+        log.appended(store.manifest(0), store.mark(0))
+        assert log.history.newest_incarnation == beat
         store.clock.advance(5_000)
-        log.append(store.manifest(1))
-        assert log.history.newest_life.heartbeat_ms == beat.heartbeat_ms + 5_000
+        log.appended(store.manifest(1))
+        assert log.history.newest_incarnation.heartbeat_ms == beat.heartbeat_ms + 5_000
 
     def test_a_life_that_has_ended(self, store: Any) -> None:
         """A clean end is read at once, silence after thirty seconds; the next life begins as ever."""
         log = store.living()
         now_ms = store.clock.now_ms()
-        assert read_history(store.config, store.pipeline).living(now_ms + SILENCE_MS - 1) == log.history.newest_life
-        assert read_history(store.config, store.pipeline).living(now_ms + SILENCE_MS) is None
-        assert log.heartbeat(ended=True) is Outcome.DONE
         read = read_history(store.config, store.pipeline)
-        assert read.newest_life == msgspec.structs.replace(store.life(1), ended=True)
+        assert read.living(now_ms + SILENCE_MS - 1) == log.history.newest_incarnation
+        assert read.living(now_ms + SILENCE_MS) is None
+        assert log.beaten(ended=True) is Outcome.DONE
+        read = read_history(store.config, store.pipeline)
+        assert read.newest_incarnation == msgspec.structs.replace(store.life(1), ended=True)
         assert read.living(now_ms) is None
-        assert not store.living().history.newest_life.ended
+        assert not store.living().history.newest_incarnation.ended
 
     def test_old_lives_are_forgotten(self, store: Any) -> None:
         """Of many lives the last ten are kept, and numbers go on growing."""
@@ -100,44 +103,44 @@ class TestLives:
         """A second process takes up the newest life and fences the first; an older life cannot be taken up, and looking
         fences nobody."""
         first, second = store.living(), store.opened()
-        assert second.resume_life(1) == store.life(1)
+        assert second.resume(1) == store.life(1)
         with pytest.raises(Fenced):
-            first.append(store.manifest(0))
-        assert second.append(store.manifest(0)) is Outcome.DONE
-        seen = store.log().look()
+            first.appended(store.manifest(0))
+        assert second.appended(store.manifest(0)) is Outcome.DONE
+        seen = store.seen()
         assert seen is not None
         assert seen.manifests == {0: store.manifest(0)}
-        assert second.append(store.mark(0)) is Outcome.DONE
+        assert second.appended(store.mark(0)) is Outcome.DONE
         store.living()
         with pytest.raises(Fenced, match="Incarnation 2"):
-            store.opened().resume_life(1)
+            store.opened().resume(1)
 
     def test_a_log_that_has_not_begun_writes_nothing(self, store: Any) -> None:
         """Decisions belong to a life, and to this one."""
         log = store.opened()
-        with pytest.raises(InvariantViolation, match="before the life has begun"):
-            log.append(store.manifest(0))
-        log.begin_life("here", 1)
+        with pytest.raises(InvariantViolation, match="before the incarnation has begun"):
+            log.appended(store.manifest(0))
+        log.do(log.begin("here", 1))
         with pytest.raises(InvariantViolation, match="of its own"):
-            log.append(store.manifest(0, incarnation=7))
+            log.appended(store.manifest(0, incarnation=7))
 
     def test_a_refused_decision_leaves_the_log_usable(self, store: Any) -> None:
         """A decision that breaks a rule is refused before anything is written; the next one is written."""
         log = store.living()
-        assert log.append(store.manifest(3)) is Outcome.DONE
+        assert log.appended(store.manifest(3)) is Outcome.DONE
         with pytest.raises(InvariantViolation, match="only grow"):
-            log.append(store.manifest(3))
-        assert log.append(store.mark(3)) is Outcome.DONE
+            log.appended(store.manifest(3))
+        assert log.appended(store.mark(3)) is Outcome.DONE
         assert list(read_history(store.config, store.pipeline).manifests) == [3]
 
     def test_the_partition_count_is_frozen(self, store: Any) -> None:
         """Partitions that somebody adds later are not used: blocks stay where they are looked for."""
-        store.living().append(store.manifest(0))
+        store.living().appended(store.manifest(0))
         admin = store.kafka.admin()
         admin.create_partitions([NewPartitions(store.topic.name, 9)])[store.topic.name].result()
         grown = prepare_topic(store.config, store.pipeline)
-        log = decision_log(ClientConfig(store.config), store.pipeline, grown, SimulatedClock())
-        log.open()
+        log = DecisionLog(store.pipeline, grown, SystemClock())
+        drive(log.open(), LogRequests(ClientConfig(store.config), grown))
         assert (grown.partitions, log.topic.partitions) == (9, 5)
 
 
@@ -145,13 +148,13 @@ class TestFencing:
     def test_an_older_coordinator_is_fenced_by_name(self, store: Any) -> None:
         """An older coordinator's next append raises Fenced, says who took over, and leaves no record."""
         old = store.living("old", 1)
-        old.append(store.manifest(0), store.mark(0))
+        old.appended(store.manifest(0), store.mark(0))
         new = store.living("new-host", 4711)
         with pytest.raises(Fenced, match=r"Incarnation 2 .*process 4711 on new-host.* from incarnation 1"):
-            old.append(store.manifest(1))
+            old.appended(store.manifest(1))
         with pytest.raises(Fenced):
-            old.append(store.manifest(1))
-        assert new.append(store.manifest(1, incarnation=2, parallelism=5)) is Outcome.DONE
+            old.appended(store.manifest(1))
+        assert new.appended(store.manifest(1, incarnation=2, parallelism=5)) is Outcome.DONE
         assert read_history(store.config, store.pipeline).manifests[1].parallelism == 5
 
     def test_a_coordinator_fenced_before_the_other_has_recorded_itself(self, store: Any) -> None:
@@ -159,7 +162,7 @@ class TestFencing:
         old = store.living()
         store.opened()
         with pytest.raises(Fenced, match="newer instance is starting"):
-            old.heartbeat()
+            old.beaten()
 
     def test_a_coordinator_killed_between_produce_and_commit(self, store: Any) -> None:
         """After SIGKILL within an append, the next life waits for nobody, and reads nothing of it."""
@@ -172,11 +175,11 @@ class TestFencing:
         assert victim.stdout.readline().strip() == "produced"
         victim.kill()
         victim.wait(LIMIT_S)
-        assert store.log().look() is None, "not known yet"
+        assert store.seen() is None, "not known yet"
         log = store.opened()
         assert (log.history.incarnation_latest, log.history.manifests) == (1, {})
-        assert log.begin_life("here", 1).incarnation == 2
-        assert log.append(store.manifest(0, incarnation=2)) is Outcome.DONE
+        assert log.do(log.begin("here", 1)).incarnation == 2
+        assert log.appended(store.manifest(0, incarnation=2)) is Outcome.DONE
 
     def test_a_coordinator_that_was_stopped_within_an_append(self, store: Any) -> None:
         """A coordinator stopped between produce and commit is fenced when it wakes, and its decision never was."""
@@ -200,27 +203,34 @@ class TestFencing:
 
 KILLED_WITHIN_APPEND = """
 import os, signal, sys
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.requests import EndTransaction, drive
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactional_writer import TransactionalWriter, decision_log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced
 
 config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
-log = decision_log(ClientConfig(config), pipeline, find_topic(config, pipeline), SystemClock())
-log.open()
-log.begin_life("victim", os.getpid())
-commit = TransactionalWriter._commit
+topic = find_topic(config, pipeline)
+log, requests = DecisionLog(pipeline, topic, SystemClock()), LogRequests(ClientConfig(config), topic)
+drive(log.open(), requests)
+drive(log.begin("victim", os.getpid()), requests)
 
-def interrupted(writer, deadline):
-    print("produced", flush=True)
-    os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[3:] else signal.pause()
-    return commit(writer, deadline)
+def interrupted(request):
+    if isinstance(request, EndTransaction):
+        print("produced", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[3:] else signal.pause()
+    return requests(request)
 
-TransactionalWriter._commit = interrupted
+manifest = Manifest(
+    pipeline=pipeline, checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0, previous=0, triggered_at_ms=0,
+    completed_at_ms=0, fingerprint="", max_parallelism=1, parallelism=1, block_partitions=5, block_end_offsets=(),
+    written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
+)
 try:
-    print(log.append(Manifest(pipeline, 0, 1, 0, "initial", 0, 0, 0, 0, "", 1, 1, 5, (), 0, (), (), (), (), ())))
+    print(drive(log.append(manifest), interrupted))
 except Fenced as error:
     print("Fenced:", error, flush=True)
 """
@@ -234,9 +244,9 @@ class TestOutcomes:
         with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
             _write_on(store, bytes(3_000))
         wide = store.manifest(0, committables=(COMMITTABLE,) * 100)
-        assert log.append(wide) is Outcome.NOT_WRITTEN
+        assert log.appended(wide) is Outcome.NOT_WRITTEN
         assert log.refusal
-        assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
+        assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
         assert read_history(store.config, store.pipeline).manifests == {0: store.manifest(0)}
 
     def test_a_broker_that_is_gone_before_the_append(self, own_broker: Any, new_store: Any, topic_name: str) -> None:
@@ -245,11 +255,11 @@ class TestOutcomes:
         store = new_store(cluster.bootstrap_servers, topic_name)
         log = store.living()
         cluster.broker.kill()
-        log.append_timeout_s = 1.0
-        assert log.append(store.manifest(0)) is Outcome.NOT_WRITTEN
+        log.append_timeout_ms = 1_000
+        assert log.appended(store.manifest(0)) is Outcome.NOT_WRITTEN
         cluster.broker.start()
-        log.append_timeout_s = 60.0
-        assert log.append(store.manifest(0, parallelism=3)) is Outcome.DONE
+        log.append_timeout_ms = 60_000
+        assert log.appended(store.manifest(0, parallelism=3)) is Outcome.DONE
         assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
 
     def test_a_broker_that_is_away_for_a_moment(self, own_broker: Any, new_store: Any, topic_name: str) -> None:
@@ -257,10 +267,10 @@ class TestOutcomes:
         cluster = own_broker()
         store = new_store(cluster.bootstrap_servers, topic_name)
         log = store.living()
-        assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
+        assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
         cluster.broker.kill()
         cluster.broker.start()
-        assert log.append(store.manifest(1)) is Outcome.DONE
+        assert log.appended(store.manifest(1)) is Outcome.DONE
         assert list(store.opened().history.manifests) == [0, 1]
 
 
@@ -268,8 +278,8 @@ class TestDamage:
     def test_garbage_on_the_newest_manifest(self, store: Any) -> None:
         """Garbage where the newest manifest was is reported by key, and recovery halts."""
         log = store.living()
-        log.append(store.manifest(0), store.mark(0))
-        log.append(store.manifest(1))
+        log.appended(store.manifest(0), store.mark(0))
+        log.appended(store.manifest(1))
         store.write("manifest/1", b"\xc3\x01garbage")
         history = store.opened().history
         assert "SHA-256" in history.damaged["manifest/1"]
@@ -279,22 +289,22 @@ class TestDamage:
 
     def test_a_manifest_that_somebody_else_wrote(self, store: Any) -> None:
         """A well-formed manifest that did not come from the coordinator is not believed."""
-        store.living().append(store.manifest(0), store.mark(0))
+        store.living().appended(store.manifest(0), store.mark(0))
         store.write("manifest/9", encode(store.manifest(9)))
         assert list(store.opened().history.damaged) == ["manifest/9"]
 
     def test_a_tombstone_that_somebody_else_wrote(self, store: Any) -> None:
         """A finalized checkpoint whose manifest somebody tombstoned is damage, not a reason to go back."""
         log = store.living()
-        log.append(store.manifest(0), store.mark(0))
-        log.append(store.manifest(1), store.mark(1))
+        log.appended(store.manifest(0), store.mark(0))
+        log.appended(store.manifest(1), store.mark(1))
         store.write("manifest/1", None)
         with pytest.raises(Halt, match="its manifest is gone"):
             store.opened().history.halt_if_damaged()
 
     def test_an_orphaned_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A transaction of somebody else in partition 0 is named, instead of waiting or reading only up to it."""
-        monkeypatch.setattr(store_module, "STABLE_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(decision_log, "STABLE_TIMEOUT_MS", 1_000)
         store.living()
         orphan = Producer({**store.config, "transactional.id": store.pipeline})
         orphan.init_transactions(LIMIT_S)
@@ -309,8 +319,8 @@ class TestDamage:
     def test_deleted_first_records(self, store: Any) -> None:
         """A log whose records somebody deleted is not taken for a new pipeline."""
         log = store.living()
-        log.append(store.manifest(0), store.mark(0))
-        end = log.end_offsets()[0]
+        log.appended(store.manifest(0), store.mark(0))
+        end = log.end_offsets[0]
         store.remove_before(0, end)
         with pytest.raises(Halt, match=f"begins at offset {end} and holds no manifest"):
             store.opened()
@@ -320,11 +330,11 @@ class TestCleaning:
     def test_a_dropped_manifest_goes_with_all_that_belongs_to_it(self, store: Any) -> None:
         """One append drops a manifest with its mark and repairs, together with what it writes."""
         log = store.living()
-        log.append(store.manifest(0, committables=(COMMITTABLE,)))
-        log.append(Repair(0, 1, 1, "lost", COMMITTABLE))
-        log.append(Finalized(0, 1, 0, (("eo:p:out:0:1.0:0", "repaired"),)))
-        log.append(store.manifest(1))
-        assert log.append(store.mark(1), manifests_dropped=[0]) is Outcome.DONE
+        log.appended(store.manifest(0, committables=(COMMITTABLE,)))
+        log.appended(Repair(0, 1, 1, "lost", COMMITTABLE))
+        log.appended(Finalized(0, 1, 0, (("eo:p:out:0:1.0:0", "repaired"),)))
+        log.appended(store.manifest(1))
+        assert log.appended(store.mark(1), manifests_dropped=[0]) is Outcome.DONE
         for history in (log.history, read_history(store.config, store.pipeline)):
             assert (list(history.manifests), list(history.finalized), history.repairs_of(0)) == ([1], [1], [])
             assert history.damaged == {}
@@ -333,21 +343,21 @@ class TestCleaning:
         """No append tombstones a block that a remaining manifest names; with the manifest it may go."""
         ref = BlockRef(1, 0, "block/1/0/totals/0/0/0-ab", 3, b"x" * 32)
         log = store.living()
-        log.append(store.manifest(0, order_logs=(OrderLog("totals", 0, (ref,)),)), store.mark(0))
+        log.appended(store.manifest(0, order_logs=(OrderLog("totals", 0, (ref,)),)), store.mark(0))
         with pytest.raises(InvariantViolation, match="must not be tombstoned"):
-            log.append(store.manifest(1), blocks_dropped=[ref])
-        log.append(store.manifest(1))
-        assert log.append(store.mark(1), manifests_dropped=[0], blocks_dropped=[ref]) is Outcome.DONE
-        assert log.dead([ref]) == [ref]
+            log.appended(store.manifest(1), blocks_dropped=[ref])
+        log.appended(store.manifest(1))
+        assert log.appended(store.mark(1), manifests_dropped=[0], blocks_dropped=[ref]) is Outcome.DONE
+        assert log.do(log.dead([ref])) == [ref]
 
 
 class TestLooking:
     def test_looking_fences_nobody(self, store: Any) -> None:
         """Whoever reads the history of a running pipeline does not disturb it, and sees what is decided."""
         log = store.living()
-        log.append(store.manifest(0), store.mark(0))
+        log.appended(store.manifest(0), store.mark(0))
         assert read_history(store.config, store.pipeline).latest == store.manifest(0)
-        assert log.append(store.manifest(1)) is Outcome.DONE
+        assert log.appended(store.manifest(1)) is Outcome.DONE
 
     def test_looking_for_a_pipeline_that_is_not_there(self, kafka: Any, topic_name: str) -> None:
         """A pipeline without checkpoints is an error that names it."""
@@ -358,15 +368,15 @@ class TestLooking:
         """The ends of all partitions are told in their order."""
         log = store.living()
         store.write("x", b"x", partition=3)
-        assert log.end_offsets()[1:] == (0, 0, 1, 0)
-        assert log.end_offsets()[0] in (1, 2)  # the marker comes a moment after the commit
+        assert log.end_offsets[1:] == (0, 0, 1, 0)
+        assert log.end_offsets[0] in (1, 2)  # the marker comes a moment after the commit
 
     def test_a_closed_log(self, store: Any) -> None:
         """A closed log writes nothing more."""
         log = store.living()
         log.close()
         with pytest.raises(BrokerUnavailable, match="closed"):
-            log.append(store.manifest(0))
+            log.appended(store.manifest(0))
 
 
 def _write_on(store: Any, value: bytes) -> None:

@@ -117,13 +117,13 @@ def store(own_broker: Any, new_store: Any, topic_name: str, proxy: LossyProxy) -
 @pytest.mark.parametrize(("lost", "written"), [("request", []), ("answer", [0])])
 def test_a_commit_without_an_answer(store: Any, proxy: LossyProxy, lost: str, written: list[int]) -> None:
     """Whether the commit or only its answer was lost cannot be told: the life ends; the next one reads the truth."""
-    log = store.living(append_timeout_s=3.0)
+    log = store.living(append_timeout_ms=3_000)
     proxy.armed = END_TXN, lost
-    assert log.append(store.manifest(0)) is Outcome.UNKNOWN
+    assert log.appended(store.manifest(0)) is Outcome.UNKNOWN
     assert proxy.lost.is_set()
     assert log.history.manifests == {}
     with pytest.raises(BrokerUnavailable, match="the next one reads what is true"):
-        log.append(store.manifest(0))
+        log.appended(store.manifest(0))
     log.close()
     proxy.heal()
     assert list(store.opened().history.manifests) == written
@@ -132,14 +132,14 @@ def test_a_commit_without_an_answer(store: Any, proxy: LossyProxy, lost: str, wr
 def test_records_without_an_answer(store: Any, proxy: LossyProxy) -> None:
     """Records that reached the broker are not written unless their commit was asked for; the same log goes on, once
     the broker has confirmed that it took them back."""
-    log = store.living(append_timeout_s=3.0)
+    log = store.living(append_timeout_ms=3_000)
     proxy.armed = PRODUCE, "answer"
-    assert log.append(store.manifest(0)) is Outcome.NOT_WRITTEN
+    assert log.appended(store.manifest(0)) is Outcome.NOT_WRITTEN
     assert proxy.lost.is_set()
-    assert log.append(store.manifest(0)) is Outcome.NOT_WRITTEN
+    assert log.appended(store.manifest(0)) is Outcome.NOT_WRITTEN
     proxy.heal()
-    log.append_timeout_s = 60.0
-    assert log.append(store.manifest(0, parallelism=3)) is Outcome.DONE
+    log.append_timeout_ms = 60_000
+    assert log.appended(store.manifest(0, parallelism=3)) is Outcome.DONE
     assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
 
 
@@ -156,8 +156,8 @@ def test_one_request_without_an_answer(store: Any, proxy: LossyProxy, api: int, 
 
     healer = threading.Thread(target=heal)
     healer.start()
-    assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
+    assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
     healer.join()
-    assert log.append(store.manifest(1)) is Outcome.DONE
+    assert log.appended(store.manifest(1)) is Outcome.DONE
     log.close()
     assert list(store.opened().history.manifests) == [0, 1]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.store.topic import TopicInfo, delete_topic, prepare_topic
-from exactlyonce.checkpoint.store.transaction import Write
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.requests import EndTransaction, Request, Write, drive
+from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
+from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactional_writer import TransactionalWriter
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt
@@ -20,6 +22,35 @@ from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
+
+
+class RealWriter:
+    """A writer whose requests a real broker answers."""
+
+    def __init__(self, transactional_id: str, requests: LogRequests) -> None:
+        self.pure = TransactionalWriter(transactional_id, requests.topic.name, SystemClock())
+        self._requests = requests
+        self._before_the_commit: Callable[[], Any] | None = None
+        drive(self.pure.open(), self._answer)
+
+    @property
+    def refusal(self) -> str:
+        """Why the last write was not written."""
+        return self.pure.refusal
+
+    def write(self, writes: list[Write], timeout_s: float) -> Outcome:
+        """What became of a transaction with *writes*."""
+        return drive(self.pure.write(writes, round(timeout_s * 1000)), self._answer)
+
+    def before_the_commit(self, action: Callable[[], Any]) -> None:
+        """Run *action* once, when the next transaction is produced and its commit is not asked for."""
+        self._before_the_commit = action
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, EndTransaction) and request.commit and self._before_the_commit is not None:
+            action, self._before_the_commit = self._before_the_commit, None
+            action()
+        return self._requests(request)
 
 
 class Place:
@@ -31,11 +62,9 @@ class Place:
         self.topic: TopicInfo = prepare_topic(self.config.confluent(), name)
         self.transactions = Transactions(self.config)
 
-    def writer(self) -> TransactionalWriter:
+    def writer(self) -> RealWriter:
         """One that has fenced all older ones."""
-        writer = TransactionalWriter(self.config, self.topic, self.id, SystemClock().now_ms)
-        writer.open()
-        return writer
+        return RealWriter(self.id, LogRequests(self.config, self.topic))
 
     def readable(self) -> list[str]:
         """The keys that readers see, of all partitions in turn."""
@@ -60,23 +89,11 @@ def record(key: str, partition: int = 0, size: int = 10) -> Write:
     return Write(partition, key, b"x" * size)
 
 
-def before_the_commit(writer: TransactionalWriter, action: Callable[[], Any]) -> None:
-    """Run *action* once, when the next transaction is produced and its commit is not asked for."""
-    commit = writer._commit
-
-    def committing(deadline: float) -> Outcome:
-        del writer.__dict__["_commit"]
-        action()
-        return commit(deadline)
-
-    writer.__dict__["_commit"] = committing
-
-
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_end_that_arrives_late(place: Place, commit: bool) -> None:
     """EndTxn of a transaction, delivered again while the next one is open, is refused: that one is ended by its own."""
     writer = place.writer()
-    before_the_commit(writer, lambda: olds.append(place.writer_of_now()))
+    writer.before_the_commit(lambda: olds.append(place.writer_of_now()))
     olds: list[tuple[int, int]] = []
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
     answers: list[EndAnswer] = []
@@ -86,7 +103,7 @@ def test_an_end_that_arrives_late(place: Place, commit: bool) -> None:
         answers.append(place.transactions.end_until_answered(place.id, *olds[0], commit=commit))
         seen.append(place.readable())
 
-    before_the_commit(writer, late)
+    writer.before_the_commit(late)
     assert writer.write([record("second")], LIMIT_S) is Outcome.DONE
     assert (answers, seen) == ([EndAnswer.UNKNOWN], [["first"]])
     assert place.readable() == ["first", "second"]
@@ -96,7 +113,7 @@ def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
     """A batch of an older transaction that arrives after its end is in no transaction, in whatever partition."""
     writer = place.writer()
     old: list[tuple[int, int]] = []
-    before_the_commit(writer, lambda: old.append(place.writer_of_now()))
+    writer.before_the_commit(lambda: old.append(place.writer_of_now()))
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
     while place.readable() != ["first"]:  # until its markers are written, a batch that is repeated is known as such
         pass
@@ -138,7 +155,7 @@ def test_more_than_a_batch_holds(place: Place) -> None:
     wide = [record(f"wide-{number}", size=300_000) for number in range(5)]
     seen: list[list[str]] = []
     writer = place.writer()
-    before_the_commit(writer, lambda: seen.append(place.readable()))
+    writer.before_the_commit(lambda: seen.append(place.readable()))
     assert writer.write([*writes, *wide], LIMIT_S) is Outcome.DONE
     assert seen == [[]]
     expected = [key for partition in range(3) for part, key, _, _ in [*writes, *wide] if part == partition]
@@ -165,7 +182,7 @@ def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> N
 def test_an_older_writer(place: Place) -> None:
     """The older writer is fenced before it has written anything, also in the midst of a transaction."""
     older = place.writer()
-    before_the_commit(older, place.writer)
+    older.before_the_commit(place.writer)
     with pytest.raises(Fenced):
         older.write([record("older")], LIMIT_S)
     with pytest.raises(Fenced):
@@ -189,6 +206,6 @@ def test_a_topic_made_anew(place: Place) -> None:
 def test_an_ended_writer(place: Place) -> None:
     """Whoever writes with it meets the reason for its end."""
     writer = place.writer()
-    writer.end(BrokerUnavailable("closed"))
+    writer.pure.end(BrokerUnavailable("closed"))
     with pytest.raises(BrokerUnavailable, match="closed"):
         writer.write([record("x")], LIMIT_S)

@@ -1,0 +1,22 @@
+"""The checkpoint topic of a pipeline, as data."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """The checkpoint topic of a pipeline, as it was found."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replicas: int
+
+    def partition_of(self, key_group: int) -> int:
+        """Where the blocks of *key_group* go: any partition but 0, which holds the decisions.
+
+        >>> TopicInfo("totals.checkpoints", "", partitions=5, replicas=1).partition_of(7)
+        4
+        """
+        return 1 + key_group % (self.partitions - 1)

@@ -1,0 +1,280 @@
+"""Transactions of one transactional id, written request by request: what the decision log is written with. Pure.
+
+Invariants: every transaction has an epoch of its own, which the end of the one before has raised, so that a request of
+an older transaction that arrives late (a second EndTxn, a batch) is refused and ends nothing; only EndTxn raises it,
+and the id is initialised once, in `open`, so that a writer that was fenced cannot come back. A request whose answer is
+missing is repeated as it was: the broker takes a batch by its sequence once, and answers the same end alike.
+`NOT_WRITTEN` only where the commit was never asked for; `DONE` only where it was confirmed; everything between is
+`UNKNOWN`, and ends the writer. Nothing new is begun before the abort of what was not written is confirmed.
+
+librdkafka's producer keeps one epoch over all its transactions: EndTxn of *k*, repeated after a lost connection and
+held up on the way, would end *k+1*.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.requests import (
+    Batch,
+    EndTransaction,
+    InitTransactions,
+    LookOnce,
+    Procedure,
+    ProduceBatches,
+    Request,
+    Write,
+    retrying,
+)
+from exactlyonce.checkpoint.transactions.broker_answers import Answered, Outcome, Producer, WriteAnswer
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
+
+OPEN_TIMEOUT_MS = 60_000
+ABORT_TIMEOUT_MS = 8_000
+TRANSACTION_TIMEOUT_MS = 180_000
+"""Longer than any write is tried for: else the broker aborts behind the writer's back."""
+BATCH_BYTES_MAX = 1 << 20
+RECORD_BYTES_MAX = 64
+"""What a record, or one header of it, takes beside its key and its value, at most."""
+
+
+@dataclass(frozen=True)
+class _Obstacle:
+    """Why records were not produced; *anew*: another transaction may do better."""
+
+    text: str
+    anew: bool
+
+
+class TransactionalWriter:
+    """Writes to *topic* as *transactional_id*, from `open` until a newer writer of that id is opened.
+
+    A transaction is `produce`, then `commit` or `take_back`; `write` is all of it.
+    """
+
+    def __init__(self, transactional_id: str, topic: str, clock: Clock) -> None:
+        self.transactional_id, self.topic = transactional_id, topic
+        self.refusal = ""
+        """Why the last write was not written."""
+        self._clock = clock
+        self._ended: ExactlyOnceError | None = None
+        self._producer = Producer(-1, -1)
+        self._begun = False
+        """Whether a transaction may be open that is to be ended before the next one begins."""
+        self._produced = False
+        """Whether that one holds all that it is to hold."""
+        self._offsets: dict[int, int] = {}
+        """By partition, of its first record."""
+
+    @property
+    def producer(self) -> Producer:
+        """Of the present transaction."""
+        return self._producer
+
+    @property
+    def look(self) -> LookOnce:
+        """What shows whether readers see the present transaction, once it has ended: its first records."""
+        return LookOnce(self._producer, tuple(sorted(self._offsets.items())))
+
+    def open(self) -> Procedure[None]:
+        """Fence every older writer, and abort what it had open."""
+        doing = f"Fencing older writers of {self.topic}"
+        answered = yield from self._asked(
+            lambda wait_ms: InitTransactions(
+                transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, wait_ms=wait_ms
+            ),
+            doing,
+            self._clock.monotonic_ms() + OPEN_TIMEOUT_MS,
+        )
+        self._raise_if_over(answered)
+        if answered.answer is not WriteAnswer.DONE:
+            raise BrokerRefused(f"{doing} failed: {answered.text}")
+        self._goes_on_as(answered)
+
+    def write(self, writes: Sequence[Write], timeout_ms: int) -> Procedure[Outcome]:
+        """Write all of *writes*, or none. Raises what ended the writer: `Fenced`, or what else is beyond repair."""
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        if not (yield from self.produce(writes, deadline_ms)):
+            return Outcome.NOT_WRITTEN
+        return (yield from self.commit(deadline_ms))
+
+    def end(self, reason: ExactlyOnceError) -> None:
+        """Write nothing more: whoever tries meets *reason*.
+
+        An open transaction stays open for the next writer's `open` to end: after `UNKNOWN` it may be committed.
+        """
+        self._ended = reason
+
+    # --- the steps of a transaction
+
+    def produce(self, writes: Sequence[Write], deadline_ms: int) -> Procedure[bool]:
+        """Begin a transaction that holds all of *writes*; False: it holds nothing, and nothing of it is ever seen."""
+        require(not self._produced, "One transaction at a time")
+        while True:
+            if self._ended is not None:
+                raise self._ended
+            if self._begun and not (yield from self._abort(deadline_ms)):
+                return False
+            obstacle = yield from self._produce(writes, deadline_ms)
+            if obstacle is None:
+                self._produced = True
+                return True
+            self.refusal = obstacle.text
+            aborted = yield from self._abort(self._clock.monotonic_ms() + ABORT_TIMEOUT_MS)
+            if not (aborted and obstacle.anew and self._clock.monotonic_ms() < deadline_ms):
+                return False
+
+    def commit(self, deadline_ms: int) -> Procedure[Outcome]:
+        """Ask for the commit, and ask the same again while there is no answer: only success proves anything."""
+        require(self._produced, "Only what was produced is committed")
+        try:
+            answered = yield from self._end_transaction(commit=True, deadline_ms=deadline_ms)
+        except BrokerUnavailable as error:
+            self.end(
+                BrokerUnavailable(
+                    f"The broker did not say whether it wrote a decision to {self.topic}: {error} This incarnation "
+                    f"ends; the next one reads what is true."
+                )
+            )
+            return Outcome.UNKNOWN
+        self._goes_on_as(answered)
+        return Outcome.DONE
+
+    def take_back(self, why: str) -> Procedure[None]:
+        """Abort what was produced; if the broker does not confirm it, before the next transaction."""
+        require(self._produced, "Only what was produced is taken back")
+        self.refusal = why
+        yield from self._abort(self._clock.monotonic_ms() + ABORT_TIMEOUT_MS)
+
+    def _produce(self, writes: Sequence[Write], deadline_ms: int) -> Procedure[_Obstacle | None]:
+        """Bring every batch to its partition, those of one partition one after the other."""
+        self._begun, self._offsets = True, {}
+        waiting = _batches(writes)
+        while waiting:
+            first = [batches[0] for batches in waiting.values()]
+            try:
+                obstacle = yield from self._send(first, deadline_ms)
+            except BrokerUnavailable as error:
+                return _Obstacle(str(error), anew=False)
+            if obstacle is not None:
+                return obstacle
+            waiting = {partition: batches[1:] for partition, batches in waiting.items() if batches[1:]}
+        return None
+
+    def _send(self, batches: Sequence[Batch], deadline_ms: int) -> Procedure[_Obstacle | None]:
+        """Send one batch to each partition, and those again that were not taken; stop at one that never will be."""
+        missing, timestamp_ms = tuple(batches), self._clock.now_ms()
+
+        def attempt(wait_ms: int) -> Procedure[_Obstacle | None]:
+            nonlocal missing
+            answers: dict[int, Answered] = yield ProduceBatches(
+                transactional_id=self.transactional_id, producer=self._producer, batches=missing,
+                timestamp_ms=timestamp_ms, wait_ms=wait_ms,
+            )  # fmt: skip
+            for answered in answers.values():
+                self._raise_if_over(answered)
+                if answered.answer in (WriteAnswer.ABORTABLE, WriteAnswer.REFUSED):
+                    return _Obstacle(answered.text, anew=answered.answer is WriteAnswer.ABORTABLE)
+            for partition, answered in answers.items():
+                if answered.answer is WriteAnswer.DONE:
+                    self._offsets.setdefault(partition, answered.first_offset)
+            missing = tuple(each for each in missing if answers[each.partition].answer is WriteAnswer.BUSY)
+            if missing:
+                raise _busy(f"Writing to {self.topic}", answers[missing[0].partition])
+            return None
+
+        return (yield from retrying(attempt, self._clock, deadline_ms))
+
+    def _abort(self, deadline_ms: int) -> Procedure[bool]:
+        """Take back what was begun; False if the broker did not confirm it: then it is asked again.
+
+        The commit was not asked for, so that nothing of it can ever be seen.
+        """
+        self._produced = False
+        try:
+            answered = yield from self._end_transaction(commit=False, deadline_ms=deadline_ms)
+        except BrokerUnavailable as error:
+            self.refusal = f"{self.refusal} {error}"
+            return False
+        self._goes_on_as(answered)
+        return True
+
+    def _end_transaction(self, *, commit: bool, deadline_ms: int) -> Procedure[Answered]:
+        doing = f"Ending a transaction in {self.topic}"
+        answered = yield from self._asked(
+            lambda wait_ms: EndTransaction(
+                transactional_id=self.transactional_id, producer=self._producer, commit=commit, wait_ms=wait_ms
+            ),
+            doing,
+            deadline_ms,
+        )
+        self._raise_if_over(answered)
+        if answered.answer is not WriteAnswer.DONE:
+            raise BrokerRefused(f"{doing} failed: {answered.text}")
+        return answered
+
+    def _goes_on_as(self, answered: Answered) -> None:
+        """The next transaction is written under the epoch that the end of this one has raised."""
+        assert answered.producer is not None
+        self._producer, self._begun, self._produced = answered.producer, False, False
+
+    def _raise_if_over(self, answered: Answered) -> None:
+        error: ExactlyOnceError
+        if answered.answer is WriteAnswer.FENCED:
+            error = Fenced(f"A newer writer of {self.topic} took over ({answered.text}).")
+        elif answered.answer in (WriteAnswer.TOPIC_DELETED, WriteAnswer.TOPIC_MADE_ANEW):
+            error = Halt(
+                f"The checkpoint topic {self.topic} was {answered.answer.value} while the pipeline ran, and with it "
+                f"what was decided.\n"
+                f"  Choices: restore it from a replica or backup and run again; or `exactlyonce reset "
+                f"{self.topic.removesuffix('.checkpoints')}` and recompute the output from the input into new output "
+                f"topics."
+            )
+        else:
+            return
+        self.end(error)
+        raise error
+
+    def _asked(self, request: Callable[[int], Request], doing: str, deadline_ms: int) -> Procedure[Answered]:
+        """The answer to the same request, asked until it is not `BUSY`; `BrokerUnavailable` when the time is over."""
+
+        def attempt(wait_ms: int) -> Procedure[Answered]:
+            answered: Answered = yield request(wait_ms)
+            if answered.answer is WriteAnswer.BUSY:
+                raise _busy(doing, answered)
+            return answered
+
+        return (yield from retrying(attempt, self._clock, deadline_ms))
+
+
+def _busy(doing: str, answered: Answered) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"{doing} failed: {answered.text}. The brokers answer, so this may pass: try again, or see their logs."
+    )
+
+
+def _batches(writes: Sequence[Write]) -> dict[int, list[Batch]]:
+    """By partition, its records as batches in order; the first record's sequence is 0, for the epoch is fresh."""
+    by_partition: defaultdict[int, list[Write]] = defaultdict(list)
+    for each in writes:
+        by_partition[each.partition].append(each)
+    return {partition: list(_split(partition, some)) for partition, some in by_partition.items()}
+
+
+def _split(partition: int, writes: Sequence[Write]) -> Iterator[Batch]:
+    first, size = 0, 0
+    for number, each in enumerate(writes):
+        added = _size_max(each)
+        if number > first and size + added > BATCH_BYTES_MAX:
+            yield Batch(partition, first, tuple(writes[first:number]))
+            first, size = number, 0
+        size += added
+    yield Batch(partition, first, tuple(writes[first:]))
+
+
+def _size_max(write: Write) -> int:
+    headers = sum(len(name) + len(value) + RECORD_BYTES_MAX for name, value in write.headers)
+    return len(write.key.encode()) + len(write.value or b"") + headers + RECORD_BYTES_MAX
