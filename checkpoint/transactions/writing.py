@@ -112,10 +112,10 @@ class TransactionalWriter:
 
     def produce(self, writes: Sequence[Write], deadline_ms: int) -> Procedure[bool]:
         """Begin a transaction that holds all of *writes*; False: it holds nothing, and nothing of it is ever seen."""
+        if self._ended is not None:
+            raise self._ended
         require(not self._produced, "One transaction at a time")
         while True:
-            if self._ended is not None:
-                raise self._ended
             if self._begun and not (yield from self._abort(deadline_ms)):
                 return False
             obstacle = yield from self._produce(writes, deadline_ms)
