@@ -294,15 +294,16 @@ class TestDamage:
 
     def test_a_stray_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A transaction of somebody else in partition 0 is named, instead of waiting or reading only up to it."""
-        monkeypatch.setattr(store_module, "STABLE_TIMEOUT_S", 1.0)
         store.living()
         orphan = Producer({**store.config, "transactional.id": store.pipeline})
         orphan.init_transactions(LIMIT_S)
         orphan.begin_transaction()
         orphan.produce(store.topic.name, b"x", b"x", 0)
         assert orphan.flush(LIMIT_S) == 0
-        with pytest.raises(Halt, match="has an open transaction at offset 2"):
-            store.opened()
+        with monkeypatch.context() as patched:
+            patched.setattr(store_module, "STABLE_TIMEOUT_S", 1.0)
+            with pytest.raises(Halt, match="has an open transaction at offset 2"):
+                store.opened()
         orphan.abort_transaction(LIMIT_S)
         assert store.opened().history.damaged == {}
 
