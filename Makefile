@@ -37,9 +37,9 @@ test: .venv/dev.stamp .venv/java.stamp kafka
 test-all: .venv/dev.stamp .venv/java.stamp kafka
 	$(PYTEST) $(ARGS)
 
-# Three processes cannot show how far a download is.
+# Three processes cannot show how far a download is, and start some dozens of brokers.
 kafka: .venv/dev.stamp
-	@.venv/bin/python -m exactlyonce.connectors.embedded.jars
+	@.venv/bin/python -m exactlyonce.connectors.embedded.class_archive
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +140,10 @@ def test_asked_twice_a_run_that_hangs_in_open_ends_at_once(
 
 
 def test_asked_twice_a_run_whose_broker_stands_still_ends_at_once(
-    own_broker: Callable[..., OwnCluster], topic_name: str, run: Any
+    stoppable: OwnCluster, topic_name: str, run: Any
 ) -> None:
     """A broker that does not answer is not waited for; when it is back, the next run is exact."""
-    cluster = own_broker()
+    cluster = stoppable
     cluster.create_topic(f"{topic_name}-in", 2)
     fed = orders(3000)
     cluster.produce(f"{topic_name}-in", fed)

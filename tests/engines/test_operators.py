@@ -15,6 +15,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.exhaustive(but=["arguments1", "arguments3"])
 @pytest.mark.parametrize("arguments", [(), ("--parallelism", "2"), ("--parallelism", "3"), ("--inline",)])
 def test_everything(
     arguments: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path

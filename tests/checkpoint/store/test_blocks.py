@@ -161,10 +161,10 @@ class TestDamage:
 
 class TestTrouble:
     def test_blocks_that_cannot_be_written(
-        self, own_broker: Any, new_store: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+        self, stoppable: Any, new_store: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While the broker is away writing returns at once; in the end the ticket tells, whenever it is looked at."""
-        cluster = own_broker()
+        cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         (kept,) = written(BlockWriter(store.config, store.topic, 1, 0), [b"before"])
         monkeypatch.setattr(store_blocks, "DELIVERY_TIMEOUT_MS", 2_000)
@@ -182,9 +182,9 @@ class TestTrouble:
         after = delivered(writer, b"after")
         assert read(BlockReader(store.config, store.topic), [kept, after]) == {kept.key: b"before", after.key: b"after"}
 
-    def test_waiting_is_bounded(self, own_broker: Any, new_store: Any, topic_name: str) -> None:
+    def test_waiting_is_bounded(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """Whoever waits for blocks is told when they take too long."""
-        cluster = own_broker()
+        cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         writer = BlockWriter(store.config, store.topic, 1, 0)
         cluster.broker.kill()

@@ -239,9 +239,9 @@ class TestOutcomes:
         assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
         assert read_history(store.config, store.pipeline).manifests == {0: store.manifest(0)}
 
-    def test_a_broker_that_is_gone_before_the_append(self, own_broker: Any, new_store: Any, topic_name: str) -> None:
+    def test_a_broker_that_is_gone_before_the_append(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """Nothing is written while the broker is away, for certain; once it is back, the same log goes on."""
-        cluster = own_broker()
+        cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         log = store.living()
         cluster.broker.kill()
@@ -252,9 +252,9 @@ class TestOutcomes:
         assert log.append(store.manifest(0, parallelism=3)) is Outcome.DONE
         assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
 
-    def test_a_broker_that_is_away_for_a_moment(self, own_broker: Any, new_store: Any, topic_name: str) -> None:
+    def test_a_broker_that_is_away_for_a_moment(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """A broker that restarts costs an append time, and nothing else."""
-        cluster = own_broker()
+        cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         log = store.living()
         assert log.append(store.manifest(0), store.mark(0)) is Outcome.DONE
