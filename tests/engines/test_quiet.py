@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("pipeline", "checkpoint", "state", "connectors", "sinks", "engines", "cli")
 CLIENTS = ("Producer", "Consumer", "AdminClient", "AvroProducer", "DeserializingConsumer", "SerializingProducer")
 FACTORY = Path("checkpoint/store/confluent.py")
-STARTER = Path("cli/starter")
+STARTER = Path("cli/commands/starter")
 """What `exactlyonce init` leaves with a user is the user's."""
 
 
