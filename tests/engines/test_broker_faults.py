@@ -29,7 +29,7 @@ def _away_for_a_minute(cluster: OwnCluster) -> None:
     cluster.broker.start()
 
 
-@pytest.mark.exhaustive(but=["_killed"])
+@pytest.mark.exhaustive  # test_quiet.py has a broker that is killed
 @pytest.mark.parametrize("fault", [_restarted, _killed, _away_for_a_minute])
 def test_a_broker_that_comes_back(
     fault: Callable[[OwnCluster], None], stoppable: OwnCluster, topic_name: str, run: Any
