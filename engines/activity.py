@@ -93,4 +93,4 @@ class Activity:
 
 
 def _nothing() -> None:
-    """Who has nothing to poll takes no breath."""
+    """The breath of one who has nothing to poll: none."""

@@ -49,7 +49,7 @@ class Interval(Generic[S]):
         merging: Merging,
     ) -> None:
         self.checkpoint = 0
-        """Whose barrier ends it; 0 before that."""
+        """The checkpoint at whose barrier it ends; 0 before that."""
         self._parts: list[dict[bytes, S | None]] = [{}]
         """The changes that are not distributed yet. Of a key in several parts, the last one counts."""
         self.before: dict[bytes, S | None] = {}

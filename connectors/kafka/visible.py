@@ -33,7 +33,7 @@ class VisibleRecord(NamedTuple):
 
 @dataclass
 class Scan:
-    """Which transaction wrote which offsets of a partition, as far as it was looked at."""
+    """The writers of a partition's offsets, as far as it was looked at: one transaction for each range."""
 
     end: int
     """It was looked at up to here."""
@@ -54,7 +54,7 @@ class Scan:
         self.end = last_offset + 1
 
     def writer(self, offset: int) -> Writer:
-        """Who wrote the record at *offset*."""
+        """The writer of the record at *offset*."""
         return self._writers[bisect_right(self._bases, offset) - 1]
 
 

@@ -29,7 +29,7 @@ FOLLOW_PAUSE_S = 1.0
 
 
 class CatchUpProgress(Protocol):
-    """Who is told how it goes."""
+    """The listener to a long command: it is told how it goes."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""

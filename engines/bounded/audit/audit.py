@@ -48,7 +48,7 @@ SinkSubtask = tuple[int, str, int]
 
 
 class AuditProgress(Protocol):
-    """Who is told how it goes."""
+    """The listener to an audit: it is told how it goes."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""

@@ -42,7 +42,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs are decided."""
+    """The jobs that are decided."""
 
     query: str = ""
     """The id of the streaming query that Spark keeps in its checkpoint location; empty before the first batch."""
@@ -99,7 +99,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def place(self, job: Job) -> int:
-        """Which write of its batch *job* is."""
+        """The number of *job* among the writes of its batch."""
         is_same_run = job.run and (job.query, job.batch + 1, job.run) == (self.query, self.batch_next, self.run)
         return self.passed if is_same_run else 0
 
