@@ -139,8 +139,9 @@ def check(
     committables = []
     for each, partitions in touched.items():
         committable = Committable(
-            each.transactional_id, each.producer_id, each.epoch, life.transaction_version, life.cluster_id,
-            each.sink, each.subtask, each.checkpoint, tuple(_written(each, partitions, producers)),
+            transactional_id=each.transactional_id, producer_id=each.producer_id, epoch=each.epoch,
+            transaction_version=life.transaction_version, cluster_id=life.cluster_id, sink=each.sink,
+            subtask=each.subtask, checkpoint=each.checkpoint, written=tuple(_written(each, partitions, producers)),
         )  # fmt: skip
         if committable.records != each.records:
             return Refuse(

@@ -94,6 +94,14 @@ class KnownBlocks:
 
     # --- at a decision
 
+    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """*blocks* were written for *checkpoint*."""
+        self.ledger.written(checkpoint, blocks)
+
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """*checkpoint* is decided, and stands on *blocks*."""
+        self.ledger.completed(checkpoint, blocks)
+
     def ends_to_note(self, checkpoint: int, base: int, ends: Offsets, *, final: bool) -> Offsets:
         """The `Manifest.block_end_offsets` of *checkpoint*, which builds on *base*; *ends* were read just now.
 

@@ -1,13 +1,36 @@
-"""The blocks that a planned checkpoint stands on, as its acknowledgements and its manifest name them.
+"""The blocks that a checkpoint stands on: what its manifest names, and what its indexes list.
 
 Invariant: whatever a restore or a replay reads of the checkpoint is among them, so that nothing of it is dropped while
-it is retained. What a manifest of an older incarnation stands on is read from its indexes (`FindReferences`). Pure.
+it is retained. What the indexes of a planned checkpoint list, its acknowledgements say; those of an older incarnation's
+are read (`FindReferences`). Pure.
 """
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.coordinator import OperatorAck, PendingCheckpoint
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+
+if TYPE_CHECKING:
+    from exactlyonce.checkpoint.coordinator import OperatorAck, PendingCheckpoint
+
+
+def indexes_of(manifest: Manifest) -> Iterator[BlockRef]:
+    """The blocks that list what the state of *manifest* consists of."""
+    return (ref for operator in manifest.operators for parts in operator.index for ref in parts)
+
+
+def named_by(manifest: Manifest) -> Iterator[BlockRef]:
+    """Every block that *manifest* names itself: indexes and order logs."""
+    yield from indexes_of(manifest)
+    for log in manifest.order_logs:
+        yield from log.blocks
+
+
+def stands_on(manifest: Manifest, listed: Iterable[BlockRef]) -> set[BlockRef]:
+    """Every block that *manifest* stands on; *listed* are those that its indexes list."""
+    return {*named_by(manifest), *listed}
 
 
 def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:
@@ -25,6 +48,5 @@ def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:
 
 
 def references_of(plan: PendingCheckpoint, manifest: Manifest) -> set[BlockRef]:
-    """All blocks that *manifest*, made from *plan*, stands on: indexes, what they list, order logs."""
-    refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in (*each.index, *each.blocks)}
-    return refs | {ref for log in manifest.order_logs for ref in log.blocks}
+    """All blocks that *manifest*, made from *plan*, stands on."""
+    return stands_on(manifest, (ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks))

@@ -150,6 +150,64 @@ class ReplayTransaction:
     transactional_id: str
 
 
+# --- what a leader asks of the topics that its pipeline reads and writes
+
+
+@dataclass(frozen=True)
+class StartOffsets:
+    """-> tuple[SourceOffset, ...]: where a pipeline without a checkpoint begins to read."""
+
+
+@dataclass(frozen=True)
+class CheckContinuity:
+    """-> None. Raises unless the pipeline can go on from *manifest*: its operators, and all input that lies behind."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class LookAtInputs:
+    """-> None. Raises Halt if an input is not the one that is read any more; takes note of partitions that were added.
+
+    *newest* is the newest manifest.
+    """
+
+    newest: Manifest
+
+
+@dataclass(frozen=True)
+class GoOnFrom:
+    """-> None. *manifest* is the newest now: what is read next begins where it ends. Raises where that cannot be."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class CreateOutputs:
+    """-> None. Creates the outputs that there are not; Halt if *newest* shows that they were written to."""
+
+    newest: Manifest | None
+
+
+@dataclass(frozen=True)
+class LookAtOutputs:
+    """-> None. Raises Halt if an output is not the one that is written to any more; *newest* is the newest manifest."""
+
+    newest: Manifest
+
+
+@dataclass(frozen=True)
+class CountOutputs:
+    """-> tuple[tuple[str, str, int], ...]: (sink id, topic, partitions) of every output, as it was last looked at."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """-> None. A named place of the protocol, for whoever makes processes die there."""
+
+    place: str
+
+
 # --- the decision log, and who writes it: each is asked once and answered once, or raises `BrokerUnavailable`
 
 
@@ -162,7 +220,7 @@ class Write(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-class Batch(NamedTuple):
+class DecisionBatch(NamedTuple):
     """Records of one partition that go there together, or not at all."""
 
     partition: int
@@ -186,7 +244,7 @@ class ProduceBatches:
 
     transactional_id: str
     producer: Producer
-    batches: tuple[Batch, ...]
+    batches: tuple[DecisionBatch, ...]
     timestamp_ms: int
     wait_ms: int
 
@@ -233,7 +291,7 @@ class ReadLog:
     end: int
 
 
-class LogRecord(NamedTuple):
+class DecisionRecord(NamedTuple):
     """A record of the decision log, as it was found."""
 
     key: bytes | None
@@ -254,7 +312,7 @@ class LogRead(NamedTuple):
 
     start: int
     """The first offset that was not removed."""
-    items: tuple[LogRecord | Unreadable, ...]
+    items: tuple[DecisionRecord | Unreadable, ...]
 
 
 @dataclass(frozen=True)
@@ -283,6 +341,14 @@ Request = (
     | Look
     | CopyTransaction
     | ReplayTransaction
+    | StartOffsets
+    | CheckContinuity
+    | LookAtInputs
+    | GoOnFrom
+    | CreateOutputs
+    | LookAtOutputs
+    | CountOutputs
+    | Reached
     | InitTransactions
     | ProduceBatches
     | EndTransaction

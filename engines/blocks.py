@@ -12,6 +12,7 @@ from typing import Any
 from exactlyonce.checkpoint.orphans import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, Ticket
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.state.blocks import EncodedBlock
@@ -90,12 +91,8 @@ def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
 
     Raises `DamagedBlock` or `DamagedState` where an index is not what was written.
     """
-    refs = {ref for log in manifest.order_logs for ref in log.blocks}
-    indexes = [ref for operator in manifest.operators for parts in operator.index for ref in parts]
-    refs.update(indexes)
-    for _, body in _bodies(reader, indexes):
-        refs.update(block.ref for block in decode_index(body).blocks)
-    return refs
+    bodies = (body for _, body in _bodies(reader, list(indexes_of(manifest))))
+    return stands_on(manifest, (block.ref for body in bodies for block in decode_index(body).blocks))
 
 
 def references_or_why(manifest: Manifest, reader: BlockReader) -> frozenset[BlockRef] | str:

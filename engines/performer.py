@@ -76,10 +76,11 @@ class Performer:
                 with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
                     self.transactions.rewrite_markers(name, producer_id, partitions, commit=commit)
                 return None
+            case ask.Reached(place):
+                return hit(place)
             case ask.Appended(records):
                 return self._appended(records)
             case ask.BlockEndOffsets():
-                hit("coordinator-checked")
                 return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets):
                 settings, topic = self.config.confluent(), self.log.topic

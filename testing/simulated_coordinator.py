@@ -7,35 +7,64 @@ be paused or killed before every single request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.leader import Leader, Led
 from exactlyonce.checkpoint.orphans import KnownBlocks
-from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
-from exactlyonce.checkpoint.references import references_of
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, Outcome
-from exactlyonce.checkpoint.transactions.commit import sweep
-from exactlyonce.checkpoint.transactions.settling import settle
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Undetermined, require
+from exactlyonce.engines.pipeline_topics import PipelineTopics
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 from exactlyonce.testing.simulated_log import TOPIC, LogAnswers
 from exactlyonce.testing.simulated_repair import copied, replayed
+from exactlyonce.testing.simulated_topics import SimulatedTopics, graph_of
 from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker, reference
 
 if TYPE_CHECKING:
     from exactlyonce.testing.simulation import World
 
 LOOK_PAUSE_MS = 20
-SWEEP_AGAIN_MS = 2_000
+UPKEEP_INTERVAL_MS = 2_000
+
+
+class WatchedLeader(Leader):
+    """The shipped leader, of which the oracle and the world hear what it has done."""
+
+    def __init__(self, life: Life, log: DecisionLog) -> None:
+        self.world, self.life = life.world, life
+        world = life.world
+        led = Led(
+            pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
+            transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint", max_parallelism=128,
+            parallelism=world.parallelism,
+        )  # fmt: skip
+        self.known_blocks = KnownBlocks(world.settings)
+        super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{life}: {text}"))
+
+    def sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
+        older = self.world.oracle.older(self.incarnation.incarnation, self.attempt)
+        yield from super().sweep(protected)
+        self.world.oracle.swept(older)
+
+    def finish(self, manifest: Manifest, expire: decision.Expire) -> requests.Procedure[dict[str, str]]:
+        self.world.seen["finish"] += 1
+        fates = yield from super().finish(manifest, expire)
+        self.world.note(f"{self.life} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
+        self.world.seen.update(fates.values())
+        return fates
 
 
 class Life:
@@ -47,12 +76,12 @@ class Life:
         self.end: core.End | None = None
         self.core = core.Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
+        self.leader = WatchedLeader(self, self.log)
         self._log_answers = LogAnswers(world)
-        self.known_blocks = KnownBlocks(world.settings)
-        self._fenced_below = (0, 0)
-        self.manifest: Manifest | None = None
-        self.attempt = 0
-        """Of the broker thread: it grows only after everything queued for the attempt before is done."""
+        self._topics = PipelineTopics(
+            cast(Topics, SimulatedTopics(world)), graph_of(tuple(world.sinks)), world.parallelism, world.note,
+            bounded=False,
+        )  # fmt: skip
         self.workers: list[Worker] = []
         self.step_name = "open"
         self.carries = False
@@ -63,7 +92,7 @@ class Life:
         self._restored: set[int] = set()
         self._deploy: tuple[int, core.Deploy] | None = None
         self._delay_ms = 0
-        self._sweep_at_ms = world.clock.monotonic_ms() + SWEEP_AGAIN_MS
+        self._upkeep_at_ms = world.clock.monotonic_ms() + UPKEEP_INTERVAL_MS
         world.spawn(self, self._main())
         world.spawn(self, self._broker())
 
@@ -75,22 +104,22 @@ class Life:
             if self._inbox:
                 self._inbox.popleft()()
             now_ms = self.world.clock.monotonic_ms()
-            if now_ms >= self._sweep_at_ms and self.core.state is JobState.RUNNING:
-                self._sweep_at_ms = now_ms + SWEEP_AGAIN_MS
-                self._on_broker(self._sweep, lambda _: None)
+            if now_ms >= self._upkeep_at_ms and self.core.state is JobState.RUNNING:
+                self._upkeep_at_ms = now_ms + UPKEEP_INTERVAL_MS
+                self._on_broker(lambda: self._run(self.leader.upkeep()), lambda _: None)
             if self._deploy is not None and self._deploy[0] <= now_ms:
                 self._start_workers(self._deploy[1])
             self._feed(core.Tick())
             yield None if self._inbox else now_ms + 3
         if self.end.error is None:
-            yield from self._sweep_at_end()
+            yield from self._conclude()
         self.world.ended(self, self.end)
 
-    def _sweep_at_end(self) -> Steps:
-        """A zombie may have opened transactions since the last sweep: they would hold readers back."""
+    def _conclude(self) -> Steps:
+        """After a clean stop."""
         self.kill_workers()
         try:
-            yield from self._sweep()
+            yield from self._run(self.leader.conclude())
         except ExactlyOnceError as error:
             self.end = core.End(None, error)
 
@@ -131,7 +160,7 @@ class Life:
             case core.Decide(plan):
                 pinned = self.core.pinned
                 self._on_broker(
-                    lambda: self._decide(plan, pinned), lambda verdict: self._concluded(plan, verdict)
+                    lambda: self._run(self.leader.decide(plan, pinned)), lambda verdict: self._concluded(plan, verdict)
                 )  # fmt: skip
             case core.AnnounceFinalized(checkpoint):
                 for worker in self.workers:
@@ -141,7 +170,7 @@ class Life:
                 self.kill_workers()
                 self._delay_ms, self._deploy = delay_ms, None
                 self._on_broker(
-                    lambda: self._prepare_attempt(attempt, unfinished),
+                    lambda: self._run(self.leader.begin_attempt(attempt, unfinished)),
                     lambda manifest: self._feed(core.Recovered(manifest)),
                 )
             case core.Deploy():
@@ -153,6 +182,10 @@ class Life:
                 self.world.note(f"{self}: {text}")
 
     def _concluded(self, plan: core.PendingCheckpoint, verdict: Any) -> None:
+        self.carries = False
+        if isinstance(verdict, Decided):
+            self.world.seen["refused commit"] += bool(verdict.commits.lost)
+            self.world.seen["unknown commit"] += bool(verdict.commits.unknown)
         reason = getattr(verdict, "reason", "")
         self.world.note(f"{self}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
         self._feed(core.Concluded(plan.checkpoint, verdict))
@@ -186,7 +219,7 @@ class Life:
                     lambda: self._described(name), lambda state: self._grant(worker, sink, name, state)
                 )  # fmt: skip
             case "acknowledged", ack:
-                self.known_blocks.ledger.written(ack.checkpoint, ack.written)
+                self.leader.acknowledged(ack)
                 self._feed(core.Acknowledged(ack))
             case "source finished", *_:
                 if worker.index not in self._finished:
@@ -213,48 +246,16 @@ class Life:
     # --- recovery -----------------------------------------------------------------------------------------------
 
     def _open(self) -> Steps:
-        partitions = [(TOPIC, each) for each in range(self.world.block_partitions)]
-        yield from self._run(settle(coordinator_id("p"), partitions))
-        history = yield from self._run(self.log.open())
-        history.halt_if_damaged()
-        yield from self._run(self.log.begin("host", 1))
-        self._fenced_below = (self.log.incarnation.fenced_below, 0)
-        self.manifest, unfinalized = history.latest, history.unfinalized
-        if self.manifest is None:
-            yield from self._first_manifest()
-        elif unfinalized is not None:
-            yield from self._finish(unfinalized, lambda _: self._claimed())
-        yield from self._sweep()
-        if self.log.incarnation.fenced_below < self.log.incarnation.incarnation:
-            self._written((yield from self._run(self.log.heartbeat(fenced_below=self.log.incarnation.incarnation))))
-        if unfinalized is None:
-            manifests, blocks = yield from self._run(self._claimed())
-            if manifests or blocks:
-                outcome = yield from self._run(self.log.append(manifests_dropped=manifests, blocks_dropped=blocks))
-                self._written(outcome)
-        return self.manifest
-
-    def _claimed(self) -> requests.Procedure[decision.Dropped]:
-        return self.known_blocks.recover(self.log.history, self.log.incarnation.incarnation)
-
-    def _written(self, outcome: Outcome) -> None:
-        if outcome is Outcome.UNKNOWN:
-            raise Undetermined("Whether a record was written is not known.")
-        if outcome is Outcome.NOT_WRITTEN:
-            raise BrokerUnavailable("A record could not be written.")
-
-    def _first_manifest(self) -> Steps:
-        offsets = tuple(SourceOffset("in", "in", "in-id", p, 0) for p in range(len(self.world.inputs)))
-        self.manifest = self._manifest(0, 0, 0, offsets, (), (), (), (0,) * self.world.block_partitions)
-        self._written((yield from self._run(self.log.append(self.manifest))))
-        yield from self._run(decision.finalize(self.manifest, {}, self.log.incarnation.incarnation, 0))
+        self._topics.look_at_inputs()
+        self._topics.look_at_outputs()
+        yield from self._run(self.leader.begin())
+        return (yield from self._run(self.leader.recover()))
 
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
-        refs = {ref for log in manifest.order_logs for ref in log.blocks}
-        for index in (each for operator in manifest.operators for each in operator.index):
-            for ref in index:
-                refs.update((ref, *(yield from self.block(ref))))
-        return refs
+        listed: list[BlockRef] = []
+        for ref in indexes_of(manifest):
+            listed += yield from self.block(ref)
+        return stands_on(manifest, listed)
 
     def block(self, ref: BlockRef) -> Steps:
         """The value of the block, which must be the one that was written."""
@@ -267,101 +268,10 @@ class Life:
         require(self is not self.world.life, f"block {ref.key} is where the manifest says")
         raise Fenced("The checkpoints of a zombie have gone.")
 
-    def _life(self) -> decision.Life:
-        life = self.log.incarnation
-        return decision.Life(
-            "p", life.incarnation, self.attempt, "cluster", 2, self.world.transaction_timeout_ms, self._fenced_below
-        )
-
-    def _finish(self, manifest: Manifest, expire: decision.Expire) -> Steps:
-        self.world.seen["finish"] += 1
-        repairs = self.log.history.repairs_of(manifest.checkpoint)
-        fates = yield from self._run(decision.finish(manifest, repairs, self._life(), 0, expire))
-        self.world.note(f"{self} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
-        for fate in fates.values():
-            self.world.seen[fate] += 1
-
-    def _sweep(self) -> Steps:
-        life = self._life()
-        older = self.world.oracle.older(life.incarnation, life.attempt)
-        outputs = [(sink, p) for sink in self.world.sinks for p in range(self.world.output_partitions)]
-        yield from self._run(
-            sweep("p", life.incarnation, life.attempt, fenced_below=life.fenced_below, outputs=outputs)
-        )
-        self._fenced_below = (life.incarnation, life.attempt)
-        self.world.oracle.swept(older)
-
-    def _prepare_attempt(self, attempt: int, unfinished: Manifest | None) -> Steps:
-        deadline_ms = self.world.deadline_ms()
-        while (outcome := (yield from self._run(self.log.heartbeat()))) is Outcome.NOT_WRITTEN:
-            if self.world.clock.monotonic_ms() >= deadline_ms:
-                break
-            yield self.world.clock.monotonic_ms() + 10
-        self._written(outcome)
-        self.attempt = attempt
-        if unfinished is not None:
-            yield from self._finish(unfinished, self.known_blocks.expire)
-        yield from self._sweep()
-        assert self.manifest is not None
-        yield from self._run(self.known_blocks.begin_attempt(self.manifest, self.log.incarnation.incarnation, attempt))
-        return self.manifest
-
-    # --- decisions ----------------------------------------------------------------------------------------------
-
-    def _decide(self, plan: core.PendingCheckpoint, pinned: set[int]) -> Steps:
-        def made(committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
-            offsets = tuple(sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: o.partition))
-            acks = [plan.acks["totals", i] for i in range(self.world.parallelism)]
-            index = tuple(operator.index for ack in acks for operator in ack.operators)
-            snapshot = OperatorSnapshot("totals", self.world.parallelism, 1, index)
-            self.carries = any(c.checkpoint < plan.checkpoint for c in committables)
-            self.world.seen["carried"] += self.carries
-            logs = tuple(plan.order_logs)
-            noted = self.known_blocks.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final)
-            return self._manifest(
-                plan.checkpoint, plan.base, plan.previous, offsets, (snapshot,), logs, committables, noted
-            )
-
-        def complete(manifest: Manifest) -> None:
-            self.known_blocks.ledger.completed(manifest.checkpoint, references_of(plan, manifest))
-
-        def expire(manifest: Manifest) -> requests.Procedure[decision.Dropped]:
-            complete(manifest)
-            return (yield from self.known_blocks.expire(manifest, pinned))
-
-        verdict = yield from self._run(decision.decide(plan.precommits, plan.ages_ms, self._life(), made, expire))
-        self.carries = False
-        if isinstance(verdict, Decided):
-            self.manifest = verdict.manifest
-            if not verdict.finalized:
-                complete(verdict.manifest)
-            self.world.seen["refused commit"] += bool(verdict.commits.lost)
-            self.world.seen["unknown commit"] += bool(verdict.commits.unknown)
-        return verdict
-
-    def _manifest(
-        self,
-        checkpoint: int,
-        base: int,
-        previous: int,
-        offsets: tuple[SourceOffset, ...],
-        operators: tuple[OperatorSnapshot, ...],
-        order_logs: tuple[OrderLog, ...],
-        committables: tuple[Committable, ...],
-        ends: tuple[int, ...],
-    ) -> Manifest:
-        now_ms, world = self.world.clock.now_ms(), self.world
-        return Manifest(
-            "p", checkpoint, self.log.incarnation.incarnation, self.attempt, "checkpoint", base, previous,
-            now_ms, now_ms, "fingerprint", 128, world.parallelism, world.block_partitions, ends, 0, offsets,
-            operators, order_logs, committables, tuple((name, name, world.output_partitions) for name in world.sinks),
-        )  # fmt: skip
-
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _run(self, procedure: requests.Procedure[Any]) -> Steps:
         """Drive *procedure*, with a chance of faults before each request."""
-        procedure = self.log.recording(procedure)
         try:
             request = next(procedure)
             while True:
@@ -391,6 +301,9 @@ class Life:
                 return (yield from self._rewritten(name, producer_id, partitions, commit))
             case requests.Appended(records):
                 self.world.seen["chain repaired"] += len(records) > 1
+                self._note_carried(records)
+            case requests.Reached():
+                pass
             case requests.BlockEndOffsets():
                 return (yield from self._ends())
             case requests.ScanBlocks(start_offsets):
@@ -406,8 +319,15 @@ class Life:
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
             case _:
-                return (yield from self._log_answers(request))
+                answer = self._topics(request)
+                return (yield from self._log_answers(request)) if answer is NotImplemented else answer
         return None
+
+    def _note_carried(self, records: tuple[Any, ...]) -> None:
+        for each in records:
+            if isinstance(each, Manifest):
+                self.carries = any(c.checkpoint < each.checkpoint for c in each.committables)
+                self.world.seen["carried"] += self.carries
 
     def _ends(self) -> Generator[int | None, None, tuple[int, ...]]:
         ends = []
@@ -496,4 +416,4 @@ class Life:
 
     def __str__(self) -> str:
         number = self.log.incarnation.incarnation if self.log.has_begun else 0
-        return f"life {number}.{self.attempt}"
+        return f"life {number}.{self.leader.attempt}"

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from exactlyonce.checkpoint import decision_log
+from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.coordinator import End
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -31,7 +31,7 @@ from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock
-from exactlyonce.testing.simulated_coordinator import Life
+from exactlyonce.testing.simulated_coordinator import UPKEEP_INTERVAL_MS, Life
 from exactlyonce.testing.simulated_misfortune import EXPIRY_MS, FaultInjector
 from exactlyonce.testing.simulated_worker import Steps, Worker
 from exactlyonce.testing.simulation_oracle import TOPIC, Broken, Oracle, WatchedBroker, demand
@@ -276,6 +276,7 @@ def simulate(seed: int) -> World:
         with (
             patch.object(markers, "MARKERS_LOST_AFTER_MS", MARKERS_LOST_AFTER_MS),
             patch.object(decision_log, "STABLE_TIMEOUT_MS", STABLE_TIMEOUT_MS),
+            patch.object(leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
         ):
             world.run()
     except Exception as error:

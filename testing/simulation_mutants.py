@@ -15,16 +15,16 @@ from unittest.mock import patch
 
 import msgspec
 
-from exactlyonce.checkpoint import coordinator, decision, decision_log, requests, retention
+from exactlyonce.checkpoint import coordinator, decision, decision_log, leader, requests, retention
 from exactlyonce.checkpoint.coordinator import Coordinator, Stop, Tick
 from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit, markers
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
-from exactlyonce.testing import simulated_coordinator, simulated_repair
-from exactlyonce.testing.simulated_coordinator import Life
+from exactlyonce.testing import simulated_repair
 from exactlyonce.testing.simulated_worker import Barrier, Sink, Snapshot, Worker
 from exactlyonce.testing.simulation_mutants_cleaning import CLEANING
 
@@ -64,7 +64,7 @@ def _commit_first() -> Iterable[Any]:
             yield from commit.commit(checked)
         return (yield from real(precommits, ages_ms, life, *more))
 
-    yield patch.object(decision, "decide", decide)
+    yield patch.object(leader, "decide", decide)
 
 
 @mutant("abort after an unknown answer")
@@ -109,11 +109,12 @@ def _no_count() -> Iterable[Any]:
         producers = yield requests.DescribeProducers(tuple(sorted({p for ps in partitions.values() for p in ps})))
         return [
             Committable(
-                each.transactional_id, each.producer_id, each.epoch, 2, "", each.sink, each.subtask, each.checkpoint,
-                tuple(decision._written(each, partitions[each], producers)),
+                transactional_id=each.transactional_id, producer_id=each.producer_id, epoch=each.epoch,
+                transaction_version=2, cluster_id="", sink=each.sink, subtask=each.subtask,
+                checkpoint=each.checkpoint, written=tuple(decision._written(each, partitions[each], producers)),
             )
             for each in wanted
-        ]  # fmt: skip
+        ]
 
     yield patch.object(decision, "check", check)
 
@@ -142,6 +143,7 @@ def _finalized_anyway() -> Iterable[Any]:
 
     yield patch.object(Decided, "finalized", True)
     yield patch.object(decision, "finalize", finalize)
+    yield patch.object(leader, "finalize", finalize)
 
 
 @mutant("zombie coordinators are not fenced")
@@ -155,14 +157,16 @@ def _no_fence() -> Iterable[Any]:
 
 @mutant("producers are initialised before the decided transactions are committed")
 def _init_first() -> Iterable[Any]:
-    real = Life._finish
+    real = Leader.finish
 
-    def finish(self: Life, manifest: Any, expire: Any) -> Any:
+    def finish(self: Leader, manifest: Any, expire: Any) -> Any:
         for each in manifest.committables:
-            yield from self.world.until_answered("init_transactions", each.transactional_id)
-        yield from real(self, manifest, expire)
+            yield requests.InitTransactions(
+                transactional_id=each.transactional_id, transaction_timeout_ms=60_000, wait_ms=0
+            )
+        return (yield from real(self, manifest, expire))
 
-    yield patch.object(Life, "_finish", finish)
+    yield patch.object(Leader, "finish", finish)
 
 
 @mutant("no sweep of older transactions")
@@ -172,7 +176,7 @@ def _no_sweep() -> Iterable[Any]:
         yield
 
     yield patch.object(decision, "sweep", sweep)
-    yield patch.object(simulated_coordinator, "sweep", sweep)
+    yield patch.object(leader, "sweep", sweep)
 
 
 @mutant("empty ids are not swept")
@@ -192,7 +196,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
             return end.value
 
     yield patch.object(decision, "sweep", sweep)
-    yield patch.object(simulated_coordinator, "sweep", sweep)
+    yield patch.object(leader, "sweep", sweep)
 
 
 @mutant("a sweep that does not spare what is decided")
@@ -207,13 +211,13 @@ def _unprotected() -> Iterable[Any]:
 
 @mutant("older transactions are swept before the decided ones are committed")
 def _sweep_first() -> Iterable[Any]:
-    real = Life._finish
+    real = Leader.finish
 
-    def finish(self: Life, manifest: Any, expire: Any) -> Any:
-        yield from self._sweep()
-        yield from real(self, manifest, expire)
+    def finish(self: Leader, manifest: Any, expire: Any) -> Any:
+        yield from self.sweep()
+        return (yield from real(self, manifest, expire))
 
-    yield patch.object(Life, "_finish", finish)
+    yield patch.object(Leader, "finish", finish)
 
 
 @mutant("a repair is committed before it is recorded")
@@ -231,10 +235,10 @@ def _commit_unrecorded() -> Iterable[Any]:
 def _forget_repairs() -> Iterable[Any]:
     real = decision.finish
 
-    def finish(manifest: Any, repairs: Any, *more: Any) -> Any:
-        return real(manifest, (), *more)
+    def finish(manifest: Any, repairs: Any, *more: Any, **options: Any) -> Any:
+        return real(manifest, (), *more, **options)
 
-    yield patch.object(decision, "finish", finish)
+    yield patch.object(leader, "finish", finish)
 
 
 @mutant("later transactions of a subtask do not wait for earlier ones")
@@ -333,7 +337,7 @@ def _restart_while_deciding() -> Iterable[Any]:
 
     yield patch.object(Coordinator, "_failed", failed)
     yield patch.object(Coordinator, "_concluded", concluded)
-    yield patch.object(Life, "_prepare_attempt", lambda self, *_: self._run(_nothing(self.core.manifest)))
+    yield patch.object(Leader, "begin_attempt", lambda self, *_: _nothing(self.manifest))
 
 
 def _nothing(result: Any) -> Any:

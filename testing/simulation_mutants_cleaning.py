@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
-from exactlyonce.checkpoint import decision, orphans, requests
+from exactlyonce.checkpoint import decision, leader, orphans, requests
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.transactions import commit
-from exactlyonce.testing import simulated_coordinator
 from exactlyonce.testing.simulated_worker import Sink, Worker
 
 
@@ -50,10 +49,10 @@ def _note_the_ends() -> Iterable[Any]:
 def _finish_drops_nothing() -> Iterable[Any]:
     real = decision.finish
 
-    def finish(manifest: Any, repairs: Any, life: Any, at_ms: int, expire: Any) -> Any:
-        return real(manifest, repairs, life, at_ms)
+    def finish(manifest: Any, repairs: Any, life: Any, at_ms: int, expire: Any, **options: Any) -> Any:
+        return real(manifest, repairs, life, at_ms, **options)
 
-    yield patch.object(decision, "finish", finish)
+    yield patch.object(leader, "finish", finish)
 
 
 def _long_transactions() -> Iterable[Any]:
@@ -93,7 +92,7 @@ def _pass_over_empty() -> Iterable[Any]:
             return end.value
 
     yield patch.object(decision, "sweep", sweep)
-    yield patch.object(simulated_coordinator, "sweep", sweep)
+    yield patch.object(leader, "sweep", sweep)
 
 
 CLEANING: dict[str, Callable[[], Iterable[Any]]] = {

@@ -28,9 +28,10 @@ MAY_IMPORT = {
 ROOMS = {
     "checkpoint": {"checkpoint/records", "checkpoint/transactions"},
     "checkpoint/records": set[str](),
-    "checkpoint/requests": {"checkpoint/records", "checkpoint/transactions/broker_answers"},
+    "checkpoint/clock": set[str](),
+    "checkpoint/requests": {"checkpoint/clock", "checkpoint/records", "checkpoint/transactions/broker_answers"},
     "checkpoint/store": {"checkpoint", "checkpoint/records", "checkpoint/transactions"},
-    "checkpoint/transactions": {"checkpoint/records", "checkpoint/requests"},
+    "checkpoint/transactions": {"checkpoint/clock", "checkpoint/records", "checkpoint/requests"},
     "checkpoint/transactions/broker_answers": set[str](),
     "cli": {"cli/commands"},
     "cli/commands": {"cli"},
@@ -58,6 +59,7 @@ ROOMS = {
 }
 """By room: the rooms of the same package that it may import; with a folder, the rooms that are modules of it."""
 CROSSINGS = {
+    ("checkpoint/records/history", "checkpoint/references"): "the one place that knows what a manifest stands on",
     ("engines/leader", "engines/bounded"): "the leader is given what computes a lost transaction again",
     ("engines/bounded/replay/replay_repair", "engines/spark"): "`--repair spark` starts a Spark when there is a loss",
 }

@@ -71,7 +71,7 @@ class Written(msgspec.Struct, frozen=True):
     count: int
 
 
-class Committable(msgspec.Struct, frozen=True):
+class Committable(msgspec.Struct, frozen=True, kw_only=True):
     """Enough to commit, from any process, what a sink pre-committed for a checkpoint."""
 
     transactional_id: str

@@ -9,10 +9,11 @@ before a record that breaks this could be written. Damage that is read is kept i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, Decision, DecisionKey, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair
+from exactlyonce.checkpoint.references import named_by
 from exactlyonce.pipeline.errors import Halt, require
 
 SILENCE_MS = 30_000
@@ -89,7 +90,7 @@ class History:
 
     def references(self) -> set[str]:
         """Keys of all blocks that the manifests name themselves."""
-        return {ref.key for manifest in self.manifests.values() for ref in references(manifest)}
+        return {ref.key for manifest in self.manifests.values() for ref in named_by(manifest)}
 
     def damaged_checkpoints(self) -> list[int]:
         """Those older than the newest manifest whose own cannot be read, in order."""
@@ -239,15 +240,6 @@ class History:
         decided = {each.transactional_id for each in manifest.committables if each.records} if manifest else set()
         missing = sorted(decided - {name for name, _ in mark.fates})
         require(not missing, f"Checkpoint {mark.checkpoint} cannot be final: the fate of {missing} is open")
-
-
-def references(manifest: Manifest) -> Iterator[BlockRef]:
-    """Every block that *manifest* names itself: indexes and order logs."""
-    for operator in manifest.operators:
-        for parts in operator.index:
-            yield from parts
-    for log in manifest.order_logs:
-        yield from log.blocks
 
 
 def _checked(key: DecisionKey, value: bytes, digest: bytes | None) -> Decision:

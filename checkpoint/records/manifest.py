@@ -59,7 +59,7 @@ class OrderLog(msgspec.Struct, frozen=True):
     blocks: tuple[BlockRef, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoint `checkpoint` of a pipeline: complete when this record is durable."""
 
     pipeline: str
@@ -103,7 +103,7 @@ class Finalized(msgspec.Struct, frozen=True):
     """(transactional id, "committed" | "proven" | "repaired")."""
 
 
-class Incarnation(msgspec.Struct, frozen=True):
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a pipeline's coordinator."""
 
     incarnation: int

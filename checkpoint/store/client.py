@@ -7,17 +7,15 @@ error of exactlyonce that says what to do. Every wait is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is not in its stubs
 
 from exactlyonce.checkpoint.store.confluent import make_admin, make_consumer, make_producer
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
-
-R = TypeVar("R")
 
 REQUEST_TIMEOUT_S = 8.0
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
@@ -171,24 +169,6 @@ def end_offsets(
     return _offsets(client, topic, partitions, spec, isolation)
 
 
-def ends(client: AdminClient, topic: str, partition: int) -> tuple[int, int]:
-    """How far readers of what is committed get, and the end of the partition; both are asked for at once.
-
-    Whichever is answered first: where both are the same, readers get as far as that.
-    """
-    wanted = {TopicPartition(topic, partition): OffsetSpec.latest()}  # type: ignore[no-untyped-call]  # its own lack
-
-    def asked() -> tuple[int, int]:
-        stable, end = (
-            client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
-            for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        )
-        (first,), (second,) = stable.values(), end.values()
-        return first.result().offset, second.result().offset
-
-    return _found(client, topic, asked)
-
-
 def _offsets(
     client: AdminClient, topic: str, partitions: Iterable[int], spec: OffsetSpec, isolation: IsolationLevel
 ) -> dict[int, int]:
@@ -198,11 +178,6 @@ def _offsets(
         answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
         return {where.partition: answer.result().offset for where, answer in answers.items()}
 
-    return _found(client, topic, asked)
-
-
-def _found(client: AdminClient, topic: str, asked: Callable[[], R]) -> R:
-    """The answer of *asked*, asked anew where a leader has moved."""
     try:
         return asked()
     except KafkaException as error:

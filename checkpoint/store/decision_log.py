@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from exactlyonce.checkpoint.decision_log import DECISIONS, DIGEST_HEADER, history_of
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Ends, LogRead, LogRecord, Unreadable
+from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import read_range
 from exactlyonce.checkpoint.store.topic import describe, find_topic
@@ -30,7 +31,8 @@ class LogReader:
     def ends(self) -> Ends:
         """Of the decision log: how far readers get, and how far it goes."""
         with store_client.explained(self._config, f"asking for the end of {self.topic.name}"):
-            return Ends(*store_client.ends(self._admin, self.topic.name, DECISIONS))
+            end = self._end(IsolationLevel.READ_UNCOMMITTED)
+            return Ends(self._end(IsolationLevel.READ_COMMITTED), end)
 
     def read(self, end: int) -> LogRead:
         """The committed decisions below offset *end*."""
@@ -51,6 +53,9 @@ class LogReader:
             ends = store_client.end_offsets(self._admin, self.topic.name, range(self.topic.partitions))
         return tuple(ends[each] for each in range(self.topic.partitions))
 
+    def _end(self, isolation: IsolationLevel) -> int:
+        return store_client.end_offsets(self._admin, self.topic.name, [DECISIONS], isolation)[DECISIONS]
+
     @property
     def _admin(self) -> AdminClient:
         if self._client is None:
@@ -60,7 +65,7 @@ class LogReader:
 
 def read_log(config: Mapping[str, Any], topic: str, end: int) -> LogRead:
     """The committed decisions in *topic* below offset *end*."""
-    items: list[LogRecord | Unreadable] = []
+    items: list[DecisionRecord | Unreadable] = []
     with store_client.explained(config, f"reading {topic}"):
         starts = store_client.first_offsets(store_client.admin(config), topic, [DECISIONS])
         messages = read_range(
@@ -69,7 +74,7 @@ def read_log(config: Mapping[str, Any], topic: str, end: int) -> LogRead:
         )  # fmt: skip
         for message in messages:
             digest = dict(message.headers() or []).get(DIGEST_HEADER)
-            items.append(LogRecord(message.key(), message.value(), digest if isinstance(digest, bytes) else None))
+            items.append(DecisionRecord(message.key(), message.value(), digest if isinstance(digest, bytes) else None))
     return LogRead(starts[DECISIONS], tuple(items))
 
 

@@ -134,13 +134,13 @@ def _counted(
     if {(w.topic, w.partition): w.count for w in written} != wanted:
         return f"the new transaction holds {written}, the lost transaction held {wanted}"
     return Committable(
-        transactional_id,
-        producer_id,
-        epoch,
-        lost.transaction_version,
-        lost.cluster_id,
-        lost.sink,
-        lost.subtask,
-        lost.checkpoint,
-        written,
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        epoch=epoch,
+        transaction_version=lost.transaction_version,
+        cluster_id=lost.cluster_id,
+        sink=lost.sink,
+        subtask=lost.subtask,
+        checkpoint=lost.checkpoint,
+        written=written,
     )

@@ -31,7 +31,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     Again,
-    Leader,
+    PartitionLeader,
     Request,
     Wire,
     refuse,
@@ -285,7 +285,7 @@ def _commits(record: bytes) -> bool:
     return bool(kind == 1)
 
 
-def _fetch(leader: Leader, written: Written, offset: int, isolation: int) -> Request:
+def _fetch(leader: PartitionLeader, written: Written, offset: int, isolation: int) -> Request:
     partition = FetchRequest.FetchTopic.FetchPartition(
         partition=written.partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES
     )
@@ -302,7 +302,7 @@ def _only_partition(answer: Any) -> Any:
     return answer.responses[0].partitions[0]
 
 
-def fates_now(wire: Wire, producer: Producer, places: Mapping[Written, Leader]) -> list[Fate | None]:
+def fates_now(wire: Wire, producer: Producer, places: Mapping[Written, PartitionLeader]) -> list[Fate | None]:
     """What readers see now at each place, which *producer* wrote to; None: they do not get as far."""
     questions = [_fetch(leader, each, each.first_offset, READ_COMMITTED) for each, leader in places.items()]
     answers = wire.ask_all(questions)

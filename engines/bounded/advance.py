@@ -22,7 +22,7 @@ from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit, is_retry
 from exactlyonce.engines.bounded.unit.messages import Publication, Published, Receipt, Unit
 from exactlyonce.engines.bounded.workplace import workplace
-from exactlyonce.engines.leader import Decisions
+from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.system_clock import SystemClock
@@ -69,7 +69,7 @@ class Advanced:
 def advance(
     loaded: Loaded,
     options: RunOptions,
-    decisions: Decisions,
+    leader: PipelineLeader,
     manifest: Manifest,
     ranges: Sequence[Reading],
     submit: Submit,
@@ -79,35 +79,37 @@ def advance(
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *decisions* has recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
+    *leader* has recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
     `BrokerUnavailable` where the checkpoint was not decided: it never happened.
     """
     clock = SystemClock()
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
-        common = _common(loaded, options, decisions, manifest, physical, folder)
+        common = _common(loaded, options, leader, manifest, physical, folder)
         receipts = compute(physical, common, ranges, submit)
         hit("advance-computed")
-        decisions.upkeep()  # who was fenced meanwhile opens no transactions
+        leader.upkeep()  # who was fenced meanwhile opens no transactions
         opened_ms = clock.monotonic_ms()
-        with _aborted_if_broken_off(decisions):
-            publications = _publish(common, physical, decisions.transaction_timeout_ms, receipts, submit)
+        with _aborted_if_broken_off(leader):
+            publications = _publish(common, physical, leader.transaction_timeout_ms, receipts, submit)
     hit("advance-published")
     base = manifest.checkpoint
-    decided = PendingCheckpoint(checkpoint, base, base, final, began_ms, decisions.attempt)
+    decided = PendingCheckpoint(
+        checkpoint=checkpoint, base=base, previous=base, final=final, triggered_ms=began_ms, attempt=leader.attempt,
+    )  # fmt: skip
     decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
     decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
     decided.precommits = [each.precommit for each in publications]
     open_ms = clock.monotonic_ms() - opened_ms
     decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}
     retried = any(is_retry(each.label) for each in receipts)
-    _settle_failed_attempts(decisions, publications, retried=retried)
-    return Advanced(_decide(decisions, decided, retried=retried), receipts, publications)
+    _settle_failed_attempts(leader, publications, retried=retried)
+    return Advanced(_decide(leader, decided, retried=retried), receipts, publications)
 
 
 def _common(
-    loaded: Loaded, options: RunOptions, decisions: Decisions, manifest: Manifest, physical: Plan, folder: Path
+    loaded: Loaded, options: RunOptions, leader: PipelineLeader, manifest: Manifest, physical: Plan, folder: Path
 ) -> Unit:
     """What all units of this checkpoint have in common."""
     return Unit(
@@ -119,10 +121,10 @@ def _common(
         parallelism=physical.parallelism,
         checkpoint=manifest.checkpoint + 1,
         base=msgspec.structs.replace(manifest, order_logs=(), committables=()),
-        incarnation=decisions.life.incarnation,
-        attempt=decisions.attempt,
-        topic=decisions.topic,
-        topic_ids=decisions.inputs.topic_ids,
+        incarnation=leader.incarnation,
+        attempt=leader.attempt,
+        topic=leader.topic,
+        topic_ids=leader.inputs.topic_ids,
         readings=(),
         channels=(),
         order=None,
@@ -133,13 +135,13 @@ def _common(
 
 
 @contextmanager
-def _aborted_if_broken_off(decisions: Decisions) -> Iterator[None]:
+def _aborted_if_broken_off(leader: PipelineLeader) -> Iterator[None]:
     """What is open when the publishing fails is named by no record, and need not hold readers up until it times out."""
     try:
         yield
     except Exception:
         with suppress(ExactlyOnceError):
-            decisions.abort_all_but(())
+            leader.abort_all_but(())
         raise
 
 
@@ -160,24 +162,24 @@ def _publish(
     return [_published_decoder.decode(each) for each in answers]
 
 
-def _settle_failed_attempts(decisions: Decisions, publications: Sequence[Published], *, retried: bool) -> None:
+def _settle_failed_attempts(leader: PipelineLeader, publications: Sequence[Published], *, retried: bool) -> None:
     """Failed attempts have no receipt: their transactions are aborted, their blocks go with this checkpoint."""
     if publications:
-        decisions.abort_all_but({each.precommit.transactional_id for each in publications})
+        leader.abort_all_but({each.precommit.transactional_id for each in publications})
     if retried:
-        decisions.expect_orphans()
+        leader.expect_orphans()
 
 
-def _decide(decisions: Decisions, decided: PendingCheckpoint, *, retried: bool) -> Manifest:
+def _decide(leader: PipelineLeader, decided: PendingCheckpoint, *, retried: bool) -> Manifest:
     """The manifest and the commits; then every id of this attempt is fenced, so that no failed attempt can come back.
 
     *retried*: some may still write blocks, which are looked for when the next checkpoint is complete.
     """
     for ack in decided.acks.values():
-        decisions.acknowledged(ack)
-    verdict = decisions.decide(decided, (decided.base,))
+        leader.acknowledged(ack)
+    verdict = leader.decide(decided, (decided.base,))
     if isinstance(verdict, Refuse):
-        decisions.abort_all_but(())
+        leader.abort_all_but(())
         raise BrokerUnavailable(
             f"Checkpoint {decided.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
             f"is lost: run the command again."
@@ -188,5 +190,5 @@ def _decide(decisions: Decisions, decided: PendingCheckpoint, *, retried: bool) 
             f"command again, it reads what is true."
         )
     unfinished = None if verdict.finalized else verdict.manifest
-    decisions.prepare_attempt(decisions.attempt + 1, unfinished, killed=retried)
+    leader.begin_attempt(leader.attempt + 1, unfinished, killed=retried)
     return verdict.manifest

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.capacity import require_room
@@ -18,7 +19,7 @@ from exactlyonce.engines.bounded.leadership import with_heartbeats
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.leader import UPKEEP_INTERVAL_S, Decisions
+from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.loading import Loaded
@@ -81,48 +82,48 @@ class CatchingUp:
     def run(self) -> Summary:
         """Until the stop offsets are reached or, when it follows, until it is stopped."""
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
-        decisions = Decisions(
+        leader = PipelineLeader(
             physical, self.options, self.progress.note, lambda step, checkpoint: None,
             self.loaded.reference, (self.submit, self.staging),
         )  # fmt: skip
         try:
-            summary = Summary(decisions.recover())
+            summary = Summary(leader.recover())
             require_room(physical, summary.manifest)
-            self._reach(decisions, summary)
+            self._reach(leader, summary)
             idle_s = 0.0
             while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
-                idle_s = 0.0 if self._reach(decisions, summary) else idle_s + FOLLOW_PAUSE_S
+                idle_s = 0.0 if self._reach(leader, summary) else idle_s + FOLLOW_PAUSE_S
                 if idle_s >= UPKEEP_INTERVAL_S:
-                    decisions.upkeep()
+                    leader.upkeep()
                     idle_s = 0.0
-            decisions.conclude()
+            leader.conclude()
         finally:
-            decisions.close()
+            leader.close()
         return summary
 
-    def _reach(self, decisions: Decisions, summary: Summary) -> bool:
+    def _reach(self, leader: PipelineLeader, summary: Summary) -> bool:
         """Advance to to the stop offsets of now; False if that is where it stands."""
-        ranges = self._ranges(decisions)
+        ranges = self._ranges(leader)
         total = sum(each.length for each in ranges)
         if not total:
             return False
         self.progress.began(summary.manifest, total)
-        submit = with_heartbeats(self.submit, decisions)
+        submit = with_heartbeats(self.submit, leader)
         chunks = list(parts(ranges, self.chunk_records))
         for number, part in enumerate(chunks, 1):
             final = not self.follow and number == len(chunks)
             done = advance(
-                self.loaded, self.options, decisions, summary.manifest, part, submit, self.staging, final=final
+                self.loaded, self.options, leader, summary.manifest, part, submit, self.staging, final=final
             )
             summary.add(done)
-            decisions.publish_offsets()
+            leader.publish_offsets()
             self.progress.advanced(done, sum(each.length for each in part))
             if self.stopping.is_set():
                 break
         return True
 
-    def _ranges(self, decisions: Decisions) -> tuple[Reading, ...]:
-        decisions.look_at_inputs()
-        inputs = decisions.inputs
+    def _ranges(self, leader: PipelineLeader) -> tuple[Reading, ...]:
+        leader.look_at_inputs()
+        inputs = leader.inputs
         topics = {source: each.topic for source, each in inputs.sources.items()}
-        return readings(topics, decisions.offsets, self.stop_offsets.ends(inputs, decisions.offsets))
+        return readings(topics, leader.offsets, self.stop_offsets.ends(inputs, leader.offsets))

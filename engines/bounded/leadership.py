@@ -8,13 +8,14 @@ import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.store.decision_log import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.leader import UPKEEP_INTERVAL_S, Decisions
+from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -60,8 +61,8 @@ def _is_known_dead(life: Incarnation) -> bool:
     return life.process == os.getpid()
 
 
-def with_heartbeats(submit: Submit, decisions: Decisions) -> Submit:
-    """*submit*, beside which heartbeats go on. Nothing else calls *decisions* meanwhile, so no two calls overlap."""
+def with_heartbeats(submit: Submit, leader: PipelineLeader) -> Submit:
+    """*submit*, beside which heartbeats go on. Nothing else calls *leader* meanwhile, so no two calls overlap."""
 
     def submitted(stage: str, work: Sequence[bytes]) -> list[bytes]:
         ended = threading.Event()
@@ -70,7 +71,7 @@ def with_heartbeats(submit: Submit, decisions: Decisions) -> Submit:
         def beat() -> None:
             while not ended.wait(UPKEEP_INTERVAL_S):
                 try:
-                    decisions.upkeep()
+                    leader.upkeep()
                 except Exception as error:
                     raised.append(error)
                     return

@@ -19,10 +19,11 @@ from typing import Any
 import exactlyonce.checkpoint.coordinator as core
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
+from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.engines.leader import UPKEEP_INTERVAL_S, Decisions
+from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
 from exactlyonce.engines.local.whereabouts import Whereabouts
@@ -61,7 +62,7 @@ class Job:
         subtasks = {(task.name, i) for task in plan.tasks for i in range(plan.parallelism)}
         sinks = {(n.id, i) for t in plan.tasks for n in t.sinks if _transactional(n) for i in range(plan.parallelism)}
         self.core = Coordinator(options.checkpoint, restart, subtasks, sinks)
-        self.decisions: Decisions | None = None
+        self.leader: PipelineLeader | None = None
         self._sources = {(t.name, i) for t in plan.tasks if t.sources for i in range(plan.parallelism)}
         self._finished: set[tuple[str, int]] = set()
         self._ready: set[int] = set()
@@ -133,8 +134,8 @@ class Job:
 
     def _close(self) -> None:
         """Runs on the broker thread, last."""
-        if self.decisions is not None:
-            self.decisions.close()
+        if self.leader is not None:
+            self.leader.close()
 
     def _wait(self) -> None:
         """Until the broker thread has nothing to do."""
@@ -155,9 +156,9 @@ class Job:
         if self._deploy_at is not None and time.monotonic() >= self._deploy_at[0]:
             deploy, self._deploy_at = self._deploy_at[1], None
             self._deploy(deploy)
-        if time.monotonic() >= self._upkeep_at and self.decisions is not None and self._end is None:
+        if time.monotonic() >= self._upkeep_at and self.leader is not None and self._end is None:
             self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
-            self._on_broker(self.decisions.upkeep, lambda _: None)
+            self._on_broker(self.leader.upkeep, lambda _: None)
         self._feed(core.Tick(self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         self.report.live(self.core)
 
@@ -198,21 +199,21 @@ class Job:
     def _perform(self, effect: core.Effect) -> None:
         match effect:
             case core.Trigger(checkpoint, base, final):
-                assert self.decisions is not None
+                assert self.leader is not None
                 self.report.triggered(checkpoint)
                 for worker in self.workers.alive:
-                    added = self.decisions.added_for(worker.subtask)
+                    added = self.leader.added_for(worker.subtask)
                     worker.connection.send(msg.Trigger(checkpoint, base, final, added))
                 hit("coordinator-triggered")
             case core.Decide(plan):
-                assert self.decisions is not None
-                decisions, pinned = self.decisions, tuple(self.core.pinned)
-                self._on_broker(lambda: decisions.decide(plan, pinned), lambda verdict: self._decided(plan, verdict))
+                assert self.leader is not None
+                leader, pinned = self.leader, tuple(self.core.pinned)
+                self._on_broker(lambda: leader.decide(plan, pinned), lambda verdict: self._decided(plan, verdict))
             case core.AnnounceFinalized(checkpoint):
                 for worker in self.workers.alive:
                     worker.connection.send(msg.CheckpointFinalized(checkpoint))
-                assert self.decisions is not None
-                self._on_broker(self.decisions.publish_offsets, lambda _: None)
+                assert self.leader is not None
+                self._on_broker(self.leader.publish_offsets, lambda _: None)
             case core.Restart():
                 self._restart(effect)
             case core.Deploy():
@@ -222,11 +223,11 @@ class Job:
             case core.Note(text):
                 self.report.note(text)
 
-    def _open(self) -> Decisions:
+    def _open(self) -> PipelineLeader:
         """Runs on the broker thread."""
-        self.decisions = decisions = Decisions(self.plan, self.options, self._note, self._step, self.reference)
-        decisions.recover()
-        return decisions
+        self.leader = leader = PipelineLeader(self.plan, self.options, self._note, self._step, self.reference)
+        leader.recover()
+        return leader
 
     def _note(self, text: str) -> None:
         """From the broker thread."""
@@ -236,10 +237,10 @@ class Job:
         """From the broker thread."""
         self._post(lambda: self.report.step(step, checkpoint=checkpoint))
 
-    def _opened(self, decisions: Decisions) -> None:
+    def _opened(self, leader: PipelineLeader) -> None:
         self.recovered = True
-        self.report.recovered(decisions.manifest, decisions.life.incarnation)
-        self._feed(core.Recovered(decisions.manifest))
+        self.report.recovered(leader.manifest, leader.incarnation)
+        self._feed(core.Recovered(leader.manifest))
 
     def _restart(self, effect: core.Restart) -> None:
         if effect.reason:
@@ -250,23 +251,23 @@ class Job:
         if self._at_once:
             return
         self._delay_s = effect.delay_ms / 1000
-        assert self.decisions is not None
-        decisions = self.decisions
+        assert self.leader is not None
+        leader = self.leader
         self._on_broker(
-            lambda: decisions.prepare_attempt(effect.attempt, effect.unfinished),
+            lambda: leader.begin_attempt(effect.attempt, effect.unfinished),
             lambda manifest: self._feed(core.Recovered(manifest)),
         )
 
     def _deploy(self, effect: core.Deploy) -> None:
         if self._end is not None:
             return
-        assert self.decisions is not None
+        assert self.leader is not None
         self._ready, self._finished = set(), set()
         self._whereabouts.started(self.plan.parallelism, time.monotonic())
         sockets, names = self._channel_sockets()
         for worker in self.workers.spawn(sockets):
             self._selector.register(worker.connection, selectors.EVENT_READ, lambda worker=worker: self._heard(worker))
-            start = self.decisions.start_message(worker.subtask, effect.attempt, effect.manifest)
+            start = self.leader.start_message(worker.subtask, effect.attempt, effect.manifest)
             worker.connection.send(msg.Start(**start, reference=self.reference, channels=names[worker.subtask]))
         self.report.deployed(self.workers.alive)
 
@@ -305,19 +306,19 @@ class Job:
             self._feed(core.Failed(worker.exit_reason()))
 
     def _message(self, worker: WorkerHandle, message: object) -> None:
-        assert self.decisions is not None
+        assert self.leader is not None
         match message:
             case msg.Ready(subtask, fingerprint, restore_ms):
                 self._restored(subtask, fingerprint)
                 self.report.restored(subtask, restore_ms)
             case msg.Prepared(sink, subtask, transactional_id):
-                decisions = self.decisions
+                leader = self.leader
                 self._on_broker(
-                    lambda: decisions.describe(transactional_id),
+                    lambda: leader.describe(transactional_id),
                     lambda state: self._granted(worker, sink, subtask, transactional_id, state),
                 )
             case msg.Acknowledge(ack):
-                self.decisions.acknowledged(ack)
+                self.leader.acknowledged(ack)
                 self.report.acknowledged(message)
                 self._feed(core.Acknowledged(ack))
             case msg.SourceFinished(task, subtask):
@@ -360,8 +361,8 @@ class Job:
         self._unwatch()
         self.workers.finish(FINISH_TIMEOUT_S, self._hurried)
         self.workers.kill(self._hurried)
-        if self.decisions is not None and end.manifest is not None:
-            concluding = self._broker.submit(self.decisions.conclude)
+        if self.leader is not None and end.manifest is not None:
+            concluding = self._broker.submit(self.leader.conclude)
             self._called.add(concluding)
             self._wait()
             concluding.result()

@@ -11,7 +11,10 @@ from exactlyonce.engines.bounded.audit.attribution import claims_of, known_write
 def committable(name: str, producer_id: int, checkpoint: int = 7, **written: tuple[int, int]) -> Committable:
     """`p1=(40, 3)` are three records in partition 1 from offset 40 on."""
     found = tuple(Written("t", int(partition[1:]), *place) for partition, place in written.items())
-    return Committable(name, producer_id, 5, 2, "", "out", 0, checkpoint, found)
+    return Committable(
+        transactional_id=name, producer_id=producer_id, epoch=5, transaction_version=2, cluster_id="", sink="out",
+        subtask=0, checkpoint=checkpoint, written=found,
+    )  # fmt: skip
 
 
 def history(
@@ -20,8 +23,11 @@ def history(
     """Of one finalized checkpoint, number 7."""
     made = History("p")
     made.manifests[7] = Manifest(
-        "p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "f", 128, 2, 4, (), 0, (), (), (), committables, ()
-    )
+        pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6,
+        triggered_at_ms=0, completed_at_ms=99, fingerprint="f", max_parallelism=128, parallelism=2,
+        block_partitions=4, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
+        committables=committables, sinks=(),
+    )  # fmt: skip
     made.finalized[7] = Finalized(7, 3, 0, tuple((fates or {}).items()))
     made.repairs[7] = {repair.number: repair for repair in repairs}
     return made

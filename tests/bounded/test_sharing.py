@@ -21,13 +21,20 @@ from exactlyonce.engines.bounded.replay.sharing import (
 )
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 
-MANIFEST = Manifest("p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "f", 128, 2, 4, (), 0, (), (), (), (), (("out", "t", 3),))
+MANIFEST = Manifest(
+    pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
+    completed_at_ms=99, fingerprint="f", max_parallelism=128, parallelism=2, block_partitions=4, block_end_offsets=(),
+    written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(("out", "t", 3),),
+)  # fmt: skip
 
 
 def committable(name: str, checkpoint: int, **counts: int) -> Committable:
     """One of sink `out` subtask 0; `p1=4` is four records in partition 1."""
     written = tuple(Written("t", int(partition[1:]), 0, count) for partition, count in counts.items())
-    return Committable(name, 0, 0, 2, "", "out", 0, checkpoint, written)
+    return Committable(
+        transactional_id=name, producer_id=0, epoch=0, transaction_version=2, cluster_id="", sink="out", subtask=0,
+        checkpoint=checkpoint, written=written,
+    )  # fmt: skip
 
 
 def outputs(keys: Iterable[str]) -> list[RecomputedOutput]:

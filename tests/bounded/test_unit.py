@@ -52,8 +52,11 @@ class Computing:
     def base(self, parallelism: int) -> Manifest:
         """A manifest 0."""
         return Manifest(
-            self.graph.pipeline_id, 0, 1, 0, "initial", 0, 0, 0, 0, self.graph.fingerprint(),
-            self.graph.max_parallelism, parallelism, self.topic.partitions, (), 0, (), (), (), (), (),
+            pipeline=self.graph.pipeline_id, checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0,
+            previous=0, triggered_at_ms=0, completed_at_ms=0, fingerprint=self.graph.fingerprint(),
+            max_parallelism=self.graph.max_parallelism, parallelism=parallelism,
+            block_partitions=self.topic.partitions, block_end_offsets=(), written_bytes=0, offsets=(), operators=(),
+            order_logs=(), committables=(), sinks=(),
         )  # fmt: skip
 
     def run(self, **changes: Any) -> list[Receipt]:

@@ -43,7 +43,10 @@ sys.path.insert(0, str(Path(__file__).parent / "scripted"))
 R = TypeVar("R")
 
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
-COMMITTABLE = Committable("eo:p:out:0:1.0:0", 4001, 7, 2, "cluster", "out", 0, 4, (Written("totals", 0, 5, 6),))
+COMMITTABLE = Committable(
+    transactional_id="eo:p:out:0:1.0:0", producer_id=4001, epoch=7, transaction_version=2, cluster_id="cluster",
+    sink="out", subtask=0, checkpoint=4, written=(Written("totals", 0, 5, 6),),
+)  # fmt: skip
 MANIFEST = Manifest(
     pipeline="p",
     checkpoint=0,
@@ -168,7 +171,10 @@ class Store:
 
     def life(self, number: int) -> Incarnation:
         """What an incarnation of `living` looks like in the log."""
-        return Incarnation(number, "here", 1, self.clock.now_ms(), self.clock.now_ms())
+        return Incarnation(
+            incarnation=number, host="here", process=1, started_at_ms=self.clock.now_ms(),
+            heartbeat_ms=self.clock.now_ms(),
+        )  # fmt: skip
 
 
 @pytest.fixture

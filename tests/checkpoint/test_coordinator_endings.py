@@ -35,7 +35,10 @@ RESTART = Restart(1, 70, "a worker died", None)
 def manifest(checkpoint: int) -> Manifest:
     """A manifest of which only the number matters."""
     return Manifest(
-        "p", checkpoint, 1, 0, "checkpoint", 0, 0, 0, 0, "print", 128, 1, 4, (), 0, (), (), (), (), ()
+        pipeline="p", checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
+        triggered_at_ms=0, completed_at_ms=0, fingerprint="print", max_parallelism=128, parallelism=1,
+        block_partitions=4, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
+        committables=(), sinks=(),
     )  # fmt: skip
 
 
@@ -46,7 +49,10 @@ def finalized(checkpoint: int) -> Decided:
 
 def not_committed(checkpoint: int) -> Decided:
     """A verdict: the manifest is durable, but the broker refused a commit."""
-    lost = Committable("id", 7, 0, 2, "c", "out", 0, checkpoint, (Written("t", 0, 0, 3),))
+    lost = Committable(
+        transactional_id="id", producer_id=7, epoch=0, transaction_version=2, cluster_id="c", sink="out", subtask=0,
+        checkpoint=checkpoint, written=(Written("t", 0, 0, 3),),
+    )  # fmt: skip
     return Decided(manifest(checkpoint), Commits(lost=[lost]))
 
 
@@ -194,7 +200,7 @@ def test_the_tables_have_an_end_and_every_state_is_reached() -> None:
 
 def test_a_checkpoint_moves_only_as_its_table_allows() -> None:
     """A move that the table does not have raises InvariantViolation."""
-    plan = core.PendingCheckpoint(1, 0, 0, False, 0, 0)
+    plan = core.PendingCheckpoint(checkpoint=1, base=0, previous=0, final=False, triggered_ms=0, attempt=0)
     with pytest.raises(InvariantViolation):
         plan.move(CheckpointState.FINALIZED)
 

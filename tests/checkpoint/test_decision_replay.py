@@ -95,7 +95,10 @@ def test_the_output_of_a_sink_subtask_is_its_committables_in_the_order_of_their_
 
     def made(name: str, subtask: int, checkpoint: int, *counts: int) -> Committable:
         written = tuple(Written("t", partition, 0, count) for partition, count in enumerate(counts))
-        return Committable(name, 0, 0, 2, "", "out", subtask, checkpoint, written)
+        return Committable(
+            transactional_id=name, producer_id=0, epoch=0, transaction_version=2, cluster_id="", sink="out",
+            subtask=subtask, checkpoint=checkpoint, written=written,
+        )  # fmt: skip
 
     found = shares([made("c", 0, 9, 4), made("a", 0, 7, 2, 1), made("x", 1, 8, 5), made("b", 0, 8)])
     assert found == {"a": range(3), "b": range(3, 3), "c": range(3, 7), "x": range(5)}

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def committable(subtask: int, *counts: int) -> Committable:
     """One that wrote so many records to each partition of the topic `totals`."""
     written = tuple(Written("totals", partition, 100, count) for partition, count in enumerate(counts))
-    return Committable(f"eo:p:out:{subtask}:3.0:1", 7, 0, 2, "cluster", "out", subtask, 41, written)
+    return Committable(
+        transactional_id=f"eo:p:out:{subtask}:3.0:1", producer_id=7, epoch=0, transaction_version=2,
+        cluster_id="cluster", sink="out", subtask=subtask, checkpoint=41, written=written,
+    )  # fmt: skip
 
 
 def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoint") -> Manifest:
@@ -32,16 +35,18 @@ def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoin
     offsets.append(SourceOffset("rates", "exchange-rates", "id", 0, 5))
     operators = (OperatorSnapshot("totals", 1, 1_500_000, ()),)
     return Manifest(
-        *("p", checkpoint, 3, 0, kind, checkpoint - 1, checkpoint - 1, 1_000_000, 1_000_113, "f" * 64, 128, 1, 5, ()),
-        *(2_000, tuple(offsets), operators, (), committables, ()),
-    )
+        pipeline="p", checkpoint=checkpoint, incarnation=3, attempt=0, kind=kind, base=checkpoint - 1,
+        previous=checkpoint - 1, triggered_at_ms=1_000_000, completed_at_ms=1_000_113, fingerprint="f" * 64,
+        max_parallelism=128, parallelism=1, block_partitions=5, block_end_offsets=(), written_bytes=2_000,
+        offsets=tuple(offsets), operators=operators, order_logs=(), committables=committables, sinks=(),
+    )  # fmt: skip
 
 
 @pytest.fixture
 def history() -> History:
     """Checkpoint 41 with a repaired transaction, and 42, which is not finalized."""
     found = History("p")
-    found.admit(Incarnation(3, "box", 4212, 0, 1_000_000))
+    found.admit(Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000))
     found.admit(manifest(41, committable(0, 10, 20), committable(1, 5)))
     fates = (("eo:p:out:0:3.0:1", "committed"), ("eo:p:out:1:3.0:1", "repaired"))
     found.admit(Finalized(41, 3, 1_000_200, fates))
@@ -112,7 +117,7 @@ def test_json(history: History) -> None:
 def test_none_yet() -> None:
     """Between a pipeline's first life and its first manifest there is nothing to list."""
     found = History("p")
-    found.admit(Incarnation(3, "box", 4212, 0, 1_000_000))
+    found.admit(Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000))
     head, life = as_text(found, "h:9092", 80)
     assert (head, life[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
 

@@ -36,7 +36,10 @@ class Decided:
 
 
 def committable(name: str) -> Committable:
-    return Committable(name, 7, 4, 2, "cluster", "out", 0, 1, (Written("out", 0, 0, 1),))
+    return Committable(
+        transactional_id=name, producer_id=7, epoch=4, transaction_version=2, cluster_id="cluster", sink="out",
+        subtask=0, checkpoint=1, written=(Written("out", 0, 0, 1),),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

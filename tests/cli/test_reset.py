@@ -34,8 +34,14 @@ def traces(history: History | None, topic: str | None = "p.checkpoints") -> Trac
 def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool = False) -> History:
     """One life that has taken one checkpoint."""
     found = History("p")
-    found.admit(Incarnation(1, "box", 4212, 0, heartbeat_ms, ended=ended))
-    found.admit(Manifest("p", 1, 1, 0, kind, 0, 0, 0, 0, "", 128, 1, 5, (), 0, (), (), (), (), ()))
+    found.admit(Incarnation(
+        incarnation=1, host="box", process=4212, started_at_ms=0, heartbeat_ms=heartbeat_ms, ended=ended,
+    ))
+    found.admit(Manifest(
+        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind=kind, base=0, previous=0, triggered_at_ms=0,
+        completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1, block_partitions=5,
+        block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
+    ))
     if finalized:
         found.admit(Finalized(1, 1, 0, ()))
     return found
@@ -51,7 +57,7 @@ def test_signs_of_life() -> None:
     assert traces(history("checkpoint", heartbeat_ms=stale)).sign_of_life(NOW_MS) == ""
     assert traces(history("checkpoint", heartbeat_ms=NOW_MS + 60_000)).sign_of_life(NOW_MS) != ""
     begun = History("p")
-    begun.admit(Incarnation(1, "box", 4212, NOW_MS, NOW_MS))
+    begun.admit(Incarnation(incarnation=1, host="box", process=4212, started_at_ms=NOW_MS, heartbeat_ms=NOW_MS))
     assert traces(begun).sign_of_life(NOW_MS) == ""
     assert traces(None).sign_of_life(NOW_MS) != ""
     assert traces(None, topic=None).sign_of_life(NOW_MS) == ""

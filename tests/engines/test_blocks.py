@@ -59,8 +59,11 @@ class States:
     def manifest(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...] = ()) -> Manifest:
         """A manifest of no more than these *operators*."""
         return Manifest(
-            self.graph.pipeline_id, checkpoint, 1, 0, "checkpoint", 0, 0, 0, 0, "", self.graph.max_parallelism, 1,
-            self.topic.partitions, (), 0, (), operators, (), (), (),
+            pipeline=self.graph.pipeline_id, checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint",
+            base=0, previous=0, triggered_at_ms=0, completed_at_ms=0, fingerprint="",
+            max_parallelism=self.graph.max_parallelism, parallelism=1, block_partitions=self.topic.partitions,
+            block_end_offsets=(), written_bytes=0, offsets=(), operators=operators, order_logs=(), committables=(),
+            sinks=(),
         )  # fmt: skip
 
     def tables(

@@ -13,6 +13,7 @@ from exactlyonce.checkpoint.decision_log import DIGEST_HEADER, DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
 from exactlyonce.checkpoint.records.encoding import DecisionKey, encode
 from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Write, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome, TransactionState
@@ -45,7 +46,7 @@ class Stage:
         self.transactions = Transactions(self.config)
         self.log = Log(self.config)
         self.writers: list[Producer] = []
-        no_log = cast(LogRequests, None)
+        no_log = LogRequests(self.config, TopicInfo(topic, "", PARTITIONS, 1))
         self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000, lambda *_: None)
 
     def open(self, transactional_id: str) -> Committable:
@@ -64,7 +65,10 @@ class Stage:
             for each in self.transactions.producers(state.partitions)
             if each.producer_id == state.producer_id
         )
-        return Committable(transactional_id, state.producer_id, state.epoch, 2, "", "out", 0, 1, written)
+        return Committable(
+            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch,
+            transaction_version=2, cluster_id="", sink="out", subtask=0, checkpoint=1, written=written,
+        )  # fmt: skip
 
     def state(self, transactional_id: str) -> TransactionState:
         """What the broker takes it for."""
@@ -153,7 +157,7 @@ def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluste
         drive(settle(name, partitions), performer)
         assert drive(log.open(), performer).incarnation_latest == lives
         lives += 1
-        life = Incarnation(lives, "here", 1, 0, 0)
+        life = Incarnation(incarnation=lives, host="here", process=1, started_at_ms=0, heartbeat_ms=0)
         writer = TransactionalWriter(name, topic.name, SystemClock())  # the log would wait for the marker
         drive(writer.open(), requests)
         value = encode(life)

@@ -36,7 +36,11 @@ def inputs(*views: Topic | None, targets: dict[str, dict[int, int]] | None = Non
 @pytest.fixture
 def newest() -> Manifest:
     """A manifest of both partitions."""
-    return Manifest("p", 5, 1, 0, "checkpoint", 0, 0, 0, 0, "", 128, 1, 5, (), 0, AFTER, (), (), (), ())
+    return Manifest(
+        pipeline="p", checkpoint=5, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
+        triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1, block_partitions=5,
+        block_end_offsets=(), written_bytes=0, offsets=AFTER, operators=(), order_logs=(), committables=(), sinks=(),
+    )  # fmt: skip
 
 
 def test_one_broker_that_knows_the_new_topic_is_enough(newest: Manifest) -> None:

@@ -10,14 +10,16 @@ import pytest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import sweep
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
-from exactlyonce.engines.leader import Decisions
+from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undetermined
@@ -53,7 +55,7 @@ def watched(kafka: Any) -> Iterator[Watched]:
     """At the shared broker; nothing here touches a decision log."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     transactions = Transactions(config)
-    yield Watched(config, transactions, None)
+    yield Watched(config, transactions, LogRequests(config, TopicInfo("none", "", 2, 1)))
     transactions.close()
 
 
@@ -103,7 +105,7 @@ def test_an_answer_that_no_rule_covers_is_no_absence(watched: Watched) -> None:
 
 
 @pytest.fixture
-def decisions(kafka: Any, topic_name: str) -> Iterator[Decisions]:
+def leader(kafka: Any, topic_name: str) -> Iterator[PipelineLeader]:
     """A life of a pipeline that has recovered."""
     kafka.create_topic(f"{topic_name}-in", 1)
     reference: dict[str, object] = {
@@ -112,35 +114,44 @@ def decisions(kafka: Any, topic_name: str) -> Iterator[Decisions]:
     }  # fmt: skip
     options = options_from({"bootstrap_servers": kafka.bootstrap_servers})
     physical = plan(load_reference(reference).build(), 1)
-    made = Decisions(physical, options, lambda _: None, lambda *_: None, reference)
+    made = PipelineLeader(physical, options, lambda _: None, lambda *_: None, reference)
     made.recover()
     yield made
     made.close()
 
 
+def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
+    """A heartbeat that ends so, without a request."""
+    return outcome
+    yield
+
+
 class TestHeartbeats:
     """What a broker seldom does is said by the log in its place."""
 
-    def test_one_that_was_not_written_is_tried_again(self, decisions: Decisions, monkeypatch: Any) -> None:
+    def test_one_that_was_not_written_is_tried_again(self, leader: PipelineLeader, monkeypatch: Any) -> None:
         """A broker that refuses a record, for whatever reason, says nothing of another life: it is asked again."""
-        real, outcomes = decisions._log.heartbeat, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
-        monkeypatch.setattr(decisions._log, "heartbeat", lambda **more: outcomes.pop() if outcomes else real(**more))
-        assert decisions.prepare_attempt(1, None) == decisions.manifest
+        log, outcomes = leader.leader.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
+        real = log.heartbeat
+        monkeypatch.setattr(
+            log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more)
+        )
+        assert leader.begin_attempt(1, None) == leader.manifest
         assert outcomes == []
 
-    def test_one_that_is_never_written_is_an_absent_broker(self, decisions: Decisions, monkeypatch: Any) -> None:
+    def test_one_that_is_never_written_is_an_absent_broker(self, leader: PipelineLeader, monkeypatch: Any) -> None:
         """When the time of an append is over, the life ends as without a broker, never as fenced."""
-        monkeypatch.setattr(decisions._log, "append_timeout_s", 0.5)
-        monkeypatch.setattr(decisions._log, "heartbeat", lambda **_: Outcome.NOT_WRITTEN)
+        monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
+        monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
         with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
-            decisions.prepare_attempt(1, None)
-        decisions.upkeep()
+            leader.begin_attempt(1, None)
+        leader.upkeep()
 
-    @pytest.mark.parametrize("act", [lambda each: each.prepare_attempt(1, None), lambda each: each.upkeep()])
+    @pytest.mark.parametrize("act", [lambda each: each.begin_attempt(1, None), lambda each: each.upkeep()])
     def test_one_whose_outcome_is_unknown_ends_the_life(
-        self, act: Any, decisions: Decisions, monkeypatch: Any
+        self, act: Any, leader: PipelineLeader, monkeypatch: Any
     ) -> None:
         """The next life reads what is true."""
-        monkeypatch.setattr(decisions._log, "heartbeat", lambda **_: Outcome.UNKNOWN)
+        monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
         with pytest.raises(Undetermined, match="is not known"):
-            act(decisions)
+            act(leader)

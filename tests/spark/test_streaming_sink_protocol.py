@@ -409,7 +409,7 @@ def test_the_transaction_timeout(world: World) -> None:
     assert {state.timeout_ms for state in states if state} == {20_000}
     driver.commit(Job(QUERY, 0), flushed)
     with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
-        world.driver("a", transaction_timeout_ms=1_000_000)
+        world.driver("a", transaction_timeout_ms=1_000_000).assign()
     for wrong, said in (({"transactionTimeout": "1s"}, "10 s at least"), ({"writeId": "x" * 129}, "128 at most")):
         with pytest.raises(ConfigError, match=said):
             parse_sink_options({**given, **wrong}, schema, streaming=False)

@@ -65,7 +65,7 @@ def left(world: World, life: Life) -> Left:
     live = {record.key: record.value for record in log}
     history = life.log.history
     kept = len(history.incarnations) + len(history.manifests) + len(history.finalized) + len(history.repairs)
-    blocks = life.known_blocks
+    blocks = life.leader.known_blocks
     kept += len(blocks.ledger.retained) + len(blocks.ledger._unclaimed) + len(blocks._ends)
     return Left(
         len(world.oracle.live_blocks()),

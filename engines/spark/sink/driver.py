@@ -20,18 +20,22 @@ import re
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from exactlyonce.checkpoint.decision import Decided, Dropped, Life, Precommit, Refuse, decide, finish
+import msgspec
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
+from exactlyonce.checkpoint.decision import Decided, Dropped, Precommit, Refuse, keep_all
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
-from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.leader import Leader, Led
+from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
-from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
-from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactional_writer import LogRequests
@@ -68,8 +72,78 @@ def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> s
     return "a Spark job is not ours to run again."
 
 
+@dataclass(frozen=True, kw_only=True)
+class LedSink(Led):
+    """A sink: without inputs and state, its transactions below the driver's own attempt."""
+
+    attempt: int = ATTEMPT
+    count_partitions: Callable[[str], int]
+
+    def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
+        """An id whose transaction is complete is skipped: it was ended from outside or by the broker, both of which
+        raise its epoch, so that its producer is fenced."""
+        return incarnation.incarnation + 1, 0
+
+    def filled(self, manifest: Manifest) -> Manifest:
+        """Its tasks are as many as have written, to whatever topics the rows name."""
+        topics = sorted({written.topic for each in manifest.committables for written in each.written})
+        filled = msgspec.structs.replace(
+            manifest,
+            kind=KIND,
+            max_parallelism=len(manifest.committables),
+            parallelism=len(manifest.committables),
+            block_end_offsets=(),
+            sinks=tuple((SINK, each, self.count_partitions(each)) for each in topics),
+        )
+        _refuse_too_large(filled)
+        return filled
+
+    def topic_lost(self, topic: str, incarnation: int) -> str:
+        """As of a pipeline, in Spark's words."""
+        return (
+            f"The topic {topic} is empty, but transactions of incarnation {incarnation} of sink {self.pipeline!r} are "
+            f"known to the broker: the topic was deleted, and with it what the sink has written.\n"
+            f"  Choices: restore the topic from a replica or backup; or `exactlyonce reset {self.pipeline}`, after "
+            f"which a batch that Spark writes again is in the output twice."
+        )
+
+
+class NewestKept:
+    """Keeps the newest manifests; a sink has no blocks."""
+
+    def __init__(self, log: DecisionLog) -> None:
+        self._log = log
+
+    def recover(self, history: History, incarnation: int, *, late: bool) -> Procedure[Dropped]:
+        """Nothing: what is old goes with the next decision."""
+        return (yield from keep_all(history.retained[-1]))
+
+    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
+        """Nobody writes blocks."""
+        yield from ()
+
+    def ends_to_note(self, checkpoint: int, base: int, ends: tuple[int, ...], *, final: bool) -> tuple[int, ...]:
+        """Nobody looks for blocks."""
+        return ()
+
+    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """Nobody writes blocks."""
+
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """It stands on none."""
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
+        """Old manifests."""
+        dropped: Dropped = tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED]), ()
+        yield from ()
+        return dropped
+
+
 class SinkDriver:
-    """One process of the driver. An error ends it: whoever goes on makes a new one, which reads what is true."""
+    """One process of the driver. An error ends it: whoever goes on makes a new one, which reads what is true.
+
+    Making one connects to nothing.
+    """
 
     def __init__(self, options: SinkOptions, driver: str) -> None:
         self.options, self.driver = options, driver
@@ -77,21 +151,37 @@ class SinkDriver:
         self._settings = config.confluent()
         self._transactions, self._topics = Transactions(config), Topics(config)
         self._output_log = Log(config, group=options.sink_id)
-        self._life_of_cluster = (self._transactions.cluster_id(), self._transactions.transaction_version())
-        self._timeout_ms = options.timeout_within(self._transactions.max_timeout_ms())
         self._partitions: dict[str, int] = {}
         """By topic, as counted since the present job was begun: topics grow."""
-        self._log, self._is_open = self._new_log(), False
-        self._life: Incarnation | None = None
+        self._log_requests: LogRequests | None = None
+        self._led: LedSink | None = None
+        self._leader: Leader | None = None
+        """Once it has begun or was taken up; else who looks begins with a new one."""
 
-    def _new_log(self) -> DecisionLog:
+    def _new_leader(self) -> Leader:
+        """One that has fenced nobody yet."""
+        self._close_log()
         topic = prepare_topic(self._settings, self.options.sink_id, TOPIC_PARTITIONS)
+        led = self._led = self._led or LedSink(
+            pipeline=self.options.sink_id,
+            host=self.driver,
+            process=os.getpid(),
+            cluster_id=self._transactions.cluster_id(),
+            transaction_version=self._transactions.transaction_version(),
+            transaction_timeout_ms=self.options.timeout_within(self._transactions.max_timeout_ms()),
+            fingerprint=KIND,
+            max_parallelism=0,
+            parallelism=0,
+            accept_loss=self.options.accept_loss,
+            count_partitions=self._count_partitions,
+        )
         self._log_requests = LogRequests(self.options.client(), topic)
         self._performer = Performer(
-            self.options.client(), self._transactions, self._output_log, self._log_requests, self._timeout_ms,
-            _ignore, no_replay,
+            self.options.client(), self._transactions, self._output_log, self._log_requests,
+            led.transaction_timeout_ms, _ignore, no_replay,
         )  # fmt: skip
-        return DecisionLog(self.options.sink_id, topic, self._clock)
+        log = DecisionLog(self.options.sink_id, topic, self._clock)
+        return Leader(led, log, NewestKept(log), self._clock, lambda text: None)
 
     # --- before a job ---------------------------------------------------------------------------------------------
 
@@ -100,35 +190,26 @@ class SinkDriver:
         self._partitions.clear()
         if self.options.topic:
             self._count_partitions(self.options.topic)
-        history = self._drive(self._log.look())
-        life = history.newest_incarnation if history else None
-        if history is None or life is None or life.host != self.driver or history.unfinalized:
-            history = self._begin_life(history)
-            life = history.newest_incarnation
-        assert life is not None
+        leader = self._leader or self._new_leader()
+        history = self._drive(leader, leader.log.look())
+        newest = history.newest_incarnation if history else None
+        if history is None or newest is None or newest.host != self.driver or history.unfinalized:
+            leader = self._begin(history)
+            history, newest = leader.log.history, leader.incarnation
         position = Position.of(history.latest)
-        self._sweep(life.incarnation, history)
+        self._drive(leader, leader.sweep_for(newest), history)
         hit("coordinator-swept")
-        return Assignment(life.incarnation, _next(history), position, self._timeout_ms)
+        return Assignment(newest.incarnation, _next(history), position, leader.led.transaction_timeout_ms)
 
-    def _begin_life(self, seen: History | None) -> History:
+    def _begin(self, seen: History | None) -> Leader:
         """Fence every older driver, and finish what it decided."""
         if seen is not None:
             Position.of(seen.latest)  # a pipeline of that name is left in peace
             self._refuse_fenced(seen)
-        history = self._open()
-        newest = incarnation_latest(self._transactions.list(transaction_prefix(self.options.sink_id)))
-        if newest and not history.incarnation_latest:
-            raise Halt(
-                f"The topic {self._log.topic.name} is empty, but transactions of life {newest} of sink "
-                f"{self.options.sink_id!r} are known to the broker: the topic was deleted, and with it what the sink "
-                f"has written.\n  Choices: restore the topic from a replica or backup; or `exactlyonce reset "
-                f"{self.options.sink_id}`, after which a batch that Spark writes again is in the output twice."
-            )
-        self._life = self._drive(self._log.begin(self.driver, os.getpid(), newest))
-        hit("coordinator-opened")
-        self._finish_decided()
-        return self._log.history
+        leader = self._leader = self._new_leader()
+        self._drive(leader, leader.begin())
+        self._finish_decided(leader)
+        return leader
 
     def _refuse_fenced(self, history: History) -> None:
         """A driver that was paused and has been replaced meanwhile must not take the sink from its successor."""
@@ -143,27 +224,12 @@ class SinkDriver:
                 f"if it has ended, start this query again in a minute."
             )
 
-    def _open(self) -> History:
-        """Fence every other process that writes decisions of the sink, and read what is decided."""
-        if self._is_open:
-            self._log.close()
-            self._log_requests.close()
-            self._log, self._life = self._new_log(), None
-        partitions = [(self._log.topic.name, each) for each in range(self._log.topic.partitions)]
-        drive(settle(coordinator_id(self.options.sink_id), partitions), self._performer)
-        self._is_open = True
-        history = self._drive(self._log.open())
-        history.halt_if_damaged()
-        return history
-
-    def _finish_decided(self) -> None:
-        manifest = self._log.history.unfinalized
+    def _finish_decided(self, leader: Leader) -> None:
+        manifest = leader.log.history.unfinalized
         if manifest is None:
             return
-        repairs = self._log.history.repairs_of(manifest.checkpoint)
-        accepted = self.options.accept_loss == manifest.checkpoint
         try:
-            self._drive(finish(manifest, repairs, self._protocol_life(), self._clock.now_ms(), accept_loss=accepted))
+            self._drive(leader, leader.finish(manifest, keep_all))
         except Halt as error:
             raise Halt(
                 f'{error}\n  This is a sink of Spark, which does (3) by .option("acceptLoss", "{manifest.checkpoint}").'
@@ -179,81 +245,90 @@ class SinkDriver:
         incarnation = flushed[0].incarnation
         require(all((each.incarnation, each.job) == (incarnation, job) for each in flushed), "A job has one assignment")
         self._partitions.clear()
-        self._take_up(incarnation, flushed[0].checkpoint)
-        history = self._log.history
+        leader = self._take_up(incarnation, flushed[0].checkpoint)
+        history = leader.log.history
         position, tally = Position.of(history.latest), sum((each.tally for each in flushed), start=Tally())
         position.refuse(job, self.options)
         written = [each for each in flushed if each.precommit is not None]
         if position.holds(job):
             position.refuse_other_rows(job, tally, rows_decided(history.retained, position), self.options)
             if job.run:  # which of its function's writes comes next is to be known
-                self._decide(job, position, (), tally)
+                self._decide(leader, job, position, (), tally)
         elif tally.rows and not written:
             raise SinkFailed(
                 f"sink {self.options.sink_id!r}: {job} was decided when its tasks began, and is not any more: the "
                 f"sink's topic was changed meanwhile. Nothing of it was written now. Start it again."
             )
         elif written or job.query:
-            self._sweep(incarnation, history, {p.transactional_id for p in _precommits(written)})
-            self._decide(job, position, written, tally)
-        self._sweep(incarnation, self._log.history)
+            self._drive(leader, leader.sweep({p.transactional_id for p in _precommits(written)}))
+            self._decide(leader, job, position, written, tally)
+        self._drive(leader, leader.sweep())
 
     def abort(self) -> None:
         """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left."""
-        history = self._drive(self._log.look())
-        life = history.newest_incarnation if history else None
-        if history is not None and (life is None or life.host != self.driver):
+        seen = self._leader or self._new_leader()
+        history = self._drive(seen, seen.log.look())
+        newest = history.newest_incarnation if history else None
+        if history is not None and (newest is None or newest.host != self.driver):
             return
-        opened = self._open()
+        leader = self._leader = self._new_leader()
+        opened = self._drive(leader, leader.open())
         if opened.newest_incarnation is None or opened.newest_incarnation.host != self.driver:
             return
-        self._life = self._log.resume(opened.newest_incarnation.incarnation)
-        self._finish_decided()
-        self._sweep(self._life.incarnation, self._log.history)
+        leader.take_up(opened.newest_incarnation.incarnation)
+        self._finish_decided(leader)
+        self._drive(leader, leader.sweep())
 
-    def _take_up(self, incarnation: int, checkpoint: int) -> None:
-        """Go on with the life that the tasks have written in, knowing all that it has decided: *checkpoint* is next."""
-        is_ours = self._life is not None and self._life.incarnation == incarnation
-        if is_ours and _next(self._log.history) == checkpoint:
-            return
-        self._refuse_superseded(incarnation)
-        self._open()
-        self._life = self._log.resume(incarnation)
-        self._finish_decided()
+    def _take_up(self, incarnation: int, checkpoint: int) -> Leader:
+        """Go on with the incarnation that the tasks have written in, knowing all that it has decided: *checkpoint* is
+        next."""
+        leader = self._leader
+        is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation
+        if leader is not None and is_ours and _next(leader.log.history) == checkpoint:
+            return leader
+        self._refuse_superseded(leader or self._new_leader(), incarnation)
+        leader = self._leader = self._new_leader()
+        self._drive(leader, leader.open())
+        leader.take_up(incarnation)
+        self._finish_decided(leader)
+        return leader
 
-    def _refuse_superseded(self, incarnation: int) -> None:
+    def _refuse_superseded(self, leader: Leader, incarnation: int) -> None:
         """Look before anything is fenced: a driver that was replaced leaves its successor in peace."""
-        history = self._drive(self._log.look())
+        history = self._drive(leader, leader.log.look())
         newest = history.newest_incarnation if history else None
         if newest is not None and newest.incarnation != incarnation:
             raise Fenced(superseded(self.options.sink_id, incarnation, newest))
 
-    def _decide(self, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
+    def _decide(
+        self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally
+    ) -> None:
         """Also where nothing was written: a batch without rows, or one that was written before."""
         precommits, now_ms = _precommits(written), self._clock.now_ms()
+        checkpoint = _next(leader.log.history)
         ages_ms = {
             p.transactional_id: max(p.open_ms, now_ms - each.opened_ms)
             for each, p in zip(written, precommits, strict=True)
         }
-        life, began_ms = self._protocol_life(), now_ms - max(ages_ms.values(), default=0)
-        offsets = position.after(job, tally, _next(self._log.history)).offsets()
-        verdict = self._drive(
-            decide(
-                precommits,
-                ages_ms,
-                life,
-                lambda committables, ends: self._manifest(offsets, began_ms, committables),
-                lambda manifest: self._expired(),
-            )
+        plan = PendingCheckpoint(
+            checkpoint=checkpoint,
+            base=checkpoint,
+            previous=max(0, leader.log.history.checkpoint_latest),
+            final=False,
+            triggered_ms=self._clock.monotonic_ms() - max(ages_ms.values(), default=0),
+            attempt=ATTEMPT,
+            acks={(SINK, 0): Ack(SINK, 0, checkpoint, position.after(job, tally, checkpoint).offsets())},
+            precommits=precommits,
+            ages_ms=ages_ms,
         )
+        verdict = self._drive(leader, leader.decide(plan, ()))
         if isinstance(verdict, Refuse):
-            self._refuse_superseded(life.incarnation)
-            reason = " ".join(filter(None, (verdict.reason, self._log.refusal)))
+            self._refuse_superseded(leader, leader.incarnation.incarnation)
             raise SinkFailed(
-                f"sink {self.options.sink_id!r}: the job was not decided, and nothing of it is visible: {reason}. "
-                f"Start it again: it is written anew. From its first row to the end of all tasks a job has "
-                f"{self._timeout_ms // 1000} s: as the option transactionTimeout says, or else the broker's "
-                f"transaction.max.timeout.ms, but 15 minutes at most."
+                f"sink {self.options.sink_id!r}: the job was not decided, and nothing of it is visible: "
+                f"{verdict.reason}. Start it again: it is written anew. From its first row to the end of all tasks a "
+                f"job has {leader.led.transaction_timeout_ms // 1000} s: as the option transactionTimeout says, or "
+                f"else the broker's transaction.max.timeout.ms, but 15 minutes at most."
             )
         if not isinstance(verdict, Decided):
             raise Undetermined(
@@ -261,87 +336,40 @@ class SinkDriver:
                 f"is true is read then."
             )
         if not verdict.finalized:
-            self._finish_decided()
-
-    def _manifest(
-        self, offsets: tuple[SourceOffset, ...], began_ms: int, committables: tuple[Committable, ...]
-    ) -> Manifest:
-        history, topic = self._log.history, self._log.topic
-        assert self._life is not None
-        topics = sorted({written.topic for each in committables for written in each.written})
-        manifest = Manifest(
-            pipeline=self.options.sink_id,
-            checkpoint=_next(history),
-            incarnation=self._life.incarnation,
-            attempt=ATTEMPT,
-            kind=KIND,
-            base=_next(history),
-            previous=max(0, history.checkpoint_latest),
-            triggered_at_ms=began_ms,
-            completed_at_ms=self._clock.now_ms(),
-            fingerprint=KIND,
-            max_parallelism=len(committables),
-            parallelism=len(committables),
-            block_partitions=topic.partitions,
-            block_end_offsets=(),
-            written_bytes=0,
-            offsets=offsets,
-            operators=(),
-            order_logs=(),
-            committables=committables,
-            sinks=tuple((SINK, each, self._count_partitions(each)) for each in topics),
-        )
-        _refuse_too_large(manifest)
-        return manifest
-
-    def _expired(self) -> Procedure[Dropped]:
-        """Old manifests; a sink has no blocks."""
-        return tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED]), ()
-        yield  # never: it makes this a procedure
+            self._finish_decided(leader)
 
     # --- both -----------------------------------------------------------------------------------------------------
-
-    def _sweep(self, incarnation: int, history: History, protected: Iterable[str] = ()) -> None:
-        """Abort what no decision names and no task of *protected* has flushed.
-
-        An id whose transaction is complete is skipped: it was ended from outside or by the broker, both of which
-        raise its epoch, so that its producer is fenced.
-        """
-        topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
-        topics |= {self.options.topic} - {""}
-        outputs = {(topic, each) for topic in topics for each in range(self._count_partitions(topic))}
-        below = (incarnation + 1, 0)
-        procedure = sweep(
-            self.options.sink_id, incarnation, ATTEMPT,
-            protected=set(protected), fenced_below=below, outputs=outputs,
-        )  # fmt: skip
-        self._drive(procedure)
 
     def _count_partitions(self, topic: str) -> int:
         if topic not in self._partitions:
             self._partitions[topic] = self._topics.describe([topic])[topic].partitions
         return self._partitions[topic]
 
-    def _protocol_life(self) -> Life:
-        assert self._life is not None
-        cluster_id, version = self._life_of_cluster
-        return Life(
-            self.options.sink_id,
-            self._life.incarnation,
-            ATTEMPT,
-            cluster_id,
-            version,
-            self._timeout_ms,
-            (self._life.incarnation + 1, 0),
-        )
+    def _drive(self, leader: Leader, procedure: Procedure[R], seen: History | None = None) -> R:
+        """*seen*: the history, where *leader* has only looked."""
 
-    def _drive(self, procedure: Procedure[R]) -> R:
-        return drive(self._log.recording(procedure), self._performer)
+        def answer(request: ask.Request) -> Any:
+            match request:
+                case ask.CountOutputs():
+                    history = seen or leader.log.history
+                    topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
+                    wanted = sorted(topics | {self.options.topic} - {""})
+                    return tuple((SINK, each, self._count_partitions(each)) for each in wanted)
+                case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtOutputs() | ask.GoOnFrom():
+                    return None  # Spark's to see to
+                case ask.BlockEndOffsets():
+                    hit("coordinator-checked")
+            return self._performer(request)
+
+        return drive(procedure, answer)
+
+    def _close_log(self) -> None:
+        if self._log_requests is not None:
+            self._log_requests.close()
 
     def close(self) -> None:
         """Let go of all connections; nothing is ended by it."""
-        self._log.close()
-        self._log_requests.close()
+        self._close_log()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()

@@ -72,14 +72,23 @@ def test_the_coordinators_id_is_listed_with_its_pipeline_but_is_no_sinks_id() ->
 def test_a_committable_counts_its_records_over_all_partitions() -> None:
     """The records of a committable are those of all partitions it wrote to."""
     written = (Written("t", 0, 10, 3), Written("t", 1, 20, 4))
-    committable = Committable(str(OURS), 1, 0, 2, "cluster", "out", 3, 5, written)
+    committable = Committable(
+        transactional_id=str(OURS), producer_id=1, epoch=0, transaction_version=2, cluster_id="cluster", sink="out",
+        subtask=3, checkpoint=5, written=written,
+    )  # fmt: skip
     assert committable.records == 7
     assert committable.writer == ("out", 3)
 
 
 def test_a_committable_within_another_is_what_both_have_partitions_of() -> None:
     """Only the partitions count: first offsets and counts are one's own."""
-    whole = Committable("a", 1, 0, 2, "c", "out", 0, 1, (Written("t", 0, 5, 2), Written("t", 1, 7, 3)))
-    other = Committable("b", 9, 4, 2, "c", "out", 0, 1, (Written("t", 1, 90, 3), Written("u", 0, 1, 1)))
+    whole = Committable(
+        transactional_id="a", producer_id=1, epoch=0, transaction_version=2, cluster_id="c", sink="out", subtask=0,
+        checkpoint=1, written=(Written("t", 0, 5, 2), Written("t", 1, 7, 3)),
+    )  # fmt: skip
+    other = Committable(
+        transactional_id="b", producer_id=9, epoch=4, transaction_version=2, cluster_id="c", sink="out", subtask=0,
+        checkpoint=1, written=(Written("t", 1, 90, 3), Written("u", 0, 1, 1)),
+    )  # fmt: skip
     assert whole.within(other).written == (Written("t", 1, 7, 3),)
     assert whole.within(whole) == whole

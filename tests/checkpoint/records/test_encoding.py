@@ -27,7 +27,9 @@ from exactlyonce.checkpoint.records.manifest import (
 from exactlyonce.pipeline.errors import InvariantViolation
 
 KINDS = (Manifest, Finalized, Incarnation, Repair, Block)
-INCARNATION = Incarnation(3, "host", 42, 1_000, 2_000, 1)
+INCARNATION = Incarnation(
+    incarnation=3, host="host", process=42, started_at_ms=1_000, heartbeat_ms=2_000, fenced_below=1,
+)  # fmt: skip
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:

@@ -22,7 +22,7 @@ def mark(checkpoint: int, *names: str) -> Finalized:
 
 
 def life(number: int) -> Incarnation:
-    return Incarnation(number, "host", 1, 0, 0)
+    return Incarnation(incarnation=number, host="host", process=1, started_at_ms=0, heartbeat_ms=0)
 
 
 def read(*records: Decision | tuple[str, bytes | None]) -> History:

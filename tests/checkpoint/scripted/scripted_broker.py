@@ -22,7 +22,10 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
 
 LIFE = Life("p", 3, 1, "cluster", 2, 100_000)
 MANIFEST = Manifest(
-    "p", 7, 3, 0, "checkpoint", 6, 6, 0, 99, "print", 128, 1, 4, (0, 5, 5, 5), 0, (), (), (), (), ()
+    pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
+    completed_at_ms=99, fingerprint="print", max_parallelism=128, parallelism=1, block_partitions=4,
+    block_end_offsets=(0, 5, 5, 5), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(),
+    sinks=(),
 )  # fmt: skip
 BLOCK = BlockRef(1, 0, "block", 1, b"")
 
@@ -40,7 +43,10 @@ def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7
 def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
     """What *precommit* becomes, with all its records in partition 0."""
     written = (Written("t", 0, 100 * slot, records),)
-    return Committable(name(slot, subtask), 10 + slot, 3, 2, "cluster", "out", subtask, checkpoint, written)
+    return Committable(
+        transactional_id=name(slot, subtask), producer_id=10 + slot, epoch=3, transaction_version=2,
+        cluster_id="cluster", sink="out", subtask=subtask, checkpoint=checkpoint, written=written,
+    )  # fmt: skip
 
 
 def manifest(*committables: Committable) -> Manifest:

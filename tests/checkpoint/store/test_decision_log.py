@@ -31,7 +31,10 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
-COMMITTABLE = Committable("eo:p:out:0:1.0:0", 4001, 7, 2, "cluster", "out", 0, 0, (Written("totals", 0, 5, 6),))
+COMMITTABLE = Committable(
+    transactional_id="eo:p:out:0:1.0:0", producer_id=4001, epoch=7, transaction_version=2, cluster_id="cluster",
+    sink="out", subtask=0, checkpoint=0, written=(Written("totals", 0, 5, 6),),
+)  # fmt: skip
 
 
 class TestLives:

@@ -37,7 +37,10 @@ C, B, R, U = EndAnswer.COMPLETED, EndAnswer.BUSY, EndAnswer.REFUSED, EndAnswer.U
 
 def committable(name: str, subtask: int = 0, checkpoint: int = 1, records: int = 5) -> Committable:
     """A committable of the sink `out`."""
-    return Committable(name, 7, 3, 2, "cluster", "out", subtask, checkpoint, (Written("t", 0, 10, records),))
+    return Committable(
+        transactional_id=name, producer_id=7, epoch=3, transaction_version=2, cluster_id="cluster", sink="out",
+        subtask=subtask, checkpoint=checkpoint, written=(Written("t", 0, 10, records),),
+    )  # fmt: skip
 
 
 class Scripted:

@@ -39,7 +39,10 @@ PLACES = (("t", 0), ("t", 1))
 def committable(name: str = "a", producer_id: int = 7, checkpoint: int = 1) -> Committable:
     """A committable with records from offset 10 on in two partitions."""
     written = tuple(Written(topic, partition, 10, 5) for topic, partition in PLACES)
-    return Committable(name, producer_id, 3, 2, "cluster", "out", 0, checkpoint, written)
+    return Committable(
+        transactional_id=name, producer_id=producer_id, epoch=3, transaction_version=2, cluster_id="cluster",
+        sink="out", subtask=0, checkpoint=checkpoint, written=written,
+    )  # fmt: skip
 
 
 class Broker:
@@ -258,7 +261,10 @@ def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
     broker.fates = [Fate.COMMITTED, Fate.ABORTED]
     decided = committable("eo:p:out:0:2.0:0")
     manifest = Manifest(
-        "p", 1, 2, 0, "checkpoint", 0, 0, 0, 9, "print", 128, 1, 2, (0, 0), 0, (), (), (), (decided,), ()
+        pipeline="p", checkpoint=1, incarnation=2, attempt=0, kind="checkpoint", base=0, previous=0,
+        triggered_at_ms=0, completed_at_ms=9, fingerprint="print", max_parallelism=128, parallelism=1,
+        block_partitions=2, block_end_offsets=(0, 0), written_bytes=0, offsets=(), operators=(), order_logs=(),
+        committables=(decided,), sinks=(),
     )  # fmt: skip
     assert drive(finish(manifest, [], Life("p", 3, 0, "cluster", 2, 60_000), 9), broker) == {
         decided.transactional_id: "repaired"

@@ -1,0 +1,458 @@
+"""One incarnation of a coordinator: what it does from its first request to its last. Pure procedures.
+
+The local engine, bounded work, Spark's sink and the simulator run these lines; who drives them answers the requests.
+Invariants: a constructor fences nobody and asks nobody; nothing is decided before everything older was fenced, and what
+older incarnations decided is finished; no sink producer is made before `recover` or `begin_attempt` has returned; the
+decisions come one by one. For one thread at a time, but `acknowledged`, which hands over what `decide` takes up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
+from exactlyonce.checkpoint.decision import (
+    Decided,
+    Dropped,
+    Expire,
+    Life,
+    Refuse,
+    Unresolved,
+    decide,
+    finalize,
+    finish,
+    standing,
+)
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.references import operators_of, references_of
+from exactlyonce.checkpoint.requests import (
+    BlockEndOffsets,
+    CheckContinuity,
+    CountOutputs,
+    CreateOutputs,
+    GoOnFrom,
+    ListTransactions,
+    Look,
+    LookAtInputs,
+    LookAtOutputs,
+    Pause,
+    Procedure,
+    R,
+    Reached,
+    StartOffsets,
+)
+from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
+from exactlyonce.checkpoint.transactions.settling import settle
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
+
+UPKEEP_INTERVAL_S = 10.0
+"""How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
+SWEEP_AGAIN_MS = 60_000
+HEARTBEAT_PAUSE_MS = 200
+"""Before one that the broker refused is tried again."""
+
+Verdict = Decided | Refuse | Unresolved
+
+
+class Retention(Protocol):
+    """What of the checkpoints stays, and what may go."""
+
+    def recover(self, history: History, incarnation: int, *, late: bool) -> Procedure[Dropped]:
+        """What older incarnations have left that may go."""
+
+    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
+        """Look for what the attempt before has left behind *newest*."""
+
+    def ends_to_note(self, checkpoint: int, base: int, ends: tuple[int, ...], *, final: bool) -> tuple[int, ...]:
+        """The `Manifest.block_end_offsets` of *checkpoint*."""
+
+    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """*blocks* were written for *checkpoint*."""
+
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """*checkpoint* is decided, and stands on *blocks*."""
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
+        """What may go in the transaction that finalizes *manifest*."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Led:
+    """What is led, a pipeline, and by whom."""
+
+    pipeline: str
+    host: str
+    process: int
+    cluster_id: str
+    transaction_version: int
+    transaction_timeout_ms: int
+    fingerprint: str
+    max_parallelism: int
+    parallelism: int
+    accept_loss: int | None = None
+    """The checkpoint whose lost output the user goes on without."""
+    attempt: int = 0
+    """The first one."""
+
+    def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
+        """(incarnation, attempt) below which all transactional ids were fenced when *incarnation* began."""
+        return incarnation.fenced_below, 0
+
+    def filled(self, manifest: Manifest) -> Manifest:
+        """*manifest* with the fields that only what is led knows."""
+        return manifest
+
+    def topic_lost(self, topic: str, incarnation: int) -> str:
+        """What is said where *topic* is empty, but the broker knows of transactions of *incarnation*."""
+        return (
+            f"The checkpoint topic {topic} is empty, but transactions of incarnation {incarnation} of this pipeline "
+            f"are known to the broker: the topic was deleted. Beginning anew would write all output again.\n"
+            f"  Choices: restore the topic from a replica or backup and run again; or, if that is what you want, "
+            f"`exactlyonce reset {self.pipeline}`."
+        )
+
+
+@dataclass
+class _Written:
+    """Acknowledgements that `decide` has not taken up, from another thread; and the bytes of blocks by checkpoint."""
+
+    acknowledged: deque[Ack] = field(default_factory=deque)
+    bytes: dict[int, int] = field(default_factory=dict)
+
+
+class Leader:
+    """Leads *led*; see the module. *note* is told what a person should know."""
+
+    def __init__(
+        self, led: Led, log: DecisionLog, retention: Retention, clock: Clock, note: Callable[[str], None]
+    ) -> None:
+        self.led, self.log, self.retention = led, log, retention
+        self.attempt = led.attempt
+        self._clock, self._note = clock, note
+        self._late_blocks = True
+        self._fenced_below = (0, 0)
+        self._last_committables: tuple[Committable, ...] = ()
+        self._swept_ms = clock.monotonic_ms()
+        self._written_blocks = _Written()
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The record of this incarnation."""
+        return self.log.incarnation
+
+    @property
+    def manifest(self) -> Manifest:
+        """The newest one; there is one once `recover` has returned."""
+        newest = self.log.history.latest
+        assert newest is not None
+        return newest
+
+    def run(self, procedure: Procedure[R]) -> Procedure[R]:
+        """*procedure*, whose appends go to the log."""
+        return self.log.recording(procedure)
+
+    # --- beginning ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> Procedure[History]:
+        """Fence every older incarnation, read what they decided, refuse what is damaged, and write the first record."""
+        history = yield from self.open()
+        self._late_blocks = history.newest_incarnation is not None and not history.newest_incarnation.ended
+        newest = incarnation_latest(
+            each
+            for each in (yield ListTransactions(transaction_prefix(self.led.pipeline)))
+            if each.transactional_id != coordinator_id(self.led.pipeline)
+        )
+        if newest and not history.incarnation_latest:
+            raise Halt(self.led.topic_lost(self.log.topic.name, newest))
+        yield CreateOutputs(history.latest)
+        self._fenced_below = self.led.fenced_below(
+            (yield from self.log.begin(self.led.host, self.led.process, newest))
+        )
+        yield Reached("coordinator-opened")
+        return self.log.history
+
+    def take_up(self, incarnation: int) -> None:
+        """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
+        self._fenced_below = self.led.fenced_below(self.log.resume(incarnation))
+
+    def open(self) -> Procedure[History]:
+        """Fence every other process that writes decisions, and read what is decided; refuse what is damaged."""
+        topic = self.log.topic
+        yield from settle(
+            coordinator_id(self.led.pipeline), [(topic.name, partition) for partition in range(topic.partitions)]
+        )
+        history = yield from self.log.open()
+        history.halt_if_damaged()
+        return history
+
+    # --- recovery -----------------------------------------------------------------------------------------------
+
+    def recover(self) -> Procedure[Manifest]:
+        """Finish what older incarnations decided, abort what they did not, and find where to start."""
+        history = self.log.history
+        for what, why in history.damaged.items():
+            self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
+        latest, unfinalized = history.latest, history.unfinalized
+        if latest is None:
+            yield from self._first_manifest()
+        else:
+            yield CheckContinuity(latest)
+        if unfinalized is not None:
+            yield from self.finish(unfinalized, lambda _: self._claimed())
+        yield from self.sweep()
+        self._require((yield from self.log.heartbeat(fenced_below=self.incarnation.incarnation)))
+        if unfinalized is None:
+            manifests, blocks = yield from self._claimed()
+            if manifests or blocks:
+                outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
+                self._require(outcome)
+        yield GoOnFrom(self.manifest)
+        yield Reached("coordinator-swept")
+        return self.manifest
+
+    def _claimed(self) -> Procedure[Dropped]:
+        return self.retention.recover(self.log.history, self.incarnation.incarnation, late=self._late_blocks)
+
+    def _first_manifest(self) -> Procedure[None]:
+        """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
+        start_offsets = yield StartOffsets()
+        first = PendingCheckpoint(
+            checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
+            attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
+        )  # fmt: skip
+        outputs = yield CountOutputs()
+        manifest = self._manifest(first, (), (yield BlockEndOffsets()), outputs, kind="initial")
+        self._require((yield from self.log.append(manifest)))
+        finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
+        yield from self.run(finalized)
+
+    def finish(self, manifest: Manifest, expire: Expire) -> Procedure[dict[str, str]]:
+        """Bring *manifest*, which is decided and not finalized, to its end; the fate of each of its committables."""
+        self._note(f"finishing checkpoint {manifest.checkpoint}, which was decided but not finalized")
+        repairs = self.log.history.repairs_of(manifest.checkpoint)
+        accept = self.led.accept_loss == manifest.checkpoint
+        fates = yield from self.run(
+            finish(manifest, repairs, self._life(), self._clock.now_ms(), expire, accept_loss=accept)
+        )
+        for name, fate in fates.items():
+            if fate != "committed":
+                self._note(f"checkpoint {manifest.checkpoint}: transaction {name} {fate}")
+        repairs = self.log.history.repairs_of(manifest.checkpoint)
+        self._last_committables = standing(manifest, repairs, fates) or self._last_committables
+        return fates
+
+    def sweep(self, protected: Collection[str] = ()) -> Procedure[None]:
+        """Abort and fence what older incarnations, and older attempts of this one, may have left open."""
+        yield from self._sweep_below(self.attempt, protected)
+        self._swept_ms = self._clock.monotonic_ms()
+        if not protected:
+            self._fenced_below = max(self._fenced_below, (self.incarnation.incarnation, self.attempt))
+
+    def abort_all_but(self, winners: Collection[str]) -> Procedure[None]:
+        """Abort what the present attempt has left open, except the transactions of *winners*, which come to decision.
+
+        Bounded work may run twice: where a task was tried again, its first try has a transaction that nobody names.
+        """
+        yield from self._sweep_below(self.attempt + 1, winners)
+
+    def sweep_for(self, incarnation: Incarnation) -> Procedure[None]:
+        """`sweep` for *incarnation*, which may go on in another process; this one has only looked."""
+        yield from self._sweep(incarnation, self.attempt, self.led.fenced_below(incarnation), ())
+
+    def _sweep_below(self, attempt: int, protected: Collection[str]) -> Procedure[None]:
+        yield from self._sweep(self.incarnation, attempt, self._fenced_below, protected)
+
+    def _sweep(
+        self, incarnation: Incarnation, attempt: int, fenced_below: tuple[int, int], protected: Collection[str]
+    ) -> Procedure[None]:
+        counted: tuple[tuple[str, str, int], ...] = yield CountOutputs()
+        outputs = {(topic, partition) for _, topic, partitions in counted for partition in range(partitions)}
+        yield from sweep(
+            self.led.pipeline, incarnation.incarnation, attempt,
+            protected=protected, fenced_below=fenced_below, outputs=outputs,
+        )  # fmt: skip
+
+    def _require(self, outcome: Outcome) -> None:
+        """Raise unless an append was `DONE`: what became of it is unknown, or the broker is as good as away."""
+        if outcome is Outcome.UNKNOWN:
+            raise Undetermined(
+                f"Whether the broker wrote a record to {self.log.topic.name} is not known. This instance ends; nothing "
+                f"is lost: run the pipeline again, it reads what is true."
+            )
+        if outcome is Outcome.NOT_WRITTEN:
+            raise BrokerUnavailable(
+                f"The broker took no record into {self.log.topic.name}: {self.log.refusal or 'it gave no reason'}. "
+                f"Nothing is lost: run the pipeline again once the broker answers."
+            )
+
+    # --- attempts -----------------------------------------------------------------------------------------------
+
+    def begin_attempt(
+        self, attempt: int, unfinished: Manifest | None, *, killed: bool = True
+    ) -> Procedure[Manifest]:
+        """Before the next attempt, all workers being dead: finish what was decided, abort what was not.
+
+        *killed*: they were killed while they wrote.
+        """
+        yield from self._confirm_leading()
+        self.attempt = attempt
+        if unfinished is not None:
+            yield from self.finish(unfinished, lambda manifest: self.retention.expire(manifest, ()))
+        yield from self.sweep()
+        yield from self.retention.begin_attempt(self.manifest, self.incarnation.incarnation, attempt, late=killed)
+        yield from self.look_at_inputs()
+        return self.manifest
+
+    def _confirm_leading(self) -> Procedure[None]:
+        """Return once a heartbeat is written, which only the newest can; a broker that refuses is asked again."""
+        deadline_ms = self._clock.monotonic_ms() + self.log.append_timeout_ms
+        while (outcome := (yield from self.log.heartbeat())) is Outcome.NOT_WRITTEN:
+            if self._clock.monotonic_ms() >= deadline_ms:
+                break
+            yield Pause(HEARTBEAT_PAUSE_MS)
+        self._require(outcome)
+
+    def look_at_inputs(self) -> Procedure[None]:
+        """Raise Halt if an input was deleted or made anew; partitions that were added are read from here on."""
+        yield LookAtInputs(self.manifest)
+        yield GoOnFrom(self.manifest)
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def acknowledged(self, ack: Ack) -> None:
+        """Blocks were written. From any thread, before `decide` is told of the checkpoint."""
+        self._written_blocks.acknowledged.append(ack)
+
+    def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
+        """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
+
+        Raises Halt, before anything is decided, if what was acknowledged may have been read from another topic.
+        """
+        self._take_up()
+        refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
+        if refs and (dead := (yield from self.log.dead(refs))):
+            return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
+        try:
+            if self.log.history.latest is not None:
+                yield from self.look_at_inputs()
+                yield LookAtOutputs(self.manifest)
+        except BrokerUnavailable as error:
+            return Refuse(str(error))
+        outputs = yield CountOutputs()
+        verdict = yield from self.run(
+            decide(
+                plan.precommits,
+                plan.ages_ms,
+                self._life(),
+                lambda committables, ends: self._manifest(plan, committables, ends, outputs),
+                lambda manifest: self._expire(plan, manifest, pinned),
+            )
+        )
+        if isinstance(verdict, Refuse) and self.log.refusal:
+            return Refuse(f"{verdict.reason}: {self.log.refusal}")
+        if isinstance(verdict, Decided):
+            yield GoOnFrom(verdict.manifest)
+            self._last_committables = verdict.manifest.committables or self._last_committables
+            if not verdict.finalized:
+                self.retention.completed(verdict.manifest.checkpoint, references_of(plan, verdict.manifest))
+        return verdict
+
+    def _take_up(self) -> None:
+        written = self._written_blocks
+        while written.acknowledged:
+            ack = written.acknowledged.popleft()
+            self.retention.written(ack.checkpoint, ack.written)
+            size = sum(ref.size for ref in ack.written)
+            written.bytes[ack.checkpoint] = written.bytes.get(ack.checkpoint, 0) + size
+
+    def _life(self) -> Life:
+        led = self.led
+        return Life(
+            pipeline=led.pipeline,
+            incarnation=self.incarnation.incarnation,
+            attempt=self.attempt,
+            cluster_id=led.cluster_id,
+            transaction_version=led.transaction_version,
+            transaction_timeout_ms=led.transaction_timeout_ms,
+            fenced_below=self._fenced_below,
+        )
+
+    def _manifest(
+        self,
+        plan: PendingCheckpoint,
+        committables: tuple[Committable, ...],
+        ends: tuple[int, ...],
+        outputs: tuple[tuple[str, str, int], ...],
+        *,
+        kind: str | None = None,
+    ) -> Manifest:
+        led, now_ms, sizes = self.led, self._clock.now_ms(), self._written_blocks.bytes
+        offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
+        manifest = Manifest(
+            pipeline=led.pipeline,
+            checkpoint=plan.checkpoint,
+            incarnation=self.incarnation.incarnation,
+            attempt=self.attempt,
+            kind=kind or ("final" if plan.final else "checkpoint"),
+            base=plan.base,
+            previous=plan.previous,
+            triggered_at_ms=now_ms - (self._clock.monotonic_ms() - plan.triggered_ms),
+            completed_at_ms=now_ms,
+            fingerprint=led.fingerprint,
+            max_parallelism=led.max_parallelism,
+            parallelism=led.parallelism,
+            block_partitions=self.log.topic.partitions,
+            block_end_offsets=self.retention.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final),
+            written_bytes=sum(sizes.pop(n) for n in list(sizes) if n <= plan.checkpoint),
+            offsets=tuple(offsets),
+            operators=operators_of(plan),
+            order_logs=tuple(plan.order_logs),
+            committables=committables,
+            sinks=outputs,
+        )
+        return led.filled(manifest)
+
+    def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
+        """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
+        self.retention.completed(manifest.checkpoint, references_of(plan, manifest))
+        return (yield from self.retention.expire(manifest, pinned))
+
+    # --- beside it ----------------------------------------------------------------------------------------------
+
+    def upkeep(self) -> Procedure[None]:
+        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile.
+
+        A heartbeat that the broker did not take is due again next time; after one whose outcome is unknown this
+        incarnation must end.
+        """
+        outcome = yield from self.log.heartbeat()
+        if outcome is not Outcome.NOT_WRITTEN:
+            self._require(outcome)
+        if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
+            yield from self.sweep()
+
+    def conclude(self) -> Procedure[None]:
+        """After a clean stop: all that the last checkpoints committed is visible to readers, and this one is over.
+
+        A zombie's open transaction would hold readers before it, so that older attempts are swept first. Records that
+        retention has taken meanwhile hold nobody back, and were visible: their markers had been seen.
+        """
+        yield from self.sweep()
+        for committable in self._last_committables:
+            if committable.records and (yield Look(committable)) is Fate.ABORTED:
+                raise Halt(
+                    f"Checkpoint {self.manifest.checkpoint} is finalized, but the records of "
+                    f"{committable.transactional_id} are not visible to readers. Run the pipeline again: it repairs "
+                    f"them."
+                )
+        with suppress(Fenced):  # then a newer one's heartbeats say as much
+            yield from self.log.heartbeat(ended=True)
