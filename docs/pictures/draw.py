@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.records.encoding import BlockKey, DecisionKey
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair
-from exactlyonce.checkpoint.store.topic import TopicInfo
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS, SlotState
 
 HERE = Path(__file__).parent
