@@ -21,14 +21,15 @@ FAULTS = {
     "coordinator crashed", "zombie coordinator", "coordinator slept", "worker crashed", "zombie worker",
     "slow subtask", "broker restarted", "downtime", "ids expired", "compacted", "stop asked for", "delivery lost",
     "request lost", "answer lost", "delayed", "applied twice", "markers lost",
-    "aborted output removed",
+    "markers of a decision lost", "aborted output removed",
 }  # fmt: skip
 """What is done to the job."""
 INTERRUPTED = {
     f"at {request}"
     for request in (
-        "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "Append", "EndTransactions", "ListTransactions",
-        "CopyTransaction", "ReplayTransaction", "Look", "Pause", "RewriteMarkers",
+        "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "EndTransactions", "ListTransactions",
+        "CopyTransaction", "ReplayTransaction", "Look", "Pause", "RewriteMarkers", "InitTransactions", "LogEnds",
+        "ReadLog", "ProduceBatches", "EndTransaction", "LookOnce", "LookAtInputs", "LookAtOutputs", "ScanBlocks",
     )
 }  # fmt: skip
 """The requests of procedures before which a coordinator ended or slept."""
