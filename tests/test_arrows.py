@@ -59,7 +59,7 @@ ROOMS = {
 }
 """By room: the rooms of the same package that it may import; with a folder, the rooms that are modules of it."""
 CROSSINGS = {
-    ("checkpoint/records/history", "checkpoint/references"): "the one place that knows what a manifest stands on",
+    ("checkpoint/records/history", "checkpoint"): "the one place that knows what a manifest stands on",
     ("engines/leader", "engines/bounded"): "the leader is given what computes a lost transaction again",
     ("engines/bounded/replay/replay_repair", "engines/spark"): "`--repair spark` starts a Spark when there is a loss",
 }
