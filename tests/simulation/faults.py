@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
+"""The faults of a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
 
 Some histories know only a few kinds of faults, but those well. Every one that happens is counted in the world's
 `seen`, so that a test can assert that none of them is never met.
@@ -82,7 +82,7 @@ class FaultInjector:
         if life.step_name == "EndTransactions" and self.world.chaos and self.rng.random() < self._decided_chance:
             self.downtime()
             return
-        chance = self._request_chance if life.log.has_begun else self._request_chance / 4
+        chance = self._request_chance / (2 if life.log.has_begun else 8)  # a beginning alone takes dozens
         if life.carries or life.step_name == "RewriteMarkers":
             chance = 0.2
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
@@ -126,9 +126,10 @@ class FaultInjector:
         listed = [each.transactional_id for each in self.world.broker.list_transactions() if "Prepare" in each.state]
         states = self.world.broker.describe_transactions(listed).values()
         prepared = [each.transactional_id for each in states if each is not None and each.partitions]
-        if prepared:
+        decides = coordinator_id("p") in prepared
+        if prepared and not (decides and self.rng.random() < 0.8):  # there are far more decisions than commits
             self.world.seen["markers lost"] += 1
-            self.world.seen["markers of a decision lost"] += coordinator_id("p") in prepared
+            self.world.seen["markers of a decision lost"] += decides
             self.world.note(f"the broker crashes and loses the markers of {prepared}")
             self.world.broker.stop()
             self.world.broker.start(lose_markers=True)

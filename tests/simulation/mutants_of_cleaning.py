@@ -1,4 +1,4 @@
-"""Planted defects, continued: rules about what is left behind. See `simulation_mutants`."""
+"""Planted defects, continued: rules about what is left behind. See `mutants_of_coordinators`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Planted defects: each is a rule of the protocol left out. The simulator must find every one of them.
-
-A mutant is a context manager: within it the defect is there.
-
-    python -m exactlyonce.testing.simulation --seeds 1000 --mutant "no alignment"
-"""
+"""Planted defects of the coordinator's side: each patches shipped code. See `mutants`."""
 
 from __future__ import annotations
 

@@ -17,20 +17,22 @@ from topologies import SHAPES
 from watched import Broken
 from world import replay_command, simulate
 
-SEEDS = 300
+SEEDS = 250
 
 FAULTS = {
     "coordinator crashed", "zombie coordinator", "coordinator slept", "worker crashed", "zombie worker",
     "slow subtask", "broker restarted", "downtime", "ids expired", "compacted", "stop asked for", "delivery lost",
-    "request lost", "answer lost", "delayed", "applied twice", "markers lost", "aborted output removed",
+    "request lost", "answer lost", "delayed", "applied twice", "markers lost",
+    "markers of a decision lost", "aborted output removed",
     "leader moved", "one broker away", "not leader", "partitions added", "topic made anew",
 }  # fmt: skip
 """What is done to the job."""
 INTERRUPTED = {
     f"at {request}"
     for request in (
-        "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "Append", "EndTransactions", "ListTransactions",
-        "CopyTransaction", "ReplayTransaction", "Look", "Pause", "RewriteMarkers",
+        "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "EndTransactions", "ListTransactions",
+        "CopyTransaction", "ReplayTransaction", "Look", "Pause", "RewriteMarkers", "InitTransactions", "LogEnds",
+        "ReadLog", "ProduceBatches", "EndTransaction", "LookOnce", "LookAtInputs", "LookAtOutputs", "ScanBlocks",
     )
 }  # fmt: skip
 """The requests of procedures before which a coordinator ended or slept."""
