@@ -420,7 +420,7 @@ def _replay_from_nothing() -> Iterable[Any]:
 @mutant("a replay takes its inputs by time, not along the order logs", REPLAYED + "|" + DISORDER, "sinks")
 def _replay_by_time() -> Iterable[Any]:
     def take_along(lanes: Any, logs: Any, order: Any) -> None:
-        ordering.take_by_time(lanes, order, ordering.Clock())
+        ordering.take_by_time(lanes, order, ordering.BatchTime())
 
     yield patch.object(ordering, "take_along", take_along)
 

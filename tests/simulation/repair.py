@@ -159,7 +159,7 @@ class Replay:
                 if logs:
                     ordering.take_along(lanes, logs, order)
                 else:
-                    ordering.take_by_time(lanes, order, ordering.Clock())
+                    ordering.take_by_time(lanes, order, ordering.BatchTime())
 
     def _lanes(self, task: Task, subtask: int) -> list[ordering.Lane]:
         """The operators of the subtask, wired to each other, and the inputs that push into them."""

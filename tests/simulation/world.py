@@ -284,7 +284,10 @@ class World:
             self.halted = True
             self.finished = True
             return
-        demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
+        if isinstance(end.error, Halt) and life is not self.life:
+            self.seen["halt of a zombie"] += 1  # it looked at two things, and slept in between
+        else:
+            demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
         if life is self.life:
             self.next_life(self.rng.randint(0, 100))
