@@ -1,9 +1,10 @@
-# make demo | test | test-all | bench | lint: each sets up what it needs in .venv, once.
+# make demo | test | test-all | simulate | bench | lint: each sets up what it needs in .venv, once.
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
+# make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
 # make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves nothing out.
 
-.PHONY: demo test test-all bench lint image clean kafka
+.PHONY: demo test test-all simulate bench lint image clean kafka
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -36,6 +37,11 @@ test: .venv/dev.stamp .venv/java.stamp kafka
 
 test-all: .venv/dev.stamp .venv/java.stamp kafka
 	$(PYTEST) $(ARGS)
+
+SEEDS ?= 1000
+simulate: .venv/dev.stamp
+	.venv/bin/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(START),--start $(START)) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(SHAPE),--shape $(SHAPE)) $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
 
 # Three processes cannot show how far a download is, and start some dozens of brokers.
 kafka: .venv/dev.stamp

@@ -17,7 +17,7 @@ BREATH_INTERVAL_S = 0.1
 
 
 class Place(NamedTuple):
-    """Where a thread is, since when (by `perf_counter`)."""
+    """Where a thread is, since when (by `Activity.now_s`)."""
 
     name: str
     """The id of an operator, or a phase in words."""
@@ -40,8 +40,9 @@ class Cost(NamedTuple):
 class Activity:
     """Kept by the thread that works; `current` and `turned_s` may be read by others."""
 
-    def __init__(self) -> None:
-        now = perf_counter()
+    def __init__(self, now_s: Callable[[], float] = perf_counter) -> None:
+        self.now_s = now_s
+        now = now_s()
         self.current = Place("its start", False, now)
         self.turned_s = now
         """When the thread's loop last came round."""
@@ -54,28 +55,28 @@ class Activity:
 
     def phase(self, name: str) -> None:
         """The thread begins something that is no operator's work on records."""
-        self.current = Place(name, False, perf_counter())
+        self.current = Place(name, False, self.now_s())
 
     def enter(self, operator: str) -> float:
         """The thread begins with a batch in *operator*; returns the time, for `leave`."""
-        now = perf_counter()
+        now = self.now_s()
         self.current = Place(operator, True, now)
         return now
 
     def leave(self, operator: str, entered_s: float, records: int) -> None:
         """It is through with *records* there."""
-        self._seconds[operator] = self._seconds.get(operator, 0.0) + perf_counter() - entered_s
+        self._seconds[operator] = self._seconds.get(operator, 0.0) + self.now_s() - entered_s
         self._records[operator] = self._records.get(operator, 0) + records
 
     def breathe(self) -> None:
         """Between two chunks: if the last breath, or turn of the loop, is long ago, take one."""
-        if perf_counter() >= self._breathe_at:
+        if self.now_s() >= self._breathe_at:
             self.breath()
-            self._breathe_at = perf_counter() + BREATH_INTERVAL_S
+            self._breathe_at = self.now_s() + BREATH_INTERVAL_S
 
     def turn(self) -> None:
         """The loop comes round: the thread is in nothing that could hang."""
-        now = perf_counter()
+        now = self.now_s()
         self.current = Place("its loop", False, now)
         self.turned_s, self._breathe_at = now, now + BREATH_INTERVAL_S
 
@@ -85,11 +86,11 @@ class Activity:
             return None
         operator = max(self._seconds, key=self._seconds.__getitem__)
         seconds, records = self._seconds[operator], self._records[operator]
-        return Cost(operator, 1000 * seconds / max(1, records), seconds / max(1e-9, perf_counter() - self._began_s))
+        return Cost(operator, 1000 * seconds / max(1, records), seconds / max(1e-9, self.now_s() - self._began_s))
 
     def forget(self) -> None:
         """Begin a new stretch of time."""
-        self._began_s, self._seconds, self._records = perf_counter(), {}, {}
+        self._began_s, self._seconds, self._records = self.now_s(), {}, {}
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.orphans import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.references import indexes_of, stands_on
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, Ticket
+from exactlyonce.checkpoint.store.blocks import Blocks, BlockWriter, DamagedBlock, Ticket
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
@@ -56,7 +56,7 @@ def restore_table(
     max_parallelism: int,
     checkpoint: int,
     snapshot: OperatorSnapshot | None,
-    reader: BlockReader,
+    reader: Blocks,
     touched: Collection[int] | None = None,
 ) -> KeyedTable[Any]:
     """The table of *node* for *groups* at *checkpoint*; of these, only the *touched* ones are read if that is given."""
@@ -86,7 +86,7 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
     ]
 
 
-def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
+def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
     """Every block that *manifest* stands on: indexes, what they list, order logs.
 
     Raises `DamagedBlock` or `DamagedState` where an index is not what was written.
@@ -95,7 +95,7 @@ def references(manifest: Manifest, reader: BlockReader) -> set[BlockRef]:
     return stands_on(manifest, (block.ref for body in bodies for block in decode_index(body).blocks))
 
 
-def references_or_why(manifest: Manifest, reader: BlockReader) -> frozenset[BlockRef] | str:
+def references_or_why(manifest: Manifest, reader: Blocks) -> frozenset[BlockRef] | str:
     """Every block that *manifest* stands on; or why that cannot be known: nothing can be restored from it."""
     try:
         return frozenset(references(manifest, reader))
@@ -112,5 +112,5 @@ def whole_or_halt(manifest: Manifest) -> Iterator[None]:
         raise beyond_repair(manifest, str(error)) from error
 
 
-def _bodies(reader: BlockReader, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
+def _bodies(reader: Blocks, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
     return ((ref, block.body) for ref, block in reader.fetch(refs))

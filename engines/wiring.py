@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.blocks import Blocks
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.blocks import restore_table, whole_or_halt
@@ -101,7 +101,7 @@ def table_of(
     parallelism: int,
     subtask: int,
     manifest: Manifest,
-    reader: BlockReader,
+    reader: Blocks,
     touched: Collection[int] | None = None,
 ) -> KeyedTable[Any]:
     """The table of *node* in *subtask*, with what *manifest* has of it.

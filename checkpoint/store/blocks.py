@@ -12,10 +12,10 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -48,6 +48,53 @@ class DamagedBlock(DamagedRecord):
         return str(self.args[0])
 
 
+class DeliveryError(Protocol):
+    """Why a record may not have been written."""
+
+    def str(self) -> str: ...
+
+
+class Delivered(Protocol):
+    """Where a record lies."""
+
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+
+
+OnDelivery = Callable[[DeliveryError | None, Delivered], None]
+
+
+class BlockProducer(Protocol):
+    """What writes blocks, idempotently."""
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        """Send it, and return at once. BufferError: it holds all that it may."""
+
+    def poll(self, timeout_s: float) -> None:
+        """Tell of deliveries; waits so long for the first."""
+
+
+class KafkaBlockProducer:
+    """The `BlockProducer` of confluent-kafka."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
+
+    def connect(self, topic: str) -> None:
+        """Return once it is connected to the broker; else `BrokerUnavailable`."""
+        with store_client.explained(self._config, f"connecting to write to {topic}"):
+            store_client.connect(self._producer, topic)
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        with store_client.explained(self._config, "writing a block"):
+            self._producer.produce(topic, value, key, partition, on_delivery=on_delivery)
+
+    def poll(self, timeout_s: float) -> None:
+        with store_client.explained(self._config, "writing blocks"):
+            self._producer.poll(timeout_s)
+
+
 class Ticket:
     """A block on its way to the topic."""
 
@@ -57,7 +104,7 @@ class Ticket:
         self.key = key
         self._size, self._sha256 = len(value), hashlib.sha256(value).digest()
         self._ref: BlockRef | None = None
-        self._error: KafkaError | None = None
+        self._error: DeliveryError | None = None
 
     @property
     def ref(self) -> BlockRef | None:
@@ -73,7 +120,7 @@ class Ticket:
         """Whether `ref` will not change any more."""
         return self._ref is not None or self._error is not None
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, error: DeliveryError | None, message: Delivered) -> None:
         if error is not None:
             self._error = error
             return
@@ -83,18 +130,23 @@ class Ticket:
 
 
 class BlockWriter:
-    """Writes the blocks of one attempt of one process. Once made, it waits in `wait` alone."""
+    """Writes the blocks of one attempt of one process. It waits in `wait` alone."""
 
-    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> None:
+    def __init__(self, producer: BlockProducer, topic: TopicInfo, incarnation: int, attempt: int, nonce: str) -> None:
+        """*nonce*: no two processes have the same."""
         self.topic = topic
         self.incarnation = incarnation
         self.attempt = attempt
-        self._config = config
-        self._nonce = secrets.token_hex(6)
-        self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
-        with store_client.explained(config, f"connecting to write to {topic.name}"):
-            store_client.connect(self._producer, topic.name)
+        self._nonce = nonce
+        self._producer = producer
         self._unresolved: deque[Ticket] = deque()
+
+    @classmethod
+    def connected(cls, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
+        """One that writes by confluent-kafka; the broker has answered."""
+        producer = KafkaBlockProducer(config)
+        producer.connect(topic.name)
+        return cls(producer, topic, incarnation, attempt, secrets.token_hex(6))
 
     @property
     def pending(self) -> int:
@@ -109,8 +161,7 @@ class BlockWriter:
         ticket = Ticket(str(key), value)
         partition = self.topic.partition_of(key_group)
         try:
-            with store_client.explained(self._config, "writing a block"):
-                self._producer.produce(self.topic.name, value, ticket.key, partition, on_delivery=ticket._delivered)
+            self._producer.produce(self.topic.name, value, ticket.key, partition, ticket._delivered)
         except BufferError as error:
             raise BrokerUnavailable(f"{self.pending} blocks wait for the broker; there is no room for more.") from error
         self._unresolved.append(ticket)
@@ -118,8 +169,7 @@ class BlockWriter:
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
-        with store_client.explained(self._config, "writing blocks"):
-            self._producer.poll(timeout_s)
+        self._producer.poll(timeout_s)
         self._unresolved = deque(ticket for ticket in self._unresolved if not ticket.resolved)
         return self.pending
 
@@ -129,6 +179,13 @@ class BlockWriter:
         while self.pending and self.poll(0.05):
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
+
+
+class Blocks(Protocol):
+    """Where blocks are read by reference."""
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
+        """Every one of *refs* once, with its block; `DamagedBlock` if it is not what was written."""
 
 
 class BlockReader:
@@ -229,11 +286,11 @@ def _taken(queue: deque[BlockRef], message: Message, reached: int) -> Iterator[t
         ref = queue.popleft()
         if message.error() is not None or message.offset() != ref.offset:
             raise DamagedBlock(f"{_named(ref)} is gone: deleted or compacted away.", ref)
-        yield ref, _verified(ref, message)
+        yield ref, verified(ref, message.key(), message.value() or b"")
 
 
-def _verified(ref: BlockRef, message: Message) -> Block:
-    key, value = message.key(), message.value() or b""
+def verified(ref: BlockRef, key: object, value: bytes) -> Block:
+    """The block of the record that lies where *ref* says; `DamagedBlock` unless it is the one that was written."""
     if key != ref.key.encode():
         raise DamagedBlock(f"{_named(ref)}: another record lies there, with key {key!r}.", ref)
     if len(value) != ref.size or hashlib.sha256(value).digest() != ref.sha256:

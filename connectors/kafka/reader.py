@@ -59,6 +59,8 @@ class KafkaReader:
     """By partition, the leader epoch of the last record handed out, as far as one was and it is known."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(partition, count) of the last batch, in order."""
+    make: Callable[[Mapping[str, Any]], Consumer] = exact_consumer
+    """Of a consumer with the settings."""
     _consumer: Consumer | None = None
     _unfinished: set[int] = field(default_factory=set)
 
@@ -80,7 +82,7 @@ class KafkaReader:
     def _assign(self, partitions: Iterable[int]) -> None:
         """Beside what is assigned already, whose fetched records stay. By its epoch the client sees a truncated log."""
         if self._consumer is None:
-            self._consumer = exact_consumer({**self.config, **self._silence.settings})
+            self._consumer = self.make({**self.config, **self._silence.settings})
         self._consumer.incremental_assign(
             [TopicPartition(self.topic, p, self.offsets[p], leader_epoch=self.epochs.get(p, -1)) for p in partitions]
         )

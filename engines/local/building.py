@@ -1,21 +1,16 @@
 """From the plan to running subtasks: operators, tables, readers, writers and channels of one worker, made and wired.
 
-Invariant: what is made here comes from the imported pipeline and the coordinator's `Start` alone; its fingerprint is
-sent back, so that the coordinator knows that both imported the same.
+Invariant: what is made here comes from the imported pipeline, the coordinator's `Start` and the worker's clients alone.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.checkpoint.records.committable import TransactionalId
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.checkpoint.store.blocks import BlockWriter
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
@@ -23,6 +18,7 @@ from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.clients import Clients
 from exactlyonce.engines.local.inputs import ChannelInput, Input, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
@@ -30,8 +26,7 @@ from exactlyonce.engines.plan import Plan, Task, plan, share_of
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.graph import Input as NodeInput
-from exactlyonce.pipeline.graph import Kind, Node
-from exactlyonce.pipeline.loading import load_reference
+from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
@@ -45,7 +40,6 @@ Send = Callable[[msg.ToCoordinator], None]
 class Built:
     """Everything that one worker runs."""
 
-    fingerprint: str
     blocks: BlockWriter
     activity: Activity
     subtasks: list[Subtask] = field(default_factory=list)
@@ -75,16 +69,12 @@ class Built:
         return next(writer for writer in self.writers if writer.sink == sink)
 
 
-def build(start: msg.Start, send: Send, activity: Activity) -> Built:
-    """Import the pipeline, restore its state, open its channels; nothing is read or produced yet."""
-    activity.phase("importing the pipeline")
-    graph = load_reference(start.reference).build()
-    config = ClientConfig(start.client)
+def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> Built:
+    """Make a worker's part of *graph*, restore its state, open its channels; nothing is read or produced yet."""
     activity.phase(f"connecting to topic {start.topic.name}")
-    blocks = BlockWriter(config.confluent(), start.topic, start.incarnation, start.attempt)
-    built = Built(graph.fingerprint(), blocks, activity)
+    built = Built(clients.block_writer(), activity)
     activity.breath = built.breathe
-    builder = _Builder(start, send, plan(graph, start.parallelism), config, built)
+    builder = _Builder(start, send, plan(graph, start.parallelism), clients, built)
     for task in builder.plan.tasks:
         builder.task(task)
     for subtask in built.subtasks:
@@ -94,12 +84,11 @@ def build(start: msg.Start, send: Send, activity: Activity) -> Built:
 
 
 class _Builder:
-    def __init__(self, start: msg.Start, send: Send, plan: Plan, config: ClientConfig, built: Built) -> None:
-        self.start, self.send, self.plan, self.config, self.built = start, send, plan, config, built
+    def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, built: Built) -> None:
+        self.start, self.send, self.plan, self.clients, self.built = start, send, plan, clients, built
         self.names = BlockNames(start.subtask)
         self.cautious = start.attempt > 0
-        self.reader = BlockReader(config.confluent(), start.topic)
-        self.executor = ThreadPoolExecutor(1, "producers")
+        self.reader = clients.block_reader()
         self.operators: dict[str, Any] = {}
         self.channels = self._channels()
 
@@ -114,7 +103,7 @@ class _Builder:
                 found["in", edge, i] = found["out", edge, i] = LocalChannel()
                 continue
             side, other = ("out", j) if i == me else ("in", i)
-            channel = SocketChannel(socket.socket(fileno=self.start.channels[f"{side}:{edge}:{i}:{j}"]))
+            channel = SocketChannel(self.clients.pipe(f"{side}:{edge}:{i}:{j}"))
             found[side, edge, other] = channel
             self.built.sockets.append(channel)
             self.built.outgoing += [channel] if side == "out" else []
@@ -148,6 +137,7 @@ class _Builder:
                 self.names,
                 self.send,
                 order_runs(task, self.plan.shuffles, several=several),
+                self.clients.monotonic_s,
             )
         )
         self.built.writers += writers
@@ -169,7 +159,13 @@ class _Builder:
         producer.downstream.append(ops.Shuffle(edge.name, send, parallelism, self.plan.graph.max_parallelism))
         return [
             ChannelInput(
-                f"{edge.name}:{i}", self.channels["in", edge.name, i], codec, operator, parallelism, self.cautious
+                f"{edge.name}:{i}",
+                self.channels["in", edge.name, i],
+                codec,
+                operator,
+                siblings=parallelism,
+                cautious=self.cautious,
+                now_s=self.built.activity.now_s,
             )
             for i in range(parallelism)
         ]
@@ -197,10 +193,11 @@ class _Builder:
             for each in self.start.manifest.offsets
             if each.source == node.id and each.leader_epoch >= 0
         }
-        config = self.config.confluent({"group.id": self.plan.graph.pipeline_id})
-        reader = KafkaReader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), config, epochs)
+        reader = self.clients.reader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), epochs)
         topic_id, activity = self.start.topic_ids[source.topic], self.built.activity
-        return SourceInput(node.id, reader, topic_id, source, operator, activity, cautious=self.cautious)
+        return SourceInput(
+            node.id, reader, topic_id, source, operator, activity, cautious=self.cautious, now_s=activity.now_s
+        )
 
     def _sink(self, node: Node, writers: list[KafkaWriter]) -> Any:
         sink = node.sink
@@ -221,11 +218,10 @@ class _Builder:
                 node.id,
                 start.subtask,
                 sink.topic,
-                self.config.confluent(),
                 TransactionPool(ids),
-                self.executor,
+                self.clients.producers(sink.topic),
                 lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
-                start.transaction_timeout_ms,
+                self.clients.clock,
             )
         )
         encoder = sink.encoder(graph.type_of(node.inputs[0]))

@@ -11,7 +11,6 @@ it grants and tells only delays the writer: frames, their order and the order lo
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
@@ -38,6 +37,18 @@ class BarrierFrame(NamedTuple):
 
 
 Frame = bytes | BarrierFrame
+
+
+class Pipe(Protocol):
+    """One end of a link that carries bytes both ways and holds few of them: a Unix socket that does not block.
+
+    BlockingIOError: it is full, or empty. Any other OSError, and no bytes where some are received: the other end is
+    gone.
+    """
+
+    def send(self, data: memoryview, /) -> int: ...
+    def recv(self, size: int, /) -> bytes: ...
+    def fileno(self) -> int: ...
 
 
 @dataclass
@@ -128,9 +139,8 @@ class LocalChannel:
 class SocketChannel:
     """Between two workers: one end of a Unix socket pair. What the reader has taken goes the other way."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._socket.setblocking(False)
+    def __init__(self, pipe: Pipe) -> None:
+        self._socket = pipe
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
         self._inbox = bytearray()

@@ -9,7 +9,7 @@ and order logs count what was handed out, never what was fetched.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -75,6 +75,8 @@ class SourceInput:
     cautious: bool = False
     """Whether to hand out little until a barrier has come through: records that became slow may have kept the attempt
     before from that, and this one begins with the same records."""
+    now_s: Callable[[], float] = perf_counter
+    """For what a slice takes."""
     _count: int = 0
     _handed_s: float = 0.0
 
@@ -111,7 +113,7 @@ class SourceInput:
         messages = self.reader.poll(min(self.pace.size, room), wait_s)  # what else was fetched stays in the client
         if not messages:
             return None
-        self._handed_s, self._count = perf_counter(), len(messages)
+        self._handed_s, self._count = self.now_s(), len(messages)
         self.records += len(messages)
         return self._decoder.decode(messages)
 
@@ -119,7 +121,7 @@ class SourceInput:
         return self.reader.runs
 
     def processed(self) -> None:
-        self.pace.took(self._count, perf_counter() - self._handed_s)
+        self.pace.took(self._count, self.now_s() - self._handed_s)
 
     def trust(self) -> None:
         self.pace.most = BATCH_RECORDS_MAX
@@ -142,6 +144,8 @@ class ChannelInput:
     """How many channels come from the same shuffle, this one included."""
     cautious: bool = False
     """As of a source."""
+    now_s: Callable[[], float] = perf_counter
+    """Likewise."""
     _rest: Batch | None = None
     _count: int = 0
     _handed_s: float = 0.0
@@ -157,7 +161,7 @@ class ChannelInput:
             if frame is None or isinstance(frame, BarrierFrame):
                 return frame
             batch = self.codec.decode(frame)
-        self._handed_s, size = perf_counter(), min(self.pace.size, room)
+        self._handed_s, size = self.now_s(), min(self.pace.size, room)
         whole = len(batch.records) <= size
         self._rest = None if whole else batch.part(size, len(batch.records))
         batch = batch if whole else batch.part(0, size)
@@ -168,7 +172,7 @@ class ChannelInput:
         return ((-1, self._count),)
 
     def processed(self) -> None:
-        elapsed_s = perf_counter() - self._handed_s
+        elapsed_s = self.now_s() - self._handed_s
         self.pace.took(self._count, elapsed_s)
         self._in_flight.took(self._count, elapsed_s)
         self.channel.took(self._count, self._in_flight.size)

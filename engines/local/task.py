@@ -7,7 +7,6 @@ no record comes between them; acknowledgements are sent in order.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class Subtask:
     acknowledge: Callable[[Acknowledge], None]
     order: OrderRuns | None
     """None where there is only one order; see `order_runs`. A source may get a partition more at any barrier."""
-    longest_gap_s: float = 0.0
+    monotonic_s: Callable[[], float]
 
     def __post_init__(self) -> None:
         self.alignment = Alignment(each.name for each in self.inputs)
@@ -120,7 +119,7 @@ class Subtask:
 
     def _snapshot(self, frame: BarrierFrame) -> Iterator[bool]:
         """The synchronous part now; the rest as an iterator."""
-        began = time.monotonic()
+        began = self.monotonic_s()
         frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
         log = self.order.cut() if self.order is not None and self.order.runs else None
         for channel in chain.from_iterable(self.outputs):
@@ -130,18 +129,18 @@ class Subtask:
         for sink in self.sinks:
             sink.barrier(frame.checkpoint)
         hit("worker-frozen")
-        return self._rest(frame, frozen, log, began, time.monotonic() - began)
+        return self._rest(frame, frozen, log, began, self.monotonic_s() - began)
 
     def advance(self, budget_s: float) -> bool:
         """Work on snapshots for about *budget_s*; True if anything was done."""
-        end = time.monotonic() + budget_s
+        end = self.monotonic_s() + budget_s
         moved = False
         while self._snapshots:
             progressed = next(self._snapshots[0], None)
             if progressed is None:
                 self._snapshots.popleft()
             moved = moved or progressed is not False
-            if not progressed or time.monotonic() >= end:
+            if not progressed or self.monotonic_s() >= end:
                 break
         return moved
 
@@ -188,7 +187,7 @@ class Subtask:
             self.name, self.index, checkpoint, offsets, tuple(operators), order_log, tuple(precommits), tuple(written)
         )
         written_bytes = sum(ref.size for ref in written)
-        self.acknowledge(Acknowledge(ack, written_bytes, sync_s * 1000, (time.monotonic() - began) * 1000))
+        self.acknowledge(Acknowledge(ack, written_bytes, sync_s * 1000, (self.monotonic_s() - began) * 1000))
         hit("worker-acknowledged")
 
 

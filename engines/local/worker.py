@@ -14,18 +14,21 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
 from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
-from exactlyonce.engines.local.inputs import SourceTrigger
+from exactlyonce.engines.local.clients import Clients, KafkaClients
+from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
 from exactlyonce.engines.local.watch import Watch
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.loading import load_reference
 
 IDLE_WAIT_S = 0.02
 BUSY_WAIT_S = 0.002
@@ -38,41 +41,76 @@ PEER_GONE_WAIT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Worker:
-    """The loop. `run` returns when the coordinator says so or is gone."""
+class Control(Protocol):
+    """A worker's end of its control channel; see `messages.Connection`."""
 
-    def __init__(self, connection: msg.Connection, start: msg.Start, activity: Activity) -> None:
+    closed: bool
+
+    def send(self, message: msg.ToCoordinator, /) -> None: ...
+    def receive(self, timeout_s: float | None = 0.0, /) -> Iterable[object]: ...
+    def fileno(self) -> int: ...
+
+
+class Worker:
+    """The loop. `run` returns when the coordinator says so or is gone; it is `turn`, again and again."""
+
+    def __init__(self, connection: Control, start: msg.Start, clients: Clients, activity: Activity) -> None:
         self.connection = connection
-        self.subtask = start.subtask
+        self.start = start
+        self.clients = clients
         self.activity = activity
-        self.built: Built = build(start, self._send, activity)
-        self._sources = [source for task in self.built.subtasks for source in task.sources]
+        self.built: Built
+        self._sources: list[SourceInput] = []
         self._reported: set[str] = set()
         self._progress_at = 0.0
-        self._costs_at = time.monotonic() + COSTS_INTERVAL_S
-        self._batch_at = time.monotonic()
+        self._costs_at = clients.monotonic_s() + COSTS_INTERVAL_S
+        self._batch_at = clients.monotonic_s()
         self._longest_gap_s = 0.0
         self._first_record_ms = 0
         self._records_seen = 0
         self._running = True
+        self._gone: PeerGone | None = None
+        """Why nothing more is done, but for the coordinator's last words: another worker is gone."""
+        self._gone_by_s = 0.0
+        """When these should have come."""
+
+    def open(self, graph: LogicalGraph) -> None:
+        """Restore the state, open readers and channels. The coordinator is told that it is ready by the caller."""
+        self.built = build(self.start, graph, self.clients, self._send, self.activity)
+        self._sources = [source for task in self.built.subtasks for source in task.sources]
+
+    @property
+    def running(self) -> bool:
+        """Whether `turn` is due again."""
+        return self._running and not self.connection.closed
 
     def run(self) -> None:
         """Until `Shutdown` or the end of the control channel."""
-        while self._running and not self.connection.closed:
-            self.activity.turn()
-            for message in self.connection.receive():
-                self._obey(message)
-            try:
-                moved = self._work()
-            except PeerGone:
-                if not self._ending():
-                    raise
-                break
-            now = time.monotonic()
-            if now >= self._progress_at:
-                self._report(now)
-            if not moved:
+        while self.running:
+            if not self.turn():
                 self._rest()
+        self.close()
+
+    def turn(self) -> bool:
+        """Obey, do one round of the work, tell how it stands; True if anything moved. It waits for sources alone."""
+        self.activity.turn()
+        for message in self.connection.receive():
+            self._obey(message)
+        if self._gone is not None:
+            self._wait_for_the_end(self._gone)
+            return False
+        try:
+            moved = self._work()
+        except PeerGone as gone:  # it may have obeyed a `Shutdown` that is on its way to this one too
+            self._gone, self._gone_by_s = gone, self.clients.monotonic_s() + PEER_GONE_WAIT_S
+            return False
+        now = self.clients.monotonic_s()
+        if now >= self._progress_at:
+            self._report(now)
+        return moved
+
+    def close(self) -> None:
+        """At a clean end: what was opened is closed."""
         if not self._running:
             self.activity.phase("closing its operators")
             self.built.close()
@@ -80,16 +118,12 @@ class Worker:
     def _send(self, message: msg.ToCoordinator) -> None:
         """An acknowledgement comes after the figures that belong to it."""
         if isinstance(message, msg.Acknowledge):
-            self._report(time.monotonic())
+            self._report(self.clients.monotonic_s())
         self.connection.send(message)
 
-    def _ending(self) -> bool:
-        """Whether a worker that is gone obeyed a `Shutdown` that is on its way to this one too."""
-        deadline = time.monotonic() + PEER_GONE_WAIT_S
-        while self._running and not self.connection.closed and (left_s := deadline - time.monotonic()) > 0:
-            for message in self.connection.receive(left_s):
-                self._obey(message)
-        return not self._running
+    def _wait_for_the_end(self, gone: PeerGone) -> None:
+        if self.running and self.clients.monotonic_s() >= self._gone_by_s:
+            raise gone
 
     def _work(self) -> bool:
         """One round over everything; True if anything moved."""
@@ -110,18 +144,18 @@ class Worker:
             moved = task.advance(SNAPSHOT_BUDGET_S) or moved
             if task.name not in self._reported and task.sources and all(s.finished for s in task.sources):
                 self._reported.add(task.name)
-                self.connection.send(msg.SourceFinished(task.name, self.subtask))
+                self.connection.send(msg.SourceFinished(task.name, self.start.subtask))
         self._note_gap()
         return moved
 
     def _note_gap(self) -> None:
         """The longest time between two batches while there was input."""
         seen = sum(source.records for source in self._sources)
-        now = time.monotonic()
+        now = self.clients.monotonic_s()
         if seen != self._records_seen:
             if self._first_record_ms:
                 self._longest_gap_s = max(self._longest_gap_s, now - self._batch_at)
-            self._first_record_ms = self._first_record_ms or SystemClock().now_ms()
+            self._first_record_ms = self._first_record_ms or self.clients.clock.now_ms()
             self._records_seen, self._batch_at = seen, now
 
     def _obey(self, message: Any) -> None:
@@ -140,10 +174,10 @@ class Worker:
 
     def _rest(self) -> None:
         """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
-        if not any(task.waits for task in self.built.subtasks):
+        if self._gone is not None or not any(task.waits for task in self.built.subtasks):
             waiting = select.poll()
             waiting.register(self.connection, select.POLLIN)
-            for channel in self.built.sockets:
+            for channel in () if self._gone else self.built.sockets:
                 wanted = (select.POLLIN if channel.hungry else 0) | (select.POLLOUT if channel.unsent else 0)
                 waiting.register(channel, wanted)
             waiting.poll(1000 * (BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S))
@@ -159,7 +193,7 @@ class Worker:
             positions.setdefault(source.name, {}).update(source.reader.offsets)
         self.connection.send(
             msg.Progress(
-                self.subtask,
+                self.start.subtask,
                 sum(source.records for source in self._sources),
                 sum(writer.records for writer in self.built.writers),
                 sum(source.skipped for source in self._sources),
@@ -188,12 +222,15 @@ def serve(connection: msg.Connection) -> None:
     began, activity = time.monotonic(), Activity()
     try:
         with Watch(start.subtask, activity, connection):
-            worker = Worker(connection, start, activity)
+            activity.phase("importing the pipeline")
+            graph = load_reference(start.reference).build()
+            worker = Worker(connection, start, KafkaClients(start, graph.pipeline_id), activity)
+            worker.open(graph)
             activity.phase("its start")
             with collecting_rarely():
                 hit("worker-restored")
                 elapsed_ms = int((time.monotonic() - began) * 1000)
-                connection.send(msg.Ready(start.subtask, worker.built.fingerprint, elapsed_ms))
+                connection.send(msg.Ready(start.subtask, graph.fingerprint(), elapsed_ms))
                 try:
                     worker.run()
                 finally:

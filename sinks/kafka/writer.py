@@ -3,33 +3,28 @@
 Invariants: a transaction holds the records between two barriers and no others; the next transaction's first record is
 produced only after the last one's flush (order within a partition); a delivery error poisons the writer, which then
 raises and acknowledges nothing; no code path closes a producer that has begun a transaction. Writing never blocks: what
-cannot be produced now waits in a backlog, bounded by records and bytes, and `full` asks the caller to pause. A flush
-runs on a thread of its own: librdkafka sends at once while one is under way, whatever `linger.ms` says.
+cannot be produced now waits in a backlog, bounded by records and bytes, and `full` asks the caller to pause. Producers
+are made, flushed and dropped by its `Producers`, elsewhere.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import length_hint
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaException
 
+from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.store.client import connect
-from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
+from exactlyonce.sinks.kafka.producers import Pending, Producers, Transaction, TransactionalProducer
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 
-PREPARE_TIMEOUT_S = 60.0
 BACKLOG_RECORDS_MAX = 50_000
 BACKLOG_BYTES_MAX = 32 << 20
-FLUSH_SLICE_S = 0.2
-"""How soon a flush notices that it was abandoned."""
 
 
 @dataclass
@@ -57,19 +52,6 @@ class SinkFailed(ExactlyOnceError):
 
 
 @dataclass
-class Transaction:
-    """A producer that writes one transaction."""
-
-    transactional_id: str
-    producer: Producer
-    producer_id: int = -1
-    epoch: int = -1
-    records: int = 0
-    opened_s: float = 0.0
-    checkpoint: int = 0
-
-
-@dataclass
 class _Barrier:
     checkpoint: int
 
@@ -81,21 +63,16 @@ class KafkaWriter:
     sink: str
     subtask: int
     topic: str
-    config: dict[str, str]
-    """librdkafka settings of the producers, without a transactional id."""
     pool: TransactionPool
-    executor: ThreadPoolExecutor
-    """One thread that makes producers and drops them."""
+    producers: Producers
     prepared: Callable[[str], None]
-    transaction_timeout_ms: int
-    _preparing: dict[str, Future[Transaction]] = field(default_factory=dict)
+    clock: Clock
+    _preparing: dict[str, Pending[TransactionalProducer]] = field(default_factory=dict)
     _waiting: dict[str, Transaction] = field(default_factory=dict)
     _ready: deque[Transaction] = field(default_factory=deque)
     _current: Transaction | None = None
     _draining: Transaction | None = None
-    _flushing: Future[int] | None = None
-    _flusher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "flush"))
-    _abandoned: bool = False
+    _flushing: Pending[int] | None = None
     _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
     _backlog_records: int = 0
     _backlog_bytes: int = 0
@@ -105,32 +82,8 @@ class KafkaWriter:
 
     # --- producers ----------------------------------------------------------------------------------------------
 
-    def _make(self, transactional_id: str) -> Transaction:
-        """Runs on the executor's thread."""
-        producer = make_producer(
-            {
-                **self.config,
-                "transactional.id": transactional_id,
-                "transaction.timeout.ms": self.transaction_timeout_ms,
-                "delivery.report.only.error": True,
-                "on_delivery": self._undelivered,
-                "error_cb": self._failed,
-            }
-        )
-        connect(producer, self.topic, PREPARE_TIMEOUT_S)
-        producer.init_transactions(PREPARE_TIMEOUT_S)
-        producer.begin_transaction()
-        return Transaction(transactional_id, producer)
-
-    def _undelivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self._error = (
-                self._error or f"a record for {self.topic}[{message.partition()}] was not delivered: {error.str()}"
-            )
-
-    def _failed(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._error = self._error or f"the producer failed: {error.str()}"
+    def _failed(self, reason: str) -> None:
+        self._error = self._error or reason
 
     def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
         """The coordinator has read whose the id is: it may be written with."""
@@ -147,12 +100,12 @@ class KafkaWriter:
         wanted = self.pool.wanted()
         if wanted is not None:
             self.pool.move(wanted, SlotState.PREPARING)
-            self._preparing[wanted] = self.executor.submit(self._make, wanted)
-        for name, future in list(self._preparing.items()):
-            if future.done():
+            self._preparing[wanted] = self.producers.make(wanted, self._failed)
+        for name, pending in list(self._preparing.items()):
+            if pending.done():
                 del self._preparing[name]
                 try:
-                    self._waiting[name] = future.result()
+                    self._waiting[name] = Transaction(name, pending.result())
                 except KafkaException as error:
                     raise SinkFailed(f"sink {self.sink!r}: no producer could be made: {error.args[0].str()}") from None
                 self.pool.move(name, SlotState.PREPARED)
@@ -194,7 +147,7 @@ class KafkaWriter:
             return False
         self._current = self._ready.popleft()
         self.pool.move(self._current.transactional_id, SlotState.WRITING)
-        self._current.opened_s = time.monotonic()
+        self._current.opened_ms = self.clock.monotonic_ms()
         return True
 
     def _produce(self, outputs: Outputs) -> bool:
@@ -228,18 +181,11 @@ class KafkaWriter:
         transaction.checkpoint = checkpoint
         self.pool.move(transaction.transactional_id, SlotState.DRAINING)
         self._draining = transaction
-        self._flushing = self._flusher.submit(self._flush, transaction.producer)
-
-    def _flush(self, producer: Producer) -> int:
-        """Runs on the flusher's thread; how much is outstanding. What was not delivered is told by callbacks before."""
-        while left := producer.flush(FLUSH_SLICE_S):
-            if self._abandoned:
-                return left
-        return 0
+        self._flushing = self.producers.flush(transaction.producer)
 
     def abandon(self) -> None:
         """The worker ends, however: a flush that is under way need not."""
-        self._abandoned = True
+        self.producers.abandon()
 
     def poll(self, wait_s: float = 0.0) -> bool:
         """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`.
@@ -275,7 +221,7 @@ class KafkaWriter:
         if transaction is None or flushing is None:
             return False
         if wait_s:
-            wait([flushing], wait_s)
+            self.producers.wait(flushing, wait_s)
         if not flushing.done() or self._error:  # an error is told before the flush that met it is done
             return False
         require(flushing.result() == 0, "nothing is outstanding after a flush")
@@ -289,9 +235,9 @@ class KafkaWriter:
             self.subtask,
             transaction.checkpoint,
             transaction.records,
-            int((time.monotonic() - transaction.opened_s) * 1000),
+            self.clock.monotonic_ms() - transaction.opened_ms,
         )
-        self.executor.submit(_drop, transaction)
+        self.producers.drop(transaction)
         return True
 
     def take_precommit(self, checkpoint: int) -> tuple[bool, Precommit | None]:
@@ -299,8 +245,3 @@ class KafkaWriter:
         if checkpoint not in self._precommits:
             return False, None
         return True, self._precommits.pop(checkpoint)
-
-
-def _drop(transaction: Transaction) -> None:
-    """Drop the last reference on the executor's thread: ending librdkafka's threads takes milliseconds."""
-    del transaction.producer

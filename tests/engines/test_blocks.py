@@ -80,7 +80,7 @@ class States:
 
     def write(self, checkpoint: int, base: int, tables: Sequence[KeyedTable[Any]]) -> tuple[Manifest, set[BlockRef]]:
         """Write a snapshot of all tables; its manifest, and all blocks that the subtasks acknowledge."""
-        writer, indexes, acknowledged = BlockWriter(self.config, self.topic, 1, 0), [], set()
+        writer, indexes, acknowledged = BlockWriter.connected(self.config, self.topic, 1, 0), [], set()
         for subtask, table in enumerate(tables):
             names, snapshot = BlockNames(subtask), table.freeze(checkpoint, base)
             blocks = [names.write(writer, checkpoint, "totals", block) for block in snapshot.encode() if block]

@@ -84,7 +84,7 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
     kafka = stoppable
     config = {"bootstrap.servers": kafka.bootstrap_servers}
     topic, refs = prepare_topic(config, topic_name, 2), []
-    writer = BlockWriter(config, topic, 1, 0)
+    writer = BlockWriter.connected(config, topic, 1, 0)
     for part in range(3):
         blocks = [Block("totals", 1, "state", "none", "text", b"x" * 40) for _ in range(20)]
         tickets = [writer.write(block, group, part) for group, block in enumerate(blocks)]

@@ -52,7 +52,7 @@ def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifes
     """Written as blocks and named by a manifest, all parts are read in their order, also behind another log."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     topic = prepare_topic(config.confluent(), topic_name)
-    writer, names, logs, expected = BlockWriter(config.confluent(), topic, 1, 0), BlockNames(0), [], []
+    writer, names, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), BlockNames(0), [], []
     for checkpoint in (6, 7):
         order, said = noted(RUNS)
         tickets = [names.write_order(writer, checkpoint, "totals", 0, part) for part in order.cut()]

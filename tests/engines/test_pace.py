@@ -71,6 +71,8 @@ def numbers(first: int, count: int) -> Batch:
 def pairs() -> tuple[SocketChannel, SocketChannel]:
     """Both ends of a channel between workers."""
     ours, theirs = socket.socketpair()
+    for each in (ours, theirs):
+        each.setblocking(False)
     return SocketChannel(ours), SocketChannel(theirs)
 
 

@@ -19,6 +19,7 @@ from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter, Outputs, SinkFailed
 
@@ -80,11 +81,10 @@ def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExec
         publication.sink,
         publication.subtask,
         publication.topic,
-        config.confluent(),
         TransactionPool([str(name)]),
-        executor,
+        KafkaProducers(publication.topic, config.confluent(), publication.transaction_timeout_ms, executor),
         prepared.append,
-        publication.transaction_timeout_ms,
+        SystemClock(),
     )
     writer.poll()
     executor.submit(int).result()  # behind the producer's making, on the same thread

@@ -118,7 +118,7 @@ class _StateWriting:
         self._unit = unit
         self._names = BlockNames(unit.subtask)
         config = ClientConfig(unit.client).confluent()
-        self._blocks = BlockWriter(config, unit.topic, unit.incarnation, unit.attempt)
+        self._blocks = BlockWriter.connected(config, unit.topic, unit.incarnation, unit.attempt)
         self.written: list[BlockRef] = []
 
     def table(self, table: KeyedTable[Any]) -> OperatorAck:

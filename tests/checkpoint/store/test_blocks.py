@@ -62,7 +62,7 @@ class TestWritingAndReading:
     def test_what_is_written_is_read(self, store: Any) -> None:
         """Blocks are read back by their references, whatever their order, from all partitions but the first."""
         bodies = [bytes_of(group, 1_000) for group in range(40)]
-        refs = written(BlockWriter(store.config, store.topic, 1, 0), bodies)
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
         assert {ref.partition for ref in refs} == {1, 2, 3, 4}
         assert all(ref.partition == store.topic.partition_of(group) for group, ref in enumerate(refs))
         found = read(BlockReader(store.config, store.topic), reversed(refs))
@@ -70,7 +70,7 @@ class TestWritingAndReading:
 
     def test_a_reference_says_who_wrote_the_block_and_what_it_is(self, store: Any) -> None:
         """The key names incarnation, checkpoint, operator, key group, part and attempt; size and SHA-256 are exact."""
-        first, second = BlockWriter(store.config, store.topic, 3, 7), BlockWriter(store.config, store.topic, 3, 7)
+        first, second = (BlockWriter.connected(store.config, store.topic, 3, 7) for _ in range(2))
         value = encode(block(b"body", 9))
         nonces = set()
         for writer in (first, second):
@@ -87,7 +87,7 @@ class TestWritingAndReading:
     def test_the_largest_block(self, store: Any) -> None:
         """A block of exactly one megabyte is written and read; a larger one is refused at once."""
         body = bytes(BLOCK_SIZE_MAX - len(encode(block(bytes(BLOCK_SIZE_MAX // 2)))) + BLOCK_SIZE_MAX // 2)
-        writer = BlockWriter(store.config, store.topic, 1, 0)
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         (ref,) = written(writer, [body])
         assert ref.size == BLOCK_SIZE_MAX
         assert read(BlockReader(store.config, store.topic), [ref]) == {ref.key: body}
@@ -97,7 +97,7 @@ class TestWritingAndReading:
     def test_sparse_references(self, store: Any) -> None:
         """A few blocks among many are read right, over gaps that are read over and gaps that are skipped."""
         bodies = [bytes_of(group, 300_000) for group in range(200)]
-        refs = written(BlockWriter(store.config, store.topic, 1, 0), bodies)
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
         reader = BlockReader(store.config, store.topic)
         for step in (3, 8, 90):
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
@@ -114,21 +114,22 @@ class TestWritingAndReading:
         for partition in range(1, 5):
             orphan.produce(store.topic.name, b"x", b"x", partition)
         assert orphan.flush(LIMIT_S) == 0
-        refs = written(BlockWriter(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
         assert len(read(BlockReader(store.config, store.topic), refs)) == 4
         orphan.abort_transaction(LIMIT_S)
 
     def test_a_block_of_an_operator_with_a_bad_name(self, store: Any) -> None:
         """A key that could not be parsed back is refused before it is written."""
         with pytest.raises(InvariantViolation, match="well-formed"):
-            BlockWriter(store.config, store.topic, 1, 0).write(block(b"", operator="a/b"), 0)
+            BlockWriter.connected(store.config, store.topic, 1, 0).write(block(b"", operator="a/b"), 0)
 
 
 class TestDamage:
     @pytest.fixture
     def refs(self, store: Any) -> list[BlockRef]:
         """References of eight blocks."""
-        return written(BlockWriter(store.config, store.topic, 1, 0), [bytes_of(group, 100) for group in range(8)])
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
+        return written(writer, [bytes_of(group, 100) for group in range(8)])
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -166,9 +167,9 @@ class TestTrouble:
         """While the broker is away writing returns at once; in the end the ticket tells, whenever it is looked at."""
         cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
-        (kept,) = written(BlockWriter(store.config, store.topic, 1, 0), [b"before"])
+        (kept,) = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"before"])
         monkeypatch.setattr(store_blocks, "DELIVERY_TIMEOUT_MS", 2_000)
-        writer = BlockWriter(store.config, store.topic, 1, 0)
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         cluster.broker.kill()
         ticket = writer.write(block(b"lost"), 1)
         assert (ticket.ref, writer.pending) == (None, 1), "whoever waits for the delivery knows that it failed"
@@ -186,7 +187,7 @@ class TestTrouble:
         """Whoever waits for blocks is told when they take too long."""
         cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
-        writer = BlockWriter(store.config, store.topic, 1, 0)
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         cluster.broker.kill()
         writer.write(block(b"body"), 1)
         with pytest.raises(BrokerUnavailable, match="1 blocks were not written within 1 s"):
@@ -196,7 +197,7 @@ class TestTrouble:
 class TestCleaning:
     def test_orphans(self, store: Any) -> None:
         """A scan finds the blocks behind the given offsets that are not tombstoned, as they can be referred to."""
-        writer = BlockWriter(store.config, store.topic, 1, 0)
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         log = store.living()
         written(writer, [b"old"] * 8)
         ends = log.end_offsets
@@ -209,7 +210,7 @@ class TestCleaning:
 
     def test_a_tombstone_counts_once_it_is_committed(self, store: Any) -> None:
         """One of a transaction that is open, or was aborted, says nothing: the block is found, and dropped again."""
-        refs = written(BlockWriter(store.config, store.topic, 1, 0), [b"body"] * 4)
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"body"] * 4)
         dropping = Producer({**store.config, "transactional.id": f"{store.pipeline}-x"})
         dropping.init_transactions(LIMIT_S)
         for end in (dropping.abort_transaction, dropping.commit_transaction):
@@ -225,7 +226,7 @@ class TestCleaning:
 
     def test_dead_blocks(self, store: Any) -> None:
         """A tombstoned block is dead, so is one before the first offset, and so are all if the topic is another."""
-        refs = written(BlockWriter(store.config, store.topic, 1, 0), [b"body"] * 8)
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"body"] * 8)
         log = store.living()
         assert log.do(log.dead(refs)) == []
         log.appended(blocks_dropped=[refs[0]])
@@ -253,7 +254,7 @@ class TestCompaction:
     def test_references_stay_right_while_compaction_runs(self, compacting: Any) -> None:
         """While most blocks are tombstoned and compacted away, those that are left are read at their offsets."""
         store = compacting
-        log, writer = store.living(), BlockWriter(store.config, store.topic, 1, 0)
+        log, writer = store.living(), BlockWriter.connected(store.config, store.topic, 1, 0)
         reader = BlockReader(store.config, store.topic)
         bodies = [bytes_of(group, 150_000) for group in range(120)]
         refs = written(writer, bodies)

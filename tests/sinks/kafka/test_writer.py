@@ -14,6 +14,8 @@ import pytest
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter, Outputs, SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
@@ -38,7 +40,8 @@ def writer_at() -> Iterator[Make]:
         prepared: list[str] = []
         pool = TransactionPool([f"{topic}-0"])
         executor = ThreadPoolExecutor(1)
-        writer = KafkaWriter("out", 0, topic, config.confluent(), pool, executor, prepared.append, 600_000)
+        producers = KafkaProducers(topic, config.confluent(), 600_000, executor)
+        writer = KafkaWriter("out", 0, topic, pool, producers, prepared.append, SystemClock())
         made.append(writer)
         until(lambda: [writer.poll(0.01), *prepared][1:] != [])
         transactions = Transactions(config)

@@ -5,8 +5,9 @@ Between any two requests to the broker the life may be paused or killed.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from clients import TOPIC, Steps
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import DECISIONS
@@ -16,13 +17,10 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
-    from exactlyonce.testing.simulation import World
+    from world import World
 
-TOPIC = "p.checkpoints"
 TIMEOUT_MAX_MS = 20_000
 """What the broker allows: everything goes faster here."""
-
-Steps = Generator[int | None, None, Any]
 
 
 class LogAnswers:

@@ -1,53 +1,67 @@
-"""Simulates lives of a pipeline: the real protocol core against the broker model, with everything that can go wrong.
+"""Lives of a pipeline: the shipped coordinator and workers against the broker model, with everything that can go wrong.
 
-One seed is one history: which thread goes on, what is lost, delayed or repeated on the network, who crashes before
-which request, who wakes as a zombie, which transactions time out. The same seed gives the same history. Bad luck ends
-after a while; then the job must reach the end of its input. `simulation_oracle` judges every request and all output.
-
-    python -m exactlyonce.testing.simulation --seed 123         # replay, with its trace
-    python -m exactlyonce.testing.simulation --seeds 10000      # soak
+One seed is one history: which topology, which thread goes on, what is lost, delayed or repeated on the network, who
+crashes before which request, who wakes as a zombie, which transactions time out. The same seed gives the same history.
+Faults end after a while; then the job must reach the end of its input. The oracle judges every request and all output.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import traceback
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from clients import TOPIC, Owner, Steps
+from coordinator import UPKEEP_INTERVAL_MS, Life
+from faults import EXPIRY_MS, FaultInjector
+from oracle import Oracle
+from processes import Attempt, Process
+from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
+from watched import Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.coordinator import End
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions import markers
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Undetermined
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local import task
+from exactlyonce.engines.plan import plan, share_of
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
+from exactlyonce.sinks.kafka import writer
 from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock
-from exactlyonce.testing.simulated_coordinator import UPKEEP_INTERVAL_MS, Life
-from exactlyonce.testing.simulated_misfortune import EXPIRY_MS, FaultInjector
-from exactlyonce.testing.simulated_worker import Steps, Worker
-from exactlyonce.testing.simulation_oracle import TOPIC, Broken, Oracle, WatchedBroker, demand
 
 STEPS_MAX = 60_000
 """A history that has not come to its end by then never will."""
 CHAOS_STEPS = 8_000
 LOOK_STEPS = 20
 """How often the readers of the output look."""
+FEED_STEPS = 8
+"""How often the input grows."""
 RETRY_PAUSE_MS = 10
-MARKERS_LOST_AFTER_MS = 200
-"""Everything goes faster here."""
-STABLE_TIMEOUT_MS = 400
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable)
 """What a life may end with, and the next one goes on."""
+HALTS = (Halt, TopicError)
+"""What it ends with when an input topic is not the one that was read."""
+
+
+BOUNDS = (
+    (markers, "MARKERS_LOST_AFTER_MS", 200),
+    (decision_log, "STABLE_TIMEOUT_MS", 400),
+    (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
+    (writer, "BACKLOG_RECORDS_MAX", 30),
+    (task, "BLOCKS_PENDING_MAX", 2),
+)
+"""What is met here by few records and in little time, too."""
 
 
 class Thread:
@@ -55,7 +69,7 @@ class Thread:
 
     __slots__ = ("owner", "steps", "wake_ms")
 
-    def __init__(self, owner: Life | Worker, steps: Steps) -> None:
+    def __init__(self, owner: Owner, steps: Steps) -> None:
         self.owner, self.steps, self.wake_ms = owner, steps, 0
 
     @property
@@ -67,7 +81,8 @@ class Thread:
 class World:
     """Everything there is, for one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shape: str | None = None) -> None:
+        """*shape* names the topology; None: it is drawn, too."""
         self.rng = random.Random(seed)
         self.clock = SimulatedClock()
         self.seen: Counter[str] = Counter()
@@ -75,35 +90,39 @@ class World:
         self.trace: deque[str] = deque(maxlen=400)
         self.steps = 0
         self.finished = False
+        self.halted = False
         self.life: Life | None = None
         """The newest; None while there is none."""
         self.lives: list[Life] = []
         self._next_life_ms = 0
         self._threads: list[Thread] = []
-        self._shape()
+        self._shape(shape)
         self.settings = self._settings()
         self.broker = WatchedBroker(self.clock, self._broker_settings())
         self.network = UnreliableBroker(self.broker, self.clock)
         self.oracle = self.broker.oracle = Oracle(
-            self.broker, self.inputs, self.sinks, self.output_partitions, self.block_partitions,
-            self.transaction_timeout_ms,
+            self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
+            block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
         )  # fmt: skip
         self.faults = FaultInjector(self)
         self._topics()
 
-    def _shape(self) -> None:
+    def _shape(self, name: str | None) -> None:
         """The pipeline and its input."""
         rng = self.rng
+        self.topology = drawn(rng, name)
+        self.graph = graph_of(self.topology)
+        self.inputs = inputs_for(self.topology, rng)
         self.parallelism = rng.randint(1, 3)
-        self.sinks = ["out", "copy"][: rng.randint(1, 2)]
-        keys = [f"k{i}" for i in range(rng.randint(2, 5))]
-        self.inputs = [[rng.choice(keys) for _ in range(rng.randint(20, 120))] for _ in range(rng.randint(1, 3))]
+        self.plan = plan(self.graph, self.parallelism)
+        self.sinks = self.topology.sinks
         self.output_partitions = rng.randint(1, 3)
         self.block_partitions = rng.randint(2, 3)
-        self.topic = TopicInfo(TOPIC, "id", self.block_partitions, 1)
-        self._steps_per_record = rng.choice((1, 10, 40))
+        self._steps_per_record = rng.choice((1, 5, 15))
+        self._fed = {(source, p): 0 for source, each in self.inputs.items() for p in range(len(each.partitions))}
         every = range(self.parallelism)
-        self.subtasks = {(task, i) for task in ("source", "totals") for i in every}
+        self.subtasks = {(each.name, i) for each in self.plan.tasks for i in every}
+        self.source_subtasks = {(each.name, i) for each in self.plan.tasks if each.sources for i in every}
         self.sink_subtasks = {(sink, i) for sink in self.sinks for i in every}
 
     def _settings(self) -> CheckpointSettings:
@@ -133,10 +152,15 @@ class World:
     def _topics(self) -> None:
         """And a transaction of another pipeline, whose name begins alike and which is none of our business."""
         self.broker.create_topic(TOPIC, self.block_partitions, compact=True)
+        self.topic = TopicInfo(TOPIC, self.broker.topic_id(TOPIC) or "", self.block_partitions, 1)
+        for source, each in self.inputs.items():
+            self.broker.create_topic(topic_of(source), each.at_first)
+        self.topic_ids = {topic_of(each): self.broker.topic_id(topic_of(each)) or "" for each in self.inputs}
+        self.feed()
         for sink in self.sinks:
             self.broker.create_topic(sink, self.output_partitions)
         self.broker.create_topic("foreign")
-        foreign = "eo:p-q:out:0:0.0:0"
+        foreign = f"eo:{PIPELINE}-q:out:0:0.0:0"
         _, producer_id, epoch = self.broker.init_transactions(foreign, TRANSACTION_TIMEOUT_MAX_MS)
         self.broker.produce(foreign, producer_id, epoch, "foreign", 0, [(None, "x")])
 
@@ -147,9 +171,11 @@ class World:
         """Whether bad luck goes on."""
         return self.steps < CHAOS_STEPS
 
-    def spawn(self, owner: Life | Worker, steps: Steps) -> None:
+    def spawn(self, owner: Owner, steps: Steps) -> Thread:
         """A new thread."""
-        self._threads.append(Thread(owner, steps))
+        thread = Thread(owner, steps)
+        self._threads.append(thread)
+        return thread
 
     def note(self, text: str) -> None:
         """One line of the trace."""
@@ -159,7 +185,7 @@ class World:
         """One request over the network."""
         if operation == "init_transactions":
             self.oracle.before_init(arguments[0])
-        self.faults.on_network(operation)
+        self.faults.on_network(operation, arguments)
         return getattr(self.network, operation)(*arguments, **options)
 
     def until_answered(
@@ -181,17 +207,66 @@ class World:
         """Until when a life waits for an answer; it asks once in any case."""
         return self.clock.monotonic_ms() + (self.rng.choice((0, 50, 800)) if self.chaos else 5_000)
 
-    def available(self, partition: int) -> int:
-        """How much of the input has been produced by now."""
-        return min(len(self.inputs[partition]), self.steps // self._steps_per_record)
+    def feed(self) -> None:
+        """Somebody writes to the input topics; partitions that are not there yet get their records once they are."""
+        if not self.faults_allow_feeding:
+            return
+        goal = self.steps // self._steps_per_record + 1
+        for (source, partition), fed in self._fed.items():
+            records = self.inputs[source].partitions[partition]
+            if fed < min(goal, len(records)) and partition < self.partitions_of(topic_of(source)):
+                end = min(goal, len(records))
+                batch = [
+                    (None, _encode(Event(source, partition, offset, *records[offset]))) for offset in range(fed, end)
+                ]
+                if self.broker.produce(None, self._feeder(), 0, topic_of(source), partition, batch).error is Error.NONE:
+                    self._fed[source, partition] = end
 
-    def owner(self, key: str) -> int:
-        """The subtask that counts *key*."""
-        return int(key[1:]) % self.parallelism
+    def _feeder(self) -> int:
+        return self.broker.init_transactions(None).producer_id
 
-    def output_partition(self, key: str) -> int:
-        """Where updates of *key* go in every sink."""
-        return (int(key[1:]) + 1) % self.output_partitions
+    @property
+    def faults_allow_feeding(self) -> bool:
+        """Whether the broker answers, and the topics are those that are fed."""
+        return not hasattr(self, "faults") or (self.faults.broker_is_up and not self.faults.made_anew)
+
+    def partitions_of(self, topic: str) -> int:
+        """How many it has by now."""
+        found = self.broker._topics.get(topic)
+        return len(found.logs) if found else 0
+
+    def end_of(self, topic: str, partition: int) -> int:
+        """Where the partition ends; -1: there is none."""
+        found = self.broker._topics.get(topic)
+        return found.logs[partition].end_offset if found and partition < len(found.logs) else -1
+
+    # --- for a coordinator: its workers and its inputs ----------------------------------------------------------
+
+    def start_workers(
+        self, life: Life, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
+    ) -> list[Process]:
+        """The processes of an attempt, which read on at *offsets*."""
+        attempt = Attempt(incarnation, number, manifest, offsets)
+        processes = [Process(self, life, attempt, i) for i in range(self.parallelism)]
+        attempt.connect(self, processes)
+        return processes
+
+    def start_message(self, attempt: Attempt, index: int) -> msg.Start:
+        """What a worker is told first."""
+        targets = {
+            source: {p: len(each.partitions[p]) for p in attempt.offsets[source]}
+            for source, each in self.inputs.items()
+        }
+        return msg.Start(
+            reference={}, fingerprint="", parallelism=self.parallelism, subtask=index,
+            incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
+            offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, slots=self.settings.slots,
+            transaction_timeout_ms=self.transaction_timeout_ms, channels={}, topic=self.topic,
+        )  # fmt: skip
+
+    def share(self, added: dict[str, dict[int, int]], index: int) -> dict[str, dict[int, int]]:
+        """What of it worker *index* reads."""
+        return {source: share_of(each, self.parallelism, index) for source, each in added.items()}
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -204,7 +279,15 @@ class World:
         self.note(f"{life} ends: {end.error!r}")
         life.kill_workers()
         life.alive = False
-        demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
+        if self.faults.made_anew and isinstance(end.error, HALTS):
+            self.seen["halt"] += 1
+            self.halted = True
+            self.finished = True
+            return
+        if isinstance(end.error, Halt) and life is not self.life:
+            self.seen["halt of a zombie"] += 1  # it looked at two things, and slept in between
+        else:
+            demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
         if life is self.life:
             self.next_life(self.rng.randint(0, 100))
@@ -219,7 +302,10 @@ class World:
         self.oracle.nothing_open(life.log.incarnation.incarnation)
         if not any(each.owner.alive for each in self._threads):
             self.oracle.all_visible()
-        self.finished = all(o.offset == len(self.inputs[o.partition]) for o in end.manifest.offsets)
+        ends = {(each.source, each.partition): each.offset for each in end.manifest.offsets}
+        goal = {(s, p): len(r) for s, each in self.inputs.items() for p, r in enumerate(each.partitions)}
+        demand(not self.faults.made_anew, "an input topic that was made anew is read on")
+        self.finished = ends == goal
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
@@ -231,17 +317,22 @@ class World:
                 self.life = Life(self)
                 self.lives.append(self.life)
             self._step()
+            if self.steps % FEED_STEPS == 0:
+                self.feed()
             if self.steps % LOOK_STEPS == 0 and self.faults.broker_is_up:
                 self.oracle.look()
         self.faults.start_broker()
         self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)  # zombies die, and what they left open times out
-        self.oracle.close()
+        if not self.halted:
+            self.oracle.close()
 
     def _is_over(self) -> bool:
         """Whether the job is done and all are gone. One that had slept before it fenced anybody may have taken over
         from a clean end, decided, and died: then the job is run again."""
         if not self.finished or any(each.alive for each in self.lives):
             return False
+        if self.halted:
+            return True
         self.faults.start_broker()
         self.oracle.look()
         if self.oracle.unfinalized is not None:
@@ -269,63 +360,35 @@ class World:
             self.clock.advance(1)
 
 
-def simulate(seed: int) -> World:
-    """Live through the history of *seed*; what breaks is raised as `Broken`, with the command that replays it."""
-    world = World(seed)
+@contextmanager
+def bounds() -> Iterator[None]:
+    """Within this the bounds are small."""
+    with ExitStack() as stack:
+        for module, name, value in BOUNDS:
+            stack.enter_context(patch.object(module, name, value))
+        yield
+
+
+def simulate(seed: int, shape: str | None = None) -> World:
+    """Live through the history of *seed*. `Broken` is what breaks an invariant, with the command that replays it; any
+    other exception is a fault of the simulator, or of what it runs, which no invariant speaks of."""
+    world = World(seed, shape)
     try:
-        with (
-            patch.object(markers, "MARKERS_LOST_AFTER_MS", MARKERS_LOST_AFTER_MS),
-            patch.object(decision_log, "STABLE_TIMEOUT_MS", STABLE_TIMEOUT_MS),
-            patch.object(leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
-        ):
+        with bounds():
             world.run()
-    except Exception as error:
-        broken = Broken(f"{type(error).__name__}: {error}\n  replay: {replay_command(seed)}")
+    except Broken as error:
+        broken = Broken(f"{error}\n  replay: {replay_command(seed, shape)}")
         broken.trace = tuple(world.trace)
         raise broken from error
     world.seen["checkpoint"] = len(world.oracle.manifests)
+    world.seen["life"] = len(world.lives)
+    world.seen[f"topology {world.topology.name}"] += 1
     return world
 
 
-def replay_command(seed: int) -> str:
+def replay_command(seed: int, shape: str | None = None) -> str:
     """What to type to see the history of *seed* again."""
-    return f"python -m exactlyonce.testing.simulation --seed {seed}"
+    return f"make simulate SEED={seed}" + (f" SHAPE={shape}" if shape else "")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; 1 if a seed breaks."""
-    parser = argparse.ArgumentParser(description="Simulate lives of a pipeline with everything that can go wrong.")
-    parser.add_argument("--seed", type=int, help="replay one seed, with its trace")
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (default: 100)")
-    parser.add_argument("--start", type=int, default=0, help="the first of them (default: 0)")
-    parser.add_argument("--mutant", help="plant this defect first; see simulation_mutants")
-    options = parser.parse_args(arguments)
-    if options.mutant is None:
-        return _run(options)
-    from exactlyonce.testing.simulation_mutants import planted
-
-    with planted(options.mutant):
-        return _run(options)
-
-
-def _run(options: argparse.Namespace) -> int:
-    one = options.seed is not None
-    seen: Counter[str] = Counter()
-    seeds = range(options.seed, options.seed + 1) if one else range(options.start, options.start + options.seeds)
-    for seed in seeds:
-        try:
-            world = simulate(seed)
-        except Broken as broken:
-            print("\n".join(broken.trace))
-            traceback.print_exception(broken.__cause__)
-            print(f"seed {seed}: {broken}")
-            return 1
-        seen.update(world.seen)
-        if one:
-            print("\n".join(world.trace))
-    print(f"{len(seeds)} seeds, all invariants hold. Seen: {dict(sorted(seen.items()))}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+_encode = msgspec.json.Encoder().encode

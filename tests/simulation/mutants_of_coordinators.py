@@ -1,21 +1,16 @@
-"""Planted defects: each is a rule of the protocol left out. The simulator must find every one of them.
-
-A mutant is a context manager: within it the defect is there.
-
-    python -m exactlyonce.testing.simulation --seeds 1000 --mutant "no alignment"
-"""
+"""Planted defects of the coordinator's side: each patches shipped code. See `mutants`."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from mutants_of_cleaning import CLEANING
 
-from exactlyonce.checkpoint import coordinator, decision, decision_log, leader, requests, retention
+from exactlyonce.checkpoint import decision, decision_log, leader, requests, retention
 from exactlyonce.checkpoint.coordinator import Coordinator, Stop, Tick
 from exactlyonce.checkpoint.decision import Decided, Refuse
 from exactlyonce.checkpoint.leader import Leader
@@ -24,31 +19,18 @@ from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit, markers
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
-from exactlyonce.testing import simulated_repair
-from exactlyonce.testing.simulated_worker import Barrier, Sink, Snapshot, Worker
-from exactlyonce.testing.simulation_mutants_cleaning import CLEANING
 
-MUTANTS: dict[str, Callable[[], Iterable[Any]]] = dict(CLEANING)
+COORDINATORS: dict[str, Callable[[], Iterable[Any]]] = dict(CLEANING)
 """By name, what makes the patches."""
 
 
-def mutant(name: str) -> Callable[[Callable[[], Iterable[Any]]], Callable[[], Iterable[Any]]]:
-    """Enter a mutant into the list."""
+def mutant(name: str) -> Callable[[Callable[[], Iterable[Any]]], None]:
+    """Enter a mutant into the table."""
 
-    def enter(patches: Callable[[], Iterable[Any]]) -> Callable[[], Iterable[Any]]:
-        MUTANTS[name] = patches
-        return patches
+    def enter(patches: Callable[[], Iterable[Any]]) -> None:
+        COORDINATORS[name] = patches
 
     return enter
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Within this the defect *name* is there."""
-    with ExitStack() as stack:
-        for each in MUTANTS[name]():
-            stack.enter_context(each)
-        yield
 
 
 # --- the decision ---------------------------------------------------------------------------------------------------
@@ -260,22 +242,6 @@ def _believed_markers() -> Iterable[Any]:
 # --- replay repair --------------------------------------------------------------------------------------------------
 
 
-@mutant("a replay does not restore the checkpoint before")
-def _replay_from_nothing() -> Iterable[Any]:
-    yield patch.object(simulated_repair, "base_totals", lambda *_: _nothing({}))
-
-
-@mutant("a replay does not follow the order logs")
-def _replay_in_any_order() -> Iterable[Any]:
-    real = simulated_repair.order_of
-
-    def order_of(*arguments: Any) -> Any:
-        orders = yield from real(*arguments)
-        return {index: (sorted(read), sorted(taken)) for index, (read, taken) in orders.items()}
-
-    yield patch.object(simulated_repair, "order_of", order_of)
-
-
 @mutant("order logs of aborted checkpoints are not carried")
 def _drop_order_logs() -> Iterable[Any]:
     real = Coordinator._expire
@@ -287,14 +253,6 @@ def _drop_order_logs() -> Iterable[Any]:
         return effects
 
     yield patch.object(Coordinator, "_expire", expire)
-
-
-@mutant("a replay gives a transaction all of its sink subtask's output")
-def _replay_all() -> Iterable[Any]:
-    def shares(committables: Iterable[Committable]) -> Any:
-        return {each.transactional_id: range(1_000_000) for each in committables}
-
-    yield patch.object(simulated_repair, "shares", shares)
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------
@@ -372,80 +330,3 @@ def _short_memory() -> Iterable[Any]:
         real(self, checkpoint, newest, **options)
 
     yield patch.object(retention.Ledger, "completed", completed)
-
-
-# --- workers --------------------------------------------------------------------------------------------------------
-
-
-@mutant("no alignment")
-def _no_alignment() -> Iterable[Any]:
-    yield patch.object(Worker, "is_held", lambda self, source: False)
-
-
-@mutant("offsets are taken after the barrier")
-def _late_offsets() -> Iterable[Any]:
-    def inject(self: Worker, barrier: Barrier) -> None:
-        for j in range(self.attempt.parallelism):
-            self.attempt.channels[self.index, j].append(barrier)
-        if not self.triggers:
-            self._read()
-        self.reading = self.reading and not barrier.final
-        ack = coordinator.Ack("source", self.index, barrier.checkpoint, self.offsets())
-        self.life.hear(self, "acknowledged", ack)
-
-    yield patch.object(Worker, "_inject", inject)
-
-
-@mutant("one producer for two transactions")
-def _reuse() -> Iterable[Any]:
-    real = Sink._flush
-
-    def flush(self: Sink, checkpoint: int) -> None:
-        name, self.pool.move = self.writing, lambda *_: None  # type: ignore[method-assign]  # that is the defect
-        real(self, checkpoint)
-        self.writing = name
-
-    yield patch.object(Sink, "_flush", flush)
-
-
-@mutant("ids are used again before their checkpoint is finalized")
-def _early_ids() -> Iterable[Any]:
-    real = Worker._acknowledge
-
-    def acknowledge(self: Worker) -> bool:
-        checkpoint = self.snapshots[0].barrier.checkpoint if self.snapshots else 0
-        if not real(self):
-            return False
-        self.finalized(checkpoint)
-        return True
-
-    yield patch.object(Worker, "_acknowledge", acknowledge)
-
-
-@mutant("increments are relative to the checkpoint before, completed or not")
-def _wrong_base() -> Iterable[Any]:
-    def snapshot(self: Worker, barrier: Barrier) -> None:
-        values = {key: self.totals[key] for key in self.touched}
-        self.touched = {}
-        self.snapshots.append(Snapshot(barrier, values, self.chains[barrier.base]))
-        for sink in self.sinks:
-            sink.cut(barrier.checkpoint)
-
-    yield patch.object(Worker, "_snapshot", snapshot)
-
-
-@mutant("a flush that does not wait for all records")
-def _early_flush() -> Iterable[Any]:
-    def step(self: Sink) -> bool:
-        interval = self.intervals[0]
-        if interval.checkpoint is not None and (self.writing or not interval.records):
-            rest, interval.records = interval.records, type(interval.records)()
-            self._batch = None
-            self._flush(interval.checkpoint)
-            self.intervals[0].records.extendleft(reversed(rest))
-            return True
-        return bool(interval.records) and self._produce(interval)
-
-    yield patch.object(Sink, "step", step)
-
-

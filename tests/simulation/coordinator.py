@@ -11,6 +11,13 @@ from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from blocks import ends_of, scanned
+from clients import TOPIC, Steps
+from decisions import LogAnswers
+from repair import copied, replayed
+from topics import SimulatedTopics
+from topologies import MAX_PARALLELISM
+
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision import Decided
@@ -18,6 +25,7 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.leader import Leader, Led
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
@@ -25,16 +33,15 @@ from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
+from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.pipeline_topics import PipelineTopics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
+from exactlyonce.state.index import decode_index
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
-from exactlyonce.testing.simulated_log import TOPIC, LogAnswers
-from exactlyonce.testing.simulated_repair import copied, replayed
-from exactlyonce.testing.simulated_topics import SimulatedTopics, graph_of
-from exactlyonce.testing.simulated_worker import Attempt, Barrier, Steps, Worker, reference
 
 if TYPE_CHECKING:
-    from exactlyonce.testing.simulation import World
+    from processes import Process
+    from world import World
 
 LOOK_PAUSE_MS = 20
 UPKEEP_INTERVAL_MS = 2_000
@@ -48,8 +55,8 @@ class WatchedLeader(Leader):
         world = life.world
         led = Led(
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
-            transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint", max_parallelism=128,
-            parallelism=world.parallelism,
+            transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint",
+            max_parallelism=MAX_PARALLELISM, parallelism=world.parallelism,
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings)
         super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{life}: {text}"))
@@ -79,16 +86,16 @@ class Life:
         self.leader = WatchedLeader(self, self.log)
         self._log_answers = LogAnswers(world)
         self._topics = PipelineTopics(
-            cast(Topics, SimulatedTopics(world)), graph_of(tuple(world.sinks)), world.parallelism, world.note,
+            cast(Topics, SimulatedTopics(world)), world.graph, world.parallelism, world.note,
             bounded=False,
         )  # fmt: skip
-        self.workers: list[Worker] = []
+        self.workers: list[Process] = []
         self.step_name = "open"
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._jobs: deque[tuple[Callable[[], Steps], Callable[[Any], None]]] = deque()
-        self._finished: set[int] = set()
+        self._finished: set[tuple[str, int]] = set()
         self._restored: set[int] = set()
         self._deploy: tuple[int, core.Deploy] | None = None
         self._delay_ms = 0
@@ -156,7 +163,8 @@ class Life:
         match effect:
             case core.Trigger(checkpoint, base, final):
                 for worker in self.workers:
-                    worker.triggers.append(Barrier(checkpoint, base, final))
+                    added = self.world.share(self._topics.added, worker.index)
+                    worker.tell(msg.Trigger(checkpoint, base, final, added))
             case core.Decide(plan):
                 pinned = self.core.pinned
                 self._on_broker(
@@ -164,7 +172,7 @@ class Life:
                 )  # fmt: skip
             case core.AnnounceFinalized(checkpoint):
                 for worker in self.workers:
-                    worker.finalized(checkpoint)
+                    worker.tell(msg.CheckpointFinalized(checkpoint))
             case core.Restart(attempt, delay_ms, reason, unfinished):
                 self.world.note(f"{self} restarts: {reason}")
                 self.kill_workers()
@@ -193,8 +201,10 @@ class Life:
     def _start_workers(self, deploy: core.Deploy) -> None:
         self._deploy = None
         self._restored, self._finished = set(), set()
-        attempt = Attempt(self.log.incarnation.incarnation, deploy.attempt, deploy.manifest, self.world.parallelism)
-        self.workers = [Worker(self.world, self, attempt, i) for i in range(attempt.parallelism)]
+        incarnation = self.log.incarnation.incarnation
+        self.workers = self.world.start_workers(
+            self, incarnation, deploy.attempt, deploy.manifest, self._topics.offsets
+        )
 
     def kill_workers(self) -> None:
         """SIGKILL to all."""
@@ -204,11 +214,11 @@ class Life:
 
     # --- what workers say ---------------------------------------------------------------------------------------
 
-    def hear(self, worker: Worker, what: str, *details: Any) -> None:
+    def hear(self, worker: Process, what: str, *details: Any) -> None:
         """A message from *worker*; from one of another attempt it is not read."""
         self._inbox.append(lambda: self._heard(worker, what, *details) if worker in self.workers else None)
 
-    def _heard(self, worker: Worker, what: str, *details: Any) -> None:
+    def _heard(self, worker: Process, what: str, *details: Any) -> None:
         match what, *details:
             case "restored", *_:
                 self._restored.add(worker.index)
@@ -221,26 +231,25 @@ class Life:
             case "acknowledged", ack:
                 self.leader.acknowledged(ack)
                 self._feed(core.Acknowledged(ack))
-            case "source finished", *_:
-                if worker.index not in self._finished:
-                    self._finished.add(worker.index)
-                    if len(self._finished) == len(self.workers):
-                        self._feed(core.SourcesFinished())
-            case "failed", reason:
-                self._feed(core.Failed(reason))
+            case "source finished", task, subtask:
+                self._finished.add((task, subtask))
+                if self._finished == self.world.source_subtasks:
+                    self._feed(core.SourcesFinished())
+            case "failed", reason, error:
+                self._feed(core.Failed(reason, error))
 
     def _described(self, name: str) -> Steps:
         states = yield from self.world.until_answered("describe_transactions", [name])
         return states[name]
 
-    def _grant(self, worker: Worker, sink: str, name: str, state: Any) -> None:
+    def _grant(self, worker: Process, sink: str, name: str, state: Any) -> None:
         """Producer id and epoch are read between the producer's initialisation and its first record."""
         if worker not in self.workers:
             return
         if state is None or state.state != "Empty":
             self._feed(core.Failed(f"{name} is not Empty"))
             return
-        worker.granted(sink, name, state.producer_id, state.epoch)
+        worker.tell(msg.Granted(sink, name, state.producer_id, state.epoch))
         self._feed(core.ProducerGranted(sink, worker.index))
 
     # --- recovery -----------------------------------------------------------------------------------------------
@@ -254,17 +263,17 @@ class Life:
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
         listed: list[BlockRef] = []
         for ref in indexes_of(manifest):
-            listed += yield from self.block(ref)
+            listed += [each.ref for each in decode_index((yield from self.block(ref))).blocks]
         return stands_on(manifest, listed)
 
     def block(self, ref: BlockRef) -> Steps:
-        """The value of the block, which must be the one that was written."""
+        """The body of the block, which must be the one that was written."""
         answer = yield from self.world.until_answered(
             "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
         )
         for found in answer.records[:1]:
-            if found.key == ref.key:
-                return found.value
+            if (found.offset, found.key) == (ref.offset, ref.key):
+                return decode(found.value, Block).body
         require(self is not self.world.life, f"block {ref.key} is where the manifest says")
         raise Fenced("The checkpoints of a zombie have gone.")
 
@@ -305,9 +314,9 @@ class Life:
             case requests.Reached():
                 pass
             case requests.BlockEndOffsets():
-                return (yield from self._ends())
+                return (yield from ends_of(self.world))
             case requests.ScanBlocks(start_offsets):
-                return (yield from self._scanned(start_offsets))
+                return (yield from scanned(self.world, start_offsets))
             case requests.FindReferences(manifest):
                 return frozenset((yield from self._references(manifest)))
             case requests.Look(committable):
@@ -328,30 +337,6 @@ class Life:
             if isinstance(each, Manifest):
                 self.carries = any(c.checkpoint < each.checkpoint for c in each.committables)
                 self.world.seen["carried"] += self.carries
-
-    def _ends(self) -> Generator[int | None, None, tuple[int, ...]]:
-        ends = []
-        for partition in range(self.world.block_partitions):
-            answer = yield from self.world.until_answered("fetch", TOPIC, partition, 0, Isolation.READ_UNCOMMITTED)
-            ends.append(answer.high_watermark)
-        return tuple(ends)
-
-    def _scanned(self, start_offsets: tuple[int, ...]) -> Generator[int | None, None, requests.Scanned]:
-        """Blocks are read uncommitted, tombstones committed."""
-        found: dict[str, BlockRef] = {}
-        ends = [0]
-        for partition in range(1, self.world.block_partitions):
-            place = (TOPIC, partition, start_offsets[partition])
-            settled = yield from self.world.until_answered("fetch", *place, Isolation.READ_COMMITTED)
-            everything = yield from self.world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
-            known = settled.last_stable_offset
-            open_ = [each for each in everything.records if each.offset >= known and each.value is not None]
-            for each in [*(record for record in settled.records if record.offset < known), *open_]:
-                found.pop(each.key, None)
-                if each.value is not None:
-                    found[each.key] = reference(partition, each.offset, each.key, each.value)
-            ends.append(everything.high_watermark)
-        return requests.Scanned(tuple(found.values()), tuple(ends))
 
     def _retrying(self, operation: str, *arguments: Any) -> Steps:
         """Asked again until it is answered or time is up."""

@@ -1,4 +1,4 @@
-"""Planted defects, continued: rules about what is left behind. See `simulation_mutants`."""
+"""Planted defects, continued: rules about what is left behind. See `mutants_of_coordinators`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from unittest.mock import patch
 from exactlyonce.checkpoint import decision, leader, orphans, requests
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.transactions import commit
-from exactlyonce.testing.simulated_worker import Sink, Worker
 
 
 def _no_scan() -> Iterable[Any]:
@@ -55,25 +54,6 @@ def _finish_drops_nothing() -> Iterable[Any]:
     yield patch.object(leader, "finish", finish)
 
 
-def _long_transactions() -> Iterable[Any]:
-    real = Worker._initialize
-
-    def initialize(self: Worker, sink: Sink, name: str) -> Any:
-        steps = real(self, sink, name)
-        timeout_ms = self.world.transaction_timeout_ms
-        while True:
-            self.world.transaction_timeout_ms = 20_000
-            try:
-                wait = next(steps)
-            except StopIteration:
-                return
-            finally:
-                self.world.transaction_timeout_ms = timeout_ms
-            yield wait
-
-    yield patch.object(Worker, "_initialize", initialize)
-
-
 def _pass_over_empty() -> Iterable[Any]:
     real = commit.sweep
 
@@ -101,7 +81,6 @@ CLEANING: dict[str, Callable[[], Iterable[Any]]] = {
     "recovery looks behind a manifest that is not finalized": _scan_from_the_newest,
     "a manifest notes the ends though others are in flight behind it": _note_the_ends,
     "a finished checkpoint is finalized before its orphans are dropped": _finish_drops_nothing,
-    "transactions may stay open for as long as the broker lets them": _long_transactions,
     "ids that are Empty are not ended again once older attempts were fenced": _pass_over_empty,
 }
 """By name, what makes the patches."""

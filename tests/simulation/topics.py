@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING
 
-from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
-from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.stream import Pipeline
-from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.testing.broker.interface import NoAnswer
 
 if TYPE_CHECKING:
-    from exactlyonce.testing.simulation import World
-
-INPUT, INPUT_ID = "in", "in-id"
-
-
-def _key(record: str) -> str:
-    return record
-
-
-def _count(count: int | None, record: str) -> tuple[int, str]:
-    return (count or 0) + 1, record
-
-
-@cache
-def graph_of(sinks: tuple[str, ...]) -> LogicalGraph:
-    """The pipeline whose worker is modelled in `simulated_worker`."""
-    pipeline = Pipeline("p")
-    totals = pipeline.source(INPUT, KafkaSource(INPUT, value=str)).key_by(_key).stateful_map("totals", _count)
-    for sink in sinks:
-        totals.sink(sink, KafkaSink(sink))
-    return pipeline.build()
+    from world import World
 
 
 class SimulatedTopics:
-    """Asks the broker model over the network; of the input it knows what the world has written by now."""
+    """Asks the broker model over the network; ends of inputs are those of their logs."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -56,12 +31,12 @@ class SimulatedTopics:
         return {name: (self._described(name),) for name in names}
 
     def start_offsets(self, name: str) -> dict[int, int]:
-        """By partition of the input."""
-        return dict.fromkeys(range(len(self.world.inputs)), 0)
+        """By partition of an input."""
+        return dict.fromkeys(range(self.world.partitions_of(name)), 0)
 
     def end_offsets(self, name: str, *, committed: bool) -> dict[int, int]:
-        """By partition of the input."""
-        return {partition: self.world.available(partition) for partition in range(len(self.world.inputs))}
+        """By partition of an input."""
+        return {partition: self.world.end_of(name, partition) for partition in self.start_offsets(name)}
 
     def epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
         """Nobody notes epochs here."""
@@ -71,12 +46,10 @@ class SimulatedTopics:
         topic_id = self._id(name)
         if topic_id is None:
             return None
-        return Topic(name, topic_id, len(self.world.inputs) if name == INPUT else self.world.output_partitions)
+        return Topic(name, topic_id, self.world.partitions_of(name))
 
     def _id(self, name: str) -> str | None:
         """Asked twice: most often only one request is lost."""
-        if name == INPUT:
-            return INPUT_ID
         for _ in range(2):
             try:
                 found: str | None = self.world.ask("topic_id", name)

@@ -6,17 +6,21 @@ Some histories know only a few kinds of faults, but those well. Every one that h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from clients import TOPIC
+from topologies import topic_of
 
 from exactlyonce.checkpoint.records.committable import coordinator_id
+from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.broker.unreliable import Fault
-from exactlyonce.testing.simulated_coordinator import Life
-from exactlyonce.testing.simulated_worker import Worker
-from exactlyonce.testing.simulation_oracle import TOPIC
 
 if TYPE_CHECKING:
-    from exactlyonce.testing.simulation import World
+    from coordinator import Life
+    from processes import Process
+    from world import World
 
 EXPIRY_MS = 60_000
 """After so long the broker forgets a transactional id."""
@@ -28,10 +32,16 @@ class FaultInjector:
     def __init__(self, world: World) -> None:
         self.world, self.rng, self.clock = world, world.rng, world.clock
         self.broker_is_up = True
+        self.made_anew = ""
+        """The input topic that was deleted and created again."""
+        self._leaders: dict[str, int] = {}
+        """Of a partition or an id that has moved, how often."""
+        self._unreachable: dict[str, int] = {}
+        """Until when a partition or an id that is moving is, or a broker that is away."""
         rng = self.rng
         kinds: list[Callable[[], None]] = [
             self.crash_coordinator, self.slow_worker, self.kill_worker, self.restart_broker, self.downtime,
-            self.expire_ids, self.compact, self.clean, self.stop,
+            self.expire_ids, self.compact, self.clean, self.stop, self.move, self.lose_broker,
         ]  # fmt: skip
         self._kinds = rng.sample(kinds, rng.randint(1, 4))
         if world.settings.tolerable_failed:
@@ -41,6 +51,9 @@ class FaultInjector:
         self._request_chance = rng.choice((0.0, 0.03, 0.15))
         self._delivery_chance = rng.choice((0.0, 0.0, 0.005))
         self._marker_chance = rng.choice((0.0, 0.0, 0.1, 0.3))
+        self._decided_chance = rng.choice((0.0, 0.0, 0.1))
+        self._remakes = rng.random() < 0.03
+        self._adds_at = rng.randint(100, 4_000)
         fates: list[Callable[[Life], None]] = [self.crash, self.sleep, lambda life: self.downtime()]
         self._fates = rng.sample(fates, 2)
 
@@ -48,20 +61,27 @@ class FaultInjector:
 
     def before_step(self) -> None:
         """Perhaps something happens now."""
+        if self.world.steps >= self._adds_at:
+            self._add_partitions()
         if not self.world.chaos:
             self.start_broker()
+            self._unreachable.clear()
         elif self.rng.random() < self._chance:
             self.rng.choice(self._kinds)()
 
     def before_request(self, life: Life) -> None:
         """Before a request of a procedure: perhaps *life* ends or sleeps here.
 
-        If the checkpoint carries output of aborted ones, likely all are down until the oldest transaction times out and
-        the next ones do not. What is to be copied may be gone. Rare and delicate is the writing of lost markers: likely
-        it times out.
+        Between a decision and its commits all may be down until a transaction times out, which is to be written again
+        then; what is to be copied may be gone. If the checkpoint carries output of aborted ones, likely all are down
+        until the oldest transaction times out and the next ones do not. Rare and delicate is the writing of lost
+        markers: likely it times out.
         """
-        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < 0.3:
+        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < 0.5:
             self.clean()
+        if life.step_name == "EndTransactions" and self.world.chaos and self.rng.random() < self._decided_chance:
+            self.downtime()
+            return
         chance = self._request_chance / (2 if life.log.has_begun else 8)  # a beginning alone takes dozens
         if life.carries or life.step_name == "RewriteMarkers":
             chance = 0.2
@@ -77,8 +97,10 @@ class FaultInjector:
         else:
             self.rng.choice(self._fates)(life)
 
-    def on_network(self, operation: str) -> None:
-        """Perhaps the next request or its answer is lost, delayed or repeated."""
+    def on_network(self, operation: str, arguments: tuple[Any, ...]) -> None:
+        """Perhaps the next request or its answer is lost, delayed or repeated; or nobody is there who leads."""
+        if self._unreachable:
+            self._reach(operation, arguments)
         chance = self._network_chance * (5 if operation == "end_txn" else 1)
         if self.world.chaos and self.rng.random() < chance:
             fault = self.rng.choice(tuple(Fault))
@@ -93,8 +115,13 @@ class FaultInjector:
         return lost
 
     def after_end(self) -> None:
-        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending."""
-        if not self.world.chaos or not self.broker_is_up or self.rng.random() >= self._marker_chance:
+        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending.
+
+        Once the job has come to its end nobody is there any more who would write them again.
+        """
+        if not self.world.chaos or self.world.finished or not self.broker_is_up:
+            return
+        if self.rng.random() >= self._marker_chance:
             return
         listed = [each.transactional_id for each in self.world.broker.list_transactions() if "Prepare" in each.state]
         states = self.world.broker.describe_transactions(listed).values()
@@ -119,13 +146,14 @@ class FaultInjector:
         self.world.seen["coordinator crashed"] += 1
         self.world.note(f"{life} crashes at {life.step_name}")
         for worker in life.workers:
-            worker.alive = self.rng.random() < 0.3
-            if worker.alive:
+            if self.rng.random() < 0.3:
                 self._linger(worker)
+            else:
+                worker.kill()
         life.alive = False
         self.world.next_life(self.rng.randint(0, 200))
 
-    def _linger(self, worker: Worker) -> None:
+    def _linger(self, worker: Process) -> None:
         self.world.seen["zombie worker"] += 1
         if self.rng.random() < 0.5:
             worker.paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(10, 1_000)
@@ -223,3 +251,80 @@ class FaultInjector:
         if self.world.life is not None:
             self.world.seen["stop asked for"] += 1
             self.world.life.stop()
+
+    # --- two brokers --------------------------------------------------------------------------------------------
+
+    def move(self) -> None:
+        """Partitions and ids get another leader or coordinator; until it is elected nobody answers for them."""
+        self.world.seen["leader moved"] += 1
+        now_ms = self.clock.monotonic_ms()
+        for name in self.rng.sample(sorted(self._places()), 3):
+            self._leaders[name] = self._leaders.get(name, 0) + 1
+            self._unreachable[name] = now_ms + self.rng.choice((5, 50, 500))
+
+    def lose_broker(self) -> None:
+        """One of the two brokers is away for a moment, with all that it leads; the other one answers."""
+        self.world.seen["one broker away"] += 1
+        broker = self.rng.randint(0, 1)
+        self._unreachable[f"broker {broker}"] = self.clock.monotonic_ms() + self.rng.choice((5, 100, 800))
+
+    def _places(self) -> Iterator[str]:
+        for sink in self.world.sinks:
+            yield from (f"{sink}-{p}" for p in range(self.world.output_partitions))
+        yield from (f"{TOPIC}-{p}" for p in range(self.world.block_partitions))
+        for source in self.world.inputs:
+            yield from (f"{topic_of(source)}-{p}" for p in range(self.world.partitions_of(topic_of(source))))
+        yield coordinator_id("p")
+
+    def _reach(self, operation: str, arguments: tuple[Any, ...]) -> None:
+        """Raise `NoAnswer` if a request is for a partition or an id that nobody answers for now."""
+        now_ms = self.clock.monotonic_ms()
+        self._unreachable = {name: until_ms for name, until_ms in self._unreachable.items() if until_ms > now_ms}
+        for name in _touched(operation, arguments):
+            if name in self._unreachable or f"broker {self._broker_of(name)}" in self._unreachable:
+                self.world.seen["not leader"] += 1
+                raise NoAnswer(f"{operation}: nobody leads {name}")
+
+    def _broker_of(self, name: str) -> int:
+        if name.startswith("broker "):
+            return int(name[-1])
+        return (zlib.crc32(name.encode()) + self._leaders.get(name, 0)) % 2
+
+    # --- input topics -------------------------------------------------------------------------------------------
+
+    def _add_partitions(self) -> None:
+        """The partitions that are not there from the beginning are added; or a topic is deleted and made anew."""
+        if not self.broker_is_up:
+            return
+        self._adds_at = 1 << 60
+        for source, each in self.world.inputs.items():
+            if each.at_first < len(each.partitions):
+                self.world.seen["partitions added"] += 1
+                self.world.note(f"{source} gets a partition")
+                self.world.broker.add_partitions(topic_of(source), len(each.partitions))
+        if self._remakes and not self.world.finished:
+            self.made_anew = topic_of(self.rng.choice(sorted(self.world.inputs)))
+            self.world.seen["topic made anew"] += 1
+            self.world.note(f"{self.made_anew} is made anew")
+            self.world.broker.delete_topic(self.made_anew)
+            self.world.broker.create_topic(self.made_anew, 3)
+
+
+def _touched(operation: str, arguments: tuple[Any, ...]) -> Iterator[str]:
+    """The partitions, ids and brokers that a request is for."""
+    match operation:
+        case "fetch":
+            yield f"{arguments[0]}-{arguments[1]}"
+        case "produce" | "add_to_transaction":
+            if arguments[0] is not None:
+                yield arguments[0]
+            yield f"{arguments[3]}-{arguments[4]}"
+        case "init_transactions" | "end_txn":
+            if arguments[0] is not None:
+                yield arguments[0]
+        case "describe_transactions":
+            yield from arguments[0]
+        case "describe_producers":
+            yield from (f"{topic}-{partition}" for topic, partition in arguments[0])
+        case "list_transactions":
+            yield from ("broker 0", "broker 1")

@@ -1,0 +1,81 @@
+"""What a worker reaches Kafka, its peers and the time by: all that is not the same in a simulation.
+
+Invariant: nothing is decided here. A worker that is given other clients runs the same lines.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.store.blocks import BlockReader, Blocks, BlockWriter
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.engines.local.channels import Pipe
+from exactlyonce.engines.local.messages import Start
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.sinks.kafka.producers import KafkaProducers, Producers
+
+
+class Clients(Protocol):
+    """Of one worker."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def monotonic_s(self) -> Callable[[], float]:
+        """Time that only grows, finer than the clock's."""
+
+    def block_writer(self) -> BlockWriter:
+        """Of this attempt's blocks."""
+
+    def block_reader(self) -> Blocks: ...
+
+    def reader(
+        self, source: str, topic: str, offsets: dict[int, int], targets: Mapping[int, int], epochs: dict[int, int]
+    ) -> KafkaReader:
+        """Of the partitions in *offsets*, not open yet."""
+
+    def producers(self, topic: str) -> Producers:
+        """Of the subtask of a sink that writes to *topic*."""
+
+    def pipe(self, name: str) -> Pipe:
+        """This worker's end of the channel that `Start` calls *name*."""
+
+
+class KafkaClients:
+    """The `Clients` of a worker process."""
+
+    def __init__(self, start: Start, pipeline: str) -> None:
+        self.clock = SystemClock()
+        self.monotonic_s = time.monotonic
+        self._start, self._pipeline = start, pipeline
+        self._config = ClientConfig(start.client)
+        self._executor = ThreadPoolExecutor(1, "producers")
+        """Makes the producers of all sinks, one after the other, and drops them."""
+
+    def block_writer(self) -> BlockWriter:
+        start = self._start
+        return BlockWriter.connected(self._config.confluent(), start.topic, start.incarnation, start.attempt)
+
+    def block_reader(self) -> BlockReader:
+        return BlockReader(self._config.confluent(), self._start.topic)
+
+    def reader(
+        self, source: str, topic: str, offsets: dict[int, int], targets: Mapping[int, int], epochs: dict[int, int]
+    ) -> KafkaReader:
+        config = self._config.confluent({"group.id": self._pipeline})
+        return KafkaReader(source, topic, offsets, targets, config, epochs)
+
+    def producers(self, topic: str) -> Producers:
+        return KafkaProducers(topic, self._config.confluent(), self._start.transaction_timeout_ms, self._executor)
+
+    def pipe(self, name: str) -> socket.socket:
+        found = socket.socket(fileno=self._start.channels[name])
+        found.setblocking(False)
+        return found

@@ -1,0 +1,143 @@
+"""What a sink's writer asks of a client library, and how confluent-kafka does it.
+
+Invariants: `make`, `flush` and `drop` return at once, and what they begin runs elsewhere; a producer is never closed:
+that would abort its transaction. A flush sends at once, whatever `linger.ms` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from exactlyonce.checkpoint.store.client import connect
+from exactlyonce.checkpoint.store.confluent import make_producer
+
+PREPARE_TIMEOUT_S = 60.0
+FLUSH_SLICE_S = 0.2
+"""How soon a flush notices that it was abandoned."""
+
+T_co = TypeVar("T_co", covariant=True)
+Failed = Callable[[str], None]
+"""Called with the reason why a record was not delivered, or why a producer can go on no more."""
+
+
+class Pending(Protocol[T_co]):
+    """Something that was begun elsewhere."""
+
+    def done(self) -> bool: ...
+    def result(self) -> T_co:
+        """What came of it, once it is done; raises what it raised."""
+
+
+class TransactionalProducer(Protocol):
+    """A producer whose transaction has begun."""
+
+    @property
+    def produce(self) -> Callable[..., None]:
+        """``produce(topic, value, key, headers=...)``; BufferError: it holds all that it may."""
+
+    @property
+    def poll(self) -> Callable[[float], int]:
+        """Let it tell of failed deliveries, for so many seconds."""
+
+
+@dataclass
+class Transaction:
+    """A producer that writes one transaction."""
+
+    transactional_id: str
+    producer: TransactionalProducer
+    producer_id: int = -1
+    epoch: int = -1
+    records: int = 0
+    opened_ms: int = 0
+    checkpoint: int = 0
+
+
+class Producers(Protocol):
+    """Of one sink subtask."""
+
+    def make(self, transactional_id: str, failed: Failed) -> Pending[TransactionalProducer]:
+        """Initialise a producer; it has written nothing. *failed* is called while it is polled or flushed."""
+
+    def flush(self, producer: TransactionalProducer) -> Pending[int]:
+        """-> how much is outstanding, which is more than 0 only after `abandon`. Failures are told before."""
+
+    def wait(self, pending: Pending[Any], timeout_s: float) -> None:
+        """Until it is done, at most so long."""
+
+    def drop(self, transaction: Transaction) -> None:
+        """Let go of its producer, without closing it."""
+
+    def abandon(self) -> None:
+        """A flush that is under way need not end."""
+
+
+class KafkaProducers:
+    """Producers of confluent-kafka: made and dropped on the thread of *executor*, flushed on one of their own."""
+
+    def __init__(
+        self, topic: str, config: dict[str, str], transaction_timeout_ms: int, executor: ThreadPoolExecutor
+    ) -> None:
+        """*config*: librdkafka settings, without a transactional id."""
+        self._topic, self._config, self._timeout_ms, self._executor = topic, config, transaction_timeout_ms, executor
+        self._flusher = ThreadPoolExecutor(1, "flush")
+        self._abandoned = False
+
+    def make(self, transactional_id: str, failed: Failed) -> Future[Producer]:
+        return self._executor.submit(self._make, transactional_id, failed)
+
+    def _make(self, transactional_id: str, failed: Failed) -> Producer:
+        """Runs on the executor's thread."""
+
+        def undelivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                failed(f"a record for {self._topic}[{message.partition()}] was not delivered: {error.str()}")
+
+        def broken(error: KafkaError) -> None:
+            if error.fatal():
+                failed(f"the producer failed: {error.str()}")
+
+        producer = make_producer(
+            {
+                **self._config,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": self._timeout_ms,
+                "delivery.report.only.error": True,
+                "on_delivery": undelivered,
+                "error_cb": broken,
+            }
+        )
+        connect(producer, self._topic, PREPARE_TIMEOUT_S)
+        producer.init_transactions(PREPARE_TIMEOUT_S)
+        producer.begin_transaction()
+        return producer
+
+    def flush(self, producer: Any) -> Future[int]:
+        return self._flusher.submit(self._flush, producer)
+
+    def _flush(self, producer: Producer) -> int:
+        """Runs on the flusher's thread."""
+        while left := producer.flush(FLUSH_SLICE_S):
+            if self._abandoned:
+                return left
+        return 0
+
+    def wait(self, pending: Any, timeout_s: float) -> None:
+        wait([pending], timeout_s)
+
+    def drop(self, transaction: Transaction) -> None:
+        """On the executor's thread: ending librdkafka's threads takes milliseconds."""
+        self._executor.submit(_drop, transaction)
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+
+def _drop(transaction: Transaction) -> None:
+    """Drop the last reference."""
+    del transaction.producer

@@ -1,0 +1,462 @@
+"""What stands in for client libraries: producers, consumers, blocks and channels over the broker model.
+
+These and the processes are all that is not the shipped code in a simulated worker. A client queues what it is asked to
+do, and its own simulated thread does it, one request a step; so the process can be killed or paused between any two,
+and a request or its answer can be lost. What a killed process had under way may still be carried out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
+
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.store.blocks import BlockWriter, DamagedBlock, OnDelivery, verified
+from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.pipeline.errors import require
+from exactlyonce.sinks.kafka.producers import Failed, Transaction
+from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
+
+if TYPE_CHECKING:
+    from processes import Process
+    from world import World
+
+Steps = Generator[int | None, None, Any]
+"""A thread of control: yields between steps, and the time before which it need not be continued."""
+
+TOPIC = "p.checkpoints"
+QUEUE_MAX = 40
+"""Records that a producer holds."""
+FETCH_PAUSE_MS = 6
+RETRY_PAUSE_MS = 10
+PIPE_BYTES = (200, 2_000, 60_000)
+AWAY = "the broker is away"
+
+
+class Owner(Protocol):
+    """Whoever runs simulated threads."""
+
+    alive: bool
+    paused_until_ms: int
+
+
+def output_partition(key: bytes | None, partitions: int) -> int:
+    """Where a record of a sink goes."""
+    return zlib.crc32(key or b"") % partitions
+
+
+class Produced:
+    """The sending thread of an idempotent producer: batches in order within a partition, one request at a time."""
+
+    def __init__(self, process: Process, transactional_id: str | None, producer_id: int, epoch: int) -> None:
+        self.process, self.world = process, process.world
+        self.transactional_id, self.producer_id, self.epoch = transactional_id, producer_id, epoch
+        self.failure = ""
+        self._sequences: dict[tuple[str, int], int] = {}
+        self._queues: dict[tuple[str, int], deque[tuple[Any, Any]]] = {}
+        self._batch: tuple[tuple[str, int], list[tuple[Any, Any]]] | None = None
+        self._sending = False
+        self.queued = 0
+
+    def put(self, place: tuple[str, int], record: tuple[Any, Any]) -> None:
+        """Queue a record; the thread is woken."""
+        self._queues.setdefault(place, deque()).append(record)
+        self.queued += 1
+        if not self._sending:
+            self._sending = True
+            self.world.spawn(self.process, self._send())
+
+    def _send(self) -> Steps:
+        while self.queued and not self.failure:
+            yield None
+            place, batch = self._batch = self._batch or self._next_batch()
+            if self.loses(batch):
+                self._taken(place, batch, -1)
+                continue
+            try:
+                answer = self._request(place, batch)
+            except NoAnswer:
+                yield self.world.clock.monotonic_ms() + RETRY_PAUSE_MS
+                continue
+            if answer.error is Error.CONCURRENT_TRANSACTIONS:
+                yield self.world.clock.monotonic_ms() + 1
+            elif answer.error is Error.NONE:
+                self._sequences[place] = self._sequences.get(place, 0) + len(batch)
+                self._taken(place, batch, answer.first_offset)
+            else:
+                self.fail(f"{self.transactional_id or 'blocks'}: {answer.error.name}")
+        self._sending = False
+
+    def _request(self, place: tuple[str, int], batch: list[tuple[Any, Any]]) -> Any:
+        sequence = self._sequences.get(place, 0)
+        return self.world.ask(
+            "produce", self.transactional_id, self.producer_id, self.epoch, *place, batch,
+            sequence=sequence, added=bool(sequence),
+        )  # fmt: skip
+
+    def _next_batch(self) -> tuple[tuple[str, int], list[tuple[Any, Any]]]:
+        """Up to some records of one partition from the front."""
+        rng = self.world.rng
+        place = rng.choice([each for each, queue in self._queues.items() if queue])
+        queue = self._queues[place]
+        return place, [queue[i] for i in range(min(len(queue), rng.randint(1, 6)))]
+
+    def _taken(self, place: tuple[str, int], batch: list[tuple[Any, Any]], offset: int) -> None:
+        queue = self._queues[place]
+        for i in range(len(batch)):
+            self.delivered(queue.popleft(), place[1], -1 if offset < 0 else offset + i)
+        self.queued -= len(batch)
+        self._batch = None
+        self.process.wake()
+
+    def last_request(self) -> None:
+        """The process was killed while a request was under way, which arrives now."""
+        if self.queued and self.producer_id >= 0 and not self.failure:
+            try:
+                self._request(*(self._batch or self._next_batch()))
+            except NoAnswer:
+                return
+
+    def loses(self, batch: list[tuple[Any, Any]]) -> bool:
+        """Whether the batch is never sent though the client believes that it was."""
+        return False
+
+    def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
+        """A record was delivered, as far as the client knows."""
+
+    def fail(self, reason: str) -> None:
+        """Nothing more is sent."""
+        self.failure = reason
+        self.process.wake()
+
+
+class SinkProducer(Produced):
+    """A `TransactionalProducer`."""
+
+    told: Failed
+
+    def produce(self, topic: str, value: bytes | None, key: bytes | None, headers: Any = None) -> None:
+        """As confluent-kafka's."""
+        if self.queued >= QUEUE_MAX:
+            raise BufferError
+        partition = output_partition(key, self.world.output_partitions)
+        self.put((topic, partition), (key, value))
+
+    def poll(self, timeout_s: float) -> int:
+        """As confluent-kafka's."""
+        if self.failure:
+            self.told(self.failure)
+        return 0
+
+    def loses(self, batch: list[tuple[Any, Any]]) -> bool:
+        return self.world.faults.on_delivery()
+
+
+class Flushing:
+    """A flush that is under way."""
+
+    def __init__(self, producer: SinkProducer) -> None:
+        self._producer = producer
+
+    def done(self) -> bool:
+        """Failures are told before."""
+        self._producer.poll(0)
+        return bool(self._producer.failure) or not self._producer.queued
+
+    def result(self) -> int:
+        return self._producer.queued
+
+
+class Making:
+    """A producer that is being initialised."""
+
+    def __init__(self) -> None:
+        self.producer: SinkProducer | None = None
+
+    def done(self) -> bool:
+        return self.producer is not None
+
+    def result(self) -> SinkProducer:
+        assert self.producer is not None
+        return self.producer
+
+
+class SimulatedProducers:
+    """The `Producers` of one sink subtask; one thread of the process makes all of them, one after the other."""
+
+    def __init__(self, process: Process, topic: str) -> None:
+        self.process, self.world, self.topic = process, process.world, topic
+
+    def make(self, transactional_id: str, failed: Failed) -> Making:
+        making = Making()
+
+        def initialise() -> Steps:
+            answer = yield from self.world.until_answered(
+                "init_transactions", transactional_id, self.process.transaction_timeout_ms,
+                again=(Error.CONCURRENT_TRANSACTIONS,),
+            )  # fmt: skip
+            producer = SinkProducer(self.process, transactional_id, answer.producer_id, answer.epoch)
+            producer.told = failed
+            self.process.producers.append(producer)
+            making.producer = producer
+            self.process.wake()
+
+        self.process.execute(initialise())
+        return making
+
+    def flush(self, producer: Any) -> Flushing:
+        return Flushing(producer)
+
+    def wait(self, pending: Any, timeout_s: float) -> None:
+        return None
+
+    def drop(self, transaction: Transaction) -> None:
+        producer: Any = transaction.producer
+        self.process.producers.remove(producer)
+
+    def abandon(self) -> None:
+        return None
+
+
+class _Delivered:
+    def __init__(self, partition: int, offset: int) -> None:
+        self._partition, self._offset = partition, offset
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+
+class _Undelivered:
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def str(self) -> str:
+        return self._reason
+
+
+class SimulatedBlockProducer(Produced):
+    """A `BlockProducer`: idempotent; it gets its producer id with the first block."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process, None, -1, -1)
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._awaited: dict[int, deque[OnDelivery]] = {}
+        """By partition, in the order of the records."""
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        self._awaited.setdefault(partition, deque()).append(on_delivery)
+        self.put((topic, partition), (key, value))
+
+    def _send(self) -> Steps:
+        if self.producer_id < 0:
+            answer = yield from self.world.until_answered("init_transactions", None)
+            self.producer_id, self.epoch = answer.producer_id, answer.epoch
+        yield from super()._send()
+
+    def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
+        told = self._awaited[partition].popleft()
+        self._callbacks.append(partial(told, None, _Delivered(partition, offset)))
+
+    def fail(self, reason: str) -> None:
+        super().fail(reason)
+        for told in chain.from_iterable(self._awaited.values()):
+            self._callbacks.append(partial(told, _Undelivered(reason), _Delivered(0, 0)))
+
+    def poll(self, timeout_s: float) -> None:
+        while self._callbacks:
+            self._callbacks.popleft()()
+
+
+class Awaited(BaseException):
+    """Blocks are wanted that are not here yet; no error of the code that asked for them."""
+
+    def __init__(self, refs: list[BlockRef]) -> None:
+        self.refs = refs
+
+
+class FetchedBlocks:
+    """The `Blocks` of one process: what is not here yet is asked for, and whoever wanted it begins again."""
+
+    def __init__(self) -> None:
+        self.found: dict[BlockRef, Block] = {}
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
+        wanted = list(dict.fromkeys(refs))
+        missing = [ref for ref in wanted if ref not in self.found]
+        if missing:
+            raise Awaited(missing)
+        return ((ref, self.found[ref]) for ref in wanted)
+
+    def get(self, world: World, refs: list[BlockRef]) -> Steps:
+        """Fetch them, a request each."""
+        for ref in refs:
+            answer = yield from world.until_answered(
+                "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
+            )
+            record = next((each for each in answer.records[:1] if each.offset == ref.offset), None)
+            if record is None:
+                raise DamagedBlock(f"block {ref.key} is gone", ref)
+            self.found[ref] = verified(ref, record.key.encode(), record.value or b"")
+
+
+class SimulatedConsumer:
+    """The consumer of a `KafkaReader`: a thread fetches what is committed, a partition at a time."""
+
+    def __init__(self, process: Process, topic: str) -> None:
+        self.process, self.world, self.topic = process, process.world, topic
+        self._positions: dict[int, int] = {}
+        self._messages: deque[Message] = deque()
+        self._ended: dict[int, int] = {}
+        self._fetching = False
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        for place in places:
+            self._positions[place.partition] = place.offset
+        if not self._fetching:
+            self._fetching = True
+            self.world.spawn(self.process, self._fetch())
+
+    def _fetch(self) -> Steps:
+        while True:
+            waiting = [p for p in self._positions if self._is_due(p)]
+            if not waiting or len(self._messages) > 30:
+                yield self.world.clock.monotonic_ms() + FETCH_PAUSE_MS
+                continue
+            partition = self.world.rng.choice(waiting)
+            yield None
+            try:
+                answer = self.world.ask("fetch", self.topic, partition, self._positions[partition])
+            except NoAnswer:
+                yield self.world.clock.monotonic_ms() + RETRY_PAUSE_MS
+                continue
+            self._take(partition, answer)
+            self.process.wake()
+            yield None
+
+    def _is_due(self, partition: int) -> bool:
+        """Whether there is anything to fetch, or the end of the partition is not told yet; what is known costs nothing
+        to ask again."""
+        at = self._positions[partition]
+        return self.world.end_of(self.topic, partition) != at or self._ended.get(partition) != at
+
+    def _take(self, partition: int, answer: Any) -> None:
+        if answer.error is not Error.NONE:
+            code = {
+                Error.UNKNOWN_TOPIC_OR_PARTITION: KafkaError.UNKNOWN_TOPIC_OR_PART,
+                Error.OFFSET_OUT_OF_RANGE: KafkaError.OFFSET_OUT_OF_RANGE,
+            }[answer.error]
+            self._event(partition, self._positions[partition], code)
+            self._ended[partition] = self._positions[partition]
+            return
+        for record in answer.records[: self.world.rng.randint(1, 12)]:
+            self._messages.append(
+                Message(
+                    topic=self.topic, partition=partition, offset=record.offset, key=record.key, value=record.value,
+                    timestamp=(1, 0), leader_epoch=0,
+                )
+            )  # fmt: skip
+            self._positions[partition] = record.offset + 1
+        if self._positions[partition] == answer.last_stable_offset:
+            self._ended[partition] = self._positions[partition]
+            self._event(partition, self._positions[partition], KafkaError._PARTITION_EOF)
+
+    def _event(self, partition: int, offset: int, code: int) -> None:
+        self._messages.append(Message(topic=self.topic, partition=partition, offset=offset, error=KafkaError(code)))
+
+    def consume(self, records_max: int, timeout_s: float) -> list[Message]:
+        """As confluent-kafka's; it waits for nothing."""
+        count = min(len(self._messages), records_max, self.world.rng.randint(1, 6))
+        return [self._messages.popleft() for _ in range(count)]
+
+    def get_watermark_offsets(self, place: TopicPartition, **_: Any) -> tuple[int, int]:
+        return 0, self.world.end_of(place.topic, place.partition)
+
+    def close(self) -> None:
+        return None
+
+
+class Pipe:
+    """One end of a Unix socket pair between two processes: a bounded buffer each way."""
+
+    def __init__(self, process: Process, size: int) -> None:
+        self.process, self.size = process, size
+        self.buffer = bytearray()
+        """What the other end has written."""
+        self.peer: Pipe
+
+    def send(self, data: memoryview, /) -> int:
+        if self.peer.process.is_gone:
+            raise BrokenPipeError("the other end is gone")
+        room = self.size - len(self.peer.buffer)
+        if room <= 0:
+            raise BlockingIOError
+        part = data[:room]
+        self.peer.buffer += part
+        self.peer.process.wake()
+        return len(part)
+
+    def recv(self, size: int, /) -> bytes:
+        if not self.buffer:
+            if self.peer.process.is_gone:
+                return b""
+            raise BlockingIOError
+        data = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        self.peer.process.wake()
+        return data
+
+    def fileno(self) -> int:
+        return -1
+
+
+class SimulatedClients:
+    """The `Clients` of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.world = process, process.world
+        self.clock = process.world.clock
+        self.blocks = FetchedBlocks()
+        self._cost_s, self._spent_s = process.world.rng.choice((0.0, 0.0005, 0.01)), 0.0
+
+    def monotonic_s(self) -> float:
+        """Looking at it takes time, on some machines more than on others: so slices vary."""
+        self._spent_s += self._cost_s
+        return self.clock.monotonic_ms() / 1000 + self._spent_s
+
+    def block_writer(self) -> BlockWriter:
+        process = self.process
+        producer = SimulatedBlockProducer(process)
+        process.producers = [each for each in process.producers if not isinstance(each, SimulatedBlockProducer)]
+        process.producers.append(producer)
+        attempt = process.attempt
+        nonce = f"{self.world.rng.getrandbits(48):x}"
+        return BlockWriter(producer, self.world.topic, attempt.incarnation, attempt.number, nonce)
+
+    def block_reader(self) -> FetchedBlocks:
+        return self.blocks
+
+    def reader(
+        self, source: str, topic: str, offsets: dict[int, int], targets: Mapping[int, int], epochs: dict[int, int]
+    ) -> KafkaReader:
+        def make(_: Mapping[str, Any]) -> Any:
+            return SimulatedConsumer(self.process, topic)
+
+        return KafkaReader(source, topic, offsets, targets, {}, epochs, make=make)
+
+    def producers(self, topic: str) -> SimulatedProducers:
+        return SimulatedProducers(self.process, topic)
+
+    def pipe(self, name: str) -> Pipe:
+        end = self.process.attempt.pipes[self.process.index, name]
+        require(end.process is self.process, "a process has its own ends")
+        return end

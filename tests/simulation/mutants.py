@@ -1,0 +1,27 @@
+"""Planted defects: each is a rule of the protocol left out of shipped code. The simulator must find every one of them.
+
+    make simulate SEEDS=1000 ARGS='--mutant "no alignment"'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from mutants_of_coordinators import COORDINATORS
+from mutants_of_workers import WORKERS, Mutant
+
+MUTANTS: dict[str, Mutant] = {
+    **WORKERS,
+    **{name: Mutant(patches, ".") for name, patches in COORDINATORS.items()},
+}
+"""By name."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Within this the defect *name* is there."""
+    with ExitStack() as stack:
+        for each in MUTANTS[name].patches():
+            stack.enter_context(each)
+        yield

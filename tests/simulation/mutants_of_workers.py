@@ -1,0 +1,433 @@
+"""Planted defects of the worker's side: each patches shipped code, and says how the oracle names what comes of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, repeat
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import msgspec
+
+from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.checkpoint.decision import Precommit
+from exactlyonce.checkpoint.records import committable
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.engines import operators, wiring
+from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.bounded.unit import ordering
+from exactlyonce.engines.local import building
+from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel, SocketChannel
+from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
+from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
+from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.state.interval import Interval
+from exactlyonce.state.snapshot import Snapshot
+from exactlyonce.state.table import KeyedTable
+
+STATE = r"the state of \w+ at checkpoint \d+ is not that of the input before Sn"
+COUNT = r"sink \w+ of checkpoint \d+ has \d+ records, not \d+"
+DISORDER = r"comes out of order in|comes instead of|stems from another record in|and .* in another sink"
+REPLAYED = r"The order log does not fit|a replay gives"
+
+
+class Mutant(NamedTuple):
+    """A defect: what plants it, and the oracle's message."""
+
+    patches: Callable[[], Iterable[Any]]
+    expected: str
+    """A pattern, found in the message."""
+    shape: str | None = None
+    """The topology in which it shows; None: any."""
+
+
+WORKERS: dict[str, Mutant] = {}
+"""By name."""
+
+
+def mutant(name: str, expected: str, shape: str | None = None) -> Callable[[Callable[[], Iterable[Any]]], None]:
+    """Enter a mutant into the table."""
+
+    def enter(patches: Callable[[], Iterable[Any]]) -> None:
+        WORKERS[name] = Mutant(patches, expected, shape)
+
+    return enter
+
+
+# --- barriers -------------------------------------------------------------------------------------------------------
+
+
+@mutant("no alignment", STATE + "|" + COUNT)
+def _no_alignment() -> Iterable[Any]:
+    def barrier(self: Alignment, source: Any, checkpoint: int) -> bool:
+        self._held.add(source)
+        if len(self._held) < len(self.inputs):
+            return False
+        self.checkpoint_latest = checkpoint
+        self._held.clear()
+        return True
+
+    yield patch.object(Alignment, "is_held", lambda self, source: False)
+    yield patch.object(Alignment, "barrier", barrier)
+
+
+@mutant("a union is aligned by its first input alone", STATE + "|" + COUNT, "union")
+def _first_input() -> Iterable[Any]:
+    def barrier(self: Alignment, source: Any, checkpoint: int) -> bool:
+        if checkpoint <= self.checkpoint_latest:
+            return False
+        self.checkpoint_latest = checkpoint
+        return True
+
+    yield patch.object(Alignment, "barrier", barrier)
+
+
+@mutant("the snapshot is taken after the next batch", STATE + "|" + COUNT)
+def _late_snapshot() -> Iterable[Any]:
+    real = Subtask._snapshot
+
+    def snapshot(self: Subtask, frame: BarrierFrame) -> Iterator[bool]:
+        for source in self.sources:
+            if not source.triggers:
+                batch = source.reader.poll(5, 0.0)
+                if batch:
+                    source.push(source._decoder.decode(batch))
+        return real(self, frame)
+
+    yield patch.object(Subtask, "_snapshot", snapshot)
+
+
+@mutant("a barrier overtakes the frame before it", STATE + "|" + COUNT)
+def _overtaking() -> Iterable[Any]:
+    def send_barrier(self: LocalChannel, barrier: BarrierFrame) -> None:
+        self._frames.insert(max(0, len(self._frames) - 1), barrier)
+
+    real = SocketChannel.send_barrier
+
+    def over_socket(self: SocketChannel, barrier: BarrierFrame) -> None:
+        last = self._outbox.pop() if len(self._outbox) > 1 else None
+        real(self, barrier)
+        if last is not None:
+            self._outbox.append(last)
+
+    yield patch.object(LocalChannel, "send_barrier", send_barrier)
+    yield patch.object(SocketChannel, "send_barrier", over_socket)
+
+
+@mutant("a channel drops the frame before a barrier", STATE + "|" + COUNT)
+def _dropped_frame() -> Iterable[Any]:
+    real = SocketChannel.send_barrier
+
+    def over_socket(self: SocketChannel, barrier: BarrierFrame) -> None:
+        if len(self._outbox) > 1:
+            self._outbox_bytes -= len(self._outbox.pop())
+        real(self, barrier)
+
+    yield patch.object(SocketChannel, "send_barrier", over_socket)
+
+
+@mutant("the rest of a frame is forgotten", STATE + "|" + COUNT)
+def _forgotten_rest() -> Iterable[Any]:
+    real = ChannelInput.next
+
+    def following(self: ChannelInput, wait_s: float, room: int) -> Any:
+        self._rest = None
+        return real(self, wait_s, room)
+
+    yield patch.object(ChannelInput, "next", following)
+
+
+@mutant("a source reads on after its final barrier", r"is left Ongoing|have been open for longer")
+def _reads_on() -> Iterable[Any]:
+    real = SourceInput.next
+
+    def following(self: SourceInput, wait_s: float, room: int) -> Any:
+        item = real(self, wait_s, room)
+        self.stopped = False
+        return item
+
+    yield patch.object(SourceInput, "next", following)
+
+
+# --- sources --------------------------------------------------------------------------------------------------------
+
+
+@mutant("Sn is noted before the last batch", STATE + "|" + COUNT)
+def _early_offsets() -> Iterable[Any]:
+    real = SourceInput.next
+
+    def following(self: SourceInput, wait_s: float, room: int) -> Any:
+        before = dict(self.reader.offsets)
+        if not self.triggers:
+            self._before = before  # type: ignore[attr-defined]  # that is the defect
+            return real(self, wait_s, room)
+        now, self.reader.offsets = self.reader.offsets, dict(getattr(self, "_before", before))
+        try:
+            return real(self, wait_s, room)
+        finally:
+            self.reader.offsets = now
+
+    yield patch.object(SourceInput, "next", following)
+
+
+@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT)
+def _late_partition() -> Iterable[Any]:
+    real = KafkaReader.add
+
+    def add(self: KafkaReader, partition: int, offset: int) -> None:
+        real(self, partition, offset + 1)
+
+    yield patch.object(KafkaReader, "add", add)
+
+
+@mutant("a restored partition is read from its beginning", STATE + "|" + COUNT + "|goes back")
+def _from_the_beginning() -> Iterable[Any]:
+    real = KafkaReader.open
+
+    def opened(self: KafkaReader) -> None:
+        self.offsets.update(dict.fromkeys(self.offsets, 0))
+        real(self)
+
+    yield patch.object(KafkaReader, "open", opened)
+
+
+@mutant("offsets count what was fetched", STATE + "|" + COUNT)
+def _fetched_offsets() -> Iterable[Any]:
+    real = KafkaReader.poll
+
+    def poll(self: KafkaReader, records_max: int, timeout_s: float) -> Any:
+        return real(self, records_max + 1, timeout_s)[:records_max]
+
+    yield patch.object(KafkaReader, "poll", poll)
+
+
+@mutant("every worker reads every partition", STATE + "|" + COUNT)
+def _shared_partitions() -> Iterable[Any]:
+    yield patch.object(building, "share_of", lambda offsets, parallelism, subtask: dict(offsets))
+
+
+# --- shuffles -------------------------------------------------------------------------------------------------------
+
+
+@mutant("a shuffle for another parallelism", r"all keys are of the key groups")
+def _other_parallelism() -> Iterable[Any]:
+    real = operators.Shuffle.__call__
+
+    def call(self: operators.Shuffle, batch: operators.Batch) -> None:
+        parallelism, self.parallelism = self.parallelism, self.parallelism - 1
+        try:
+            real(self, batch)
+        finally:
+            self.parallelism = parallelism
+
+    yield patch.object(operators.Shuffle, "__call__", call)
+
+
+# --- state ----------------------------------------------------------------------------------------------------------
+
+
+@mutant("increments are relative to the checkpoint before, completed or not", STATE)
+def _wrong_base() -> Iterable[Any]:
+    real = KeyedTable.freeze
+
+    def freeze(self: Any, checkpoint: int, base: int) -> Snapshot:
+        self._intervals = []
+        return real(self, checkpoint, base)
+
+    yield patch.object(KeyedTable, "freeze", freeze)
+
+
+@mutant("a deleted key is not written", STATE)
+def _undeleted() -> Iterable[Any]:
+    real = Interval._delete
+
+    def delete(self: Any, keys: Any, deleted: Any) -> None:
+        real(self, keys, defaultdict(list))
+
+    yield patch.object(Interval, "_delete", delete)
+
+
+@mutant("a state that is changed in place is not cloned for the snapshot", STATE)
+def _uncloned() -> Iterable[Any]:
+    def keep(self: Any, keys: Any) -> None:
+        self._interval.before.update(zip(keys, map(self._states.get, keys), strict=True))
+
+    yield patch.object(KeyedTable, "_keep", keep)
+
+
+@mutant("two parts of a state have one key", r"is not where it is referred to|leaves .* behind|tombstoned")
+def _one_key() -> Iterable[Any]:
+    yield patch.object(BlockNames, "_next", lambda self: 1)
+
+
+# --- sinks ----------------------------------------------------------------------------------------------------------
+
+
+@mutant("an id is used again before its checkpoint is finalized", r"is used again before its checkpoint is finalized")
+def _early_ids() -> Iterable[Any]:
+    real = TransactionPool.precommitted
+
+    def precommitted(self: TransactionPool, transactional_id: str, checkpoint: int) -> None:
+        real(self, transactional_id, checkpoint)
+        self.finalized(checkpoint)
+
+    yield patch.object(TransactionPool, "precommitted", precommitted)
+
+
+@mutant("the next transaction is produced before the flush", DISORDER)
+def _unordered_transactions() -> Iterable[Any]:
+    def activate(self: KafkaWriter) -> bool:
+        if self._current is None and self._ready:
+            self._current = self._ready.popleft()
+            self.pool.move(self._current.transactional_id, SlotState.WRITING)
+            self._current.opened_ms = self.clock.monotonic_ms()
+        return self._current is not None
+
+    yield patch.object(KafkaWriter, "_activate", activate)
+
+
+@mutant("a flush that does not wait, and counts what was sent", COUNT)
+def _early_flush() -> Iterable[Any]:
+    real = KafkaWriter._drain
+
+    class _Now:
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> int:
+            return 0
+
+    def drain(self: KafkaWriter, wait_s: float) -> bool:
+        transaction, flushing = self._draining, self._flushing
+        if transaction is not None and flushing is not None and flushing.result():
+            transaction.records -= flushing.result()
+            self._flushing = _Now()
+        return real(self, wait_s)
+
+    yield patch.object(KafkaWriter, "_drain", drain)
+
+
+@mutant("a barrier does not wait for the backlog", COUNT)
+def _impatient_barrier() -> Iterable[Any]:
+    def barrier(self: KafkaWriter, checkpoint: int) -> None:
+        self._cut(checkpoint)
+
+    yield patch.object(KafkaWriter, "barrier", barrier)
+
+
+@mutant("a full queue lets a batch begin anew", COUNT)
+def _begin_anew() -> Iterable[Any]:
+    def produce(self: KafkaWriter, outputs: Any) -> bool:
+        assert self._current is not None
+        keys = repeat(None) if outputs.keys is None else outputs.keys
+        for value, key in zip(outputs.values, keys):  # noqa: B905 - keys may be endless
+            try:
+                self._current.producer.produce(self.topic, value, key)
+            except BufferError:
+                return False
+            self._current.records += 1
+        outputs.done = len(outputs.values)
+        return True
+
+    yield patch.object(KafkaWriter, "_produce", produce)
+
+
+@mutant("an acknowledgement does not wait for the flush", COUNT)
+def _unflushed() -> Iterable[Any]:
+    real = KafkaWriter.take_precommit
+
+    def take(self: KafkaWriter, checkpoint: int) -> tuple[bool, Precommit | None]:
+        return True, real(self, checkpoint)[1]
+
+    yield patch.object(KafkaWriter, "take_precommit", take)
+
+
+@mutant("a delivery that failed is passed over", r"nothing is outstanding after a flush")
+def _ignored_failure() -> Iterable[Any]:
+    yield patch.object(KafkaWriter, "_failed", lambda self, reason: None)
+
+
+@mutant("a producer writes before its id is granted", r"the job has not come to its end")
+def _ungranted() -> Iterable[Any]:
+    real = KafkaWriter._prepare
+
+    def prepare(self: KafkaWriter) -> None:
+        real(self)
+        for name, transaction in list(self._waiting.items()):
+            del self._waiting[name]
+            self.pool.move(name, SlotState.READY)
+            self._ready.append(transaction)
+
+    def granted(self: KafkaWriter, transactional_id: str, producer_id: int, epoch: int) -> None:
+        for each in (*self._ready, *filter(None, (self._current, self._draining))):
+            if each.transactional_id == transactional_id:
+                each.producer_id, each.epoch = producer_id, epoch
+
+    yield patch.object(KafkaWriter, "_prepare", prepare)
+    yield patch.object(KafkaWriter, "granted", granted)
+
+
+# --- order logs -----------------------------------------------------------------------------------------------------
+
+
+@mutant("the order log lacks a batch", REPLAYED, "chain")
+def _lost_batch() -> Iterable[Any]:
+    real = OrderRuns.note
+    calls = count(1)
+
+    def note(self: OrderRuns, name: str, partition: int, records: int) -> None:
+        if next(calls) % 5:
+            real(self, name, partition, records)
+
+    yield patch.object(OrderRuns, "note", note)
+
+
+@mutant("the order log tells how much was taken, not in which order", REPLAYED + "|" + DISORDER, "sinks")
+def _sorted_log() -> Iterable[Any]:
+    real = OrderRuns.cut
+
+    def cut(self: OrderRuns) -> tuple[bytes, ...]:
+        pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True))
+        self.runs = [each for pair in pairs for each in pair]
+        return real(self)
+
+    yield patch.object(OrderRuns, "cut", cut)
+
+
+@mutant("the order log does not tell where batches end", REPLAYED + "|" + DISORDER, "diamond")
+def _no_batches() -> Iterable[Any]:
+    yield patch.object(OrderRuns, "end_batch", lambda self: None)
+
+
+# --- replay repair --------------------------------------------------------------------------------------------------
+
+
+@mutant("a replay does not restore the checkpoint before", REPLAYED + "|" + DISORDER, "sinks")
+def _replay_from_nothing() -> Iterable[Any]:
+    real = wiring.table_of
+
+    def table_of(*arguments: Any) -> Any:
+        node, graph, parallelism, subtask, manifest, reader = arguments
+        return real(node, graph, parallelism, subtask, msgspec.structs.replace(manifest, operators=()), reader)
+
+    yield patch.object(wiring, "table_of", table_of)
+
+
+@mutant("a replay takes its inputs by time, not along the order logs", REPLAYED + "|" + DISORDER, "sinks")
+def _replay_by_time() -> Iterable[Any]:
+    def take_along(lanes: Any, logs: Any, order: Any) -> None:
+        ordering.take_by_time(lanes, order, ordering.BatchTime())
+
+    yield patch.object(ordering, "take_along", take_along)
+
+
+@mutant("a replay gives a transaction all of its sink subtask's output", REPLAYED)
+def _replay_all() -> Iterable[Any]:
+    def shares(committables: Iterable[Committable]) -> Any:
+        return {each.transactional_id: range(1_000_000) for each in committables}
+
+    yield patch.object(committable, "shares", shares)

@@ -1,0 +1,375 @@
+"""The judge of a simulation: it sees every request that the broker carries out, and has readers of its own.
+
+It knows the steps of the topology and the input, and trusts nobody: from the words of the steps it works out by which
+ways each input record comes to which count and sink, and what must be in a state or an output is counted from that.
+Whatever breaks an invariant of the protocol raises `Broken`, at the first request that shows it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from itertools import groupby
+from typing import Any
+
+from readers import Place, Readers, Ways
+from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
+from watched import TOPIC, Broken, WatchedBroker, demand
+
+from exactlyonce.checkpoint.decision_log import DECISIONS
+from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, decode
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, OperatorSnapshot, Repair
+from exactlyonce.checkpoint.transactions.commit import is_older
+from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.restore import restore
+from exactlyonce.testing.broker.interface import Isolation, NoAnswer, Record
+
+Named = tuple[str, int, int]
+"""Transactional id, producer id, epoch."""
+
+
+def named(committable: Committable) -> Named:
+    """The transaction that the committable stands for."""
+    return committable.transactional_id, committable.producer_id, committable.epoch
+
+
+class Oracle:
+    """See the module."""
+
+    def __init__(
+        self,
+        broker: WatchedBroker,
+        topology: Topology,
+        inputs: dict[str, Input],
+        *,
+        output_partitions: int,
+        block_partitions: int,
+        transaction_timeout_ms: int,
+    ) -> None:
+        self.broker, self.topology, self.inputs = broker, topology, inputs
+        self.sinks = topology.sinks
+        self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
+        self.coordinator = coordinator_id("p")
+        self._ways = Ways(topology)
+        self.manifests: dict[int, Manifest] = {}
+        self.unfinalized: Manifest | None = None
+        self._retained: dict[int, Manifest] = {}
+        """Those that are not tombstoned."""
+        self._stands_on: dict[int, set[BlockRef]] = {}
+        """By checkpoint that is retained."""
+        self.ever_named: set[Named] = set()
+        self.binding: dict[str, Named] = {}
+        """Of the unfinalized checkpoint: by transactional id of the original, what must be committed now."""
+        self.fenced: set[str | None] = set()
+        """Ids that were swept, and not initialised since."""
+        self._initialized: Counter[str | None] = Counter()
+        self.decided: dict[Place, int] = {
+            (source, p): 0 for source, each in inputs.items() for p in range(len(each.partitions))
+        }
+        """Sn of the newest manifest."""
+        self._arrived: dict[str, Counter[str]] = {each.id: Counter() for each in topology.of("count", "tally")}
+        """By count and key, how many records before Sn have come to it."""
+        self._owed: Counter[str] = Counter()
+        """By sink, how many records of those before Sn come to it."""
+        self.readers = Readers(topology, inputs, self._ways, self.decided)
+        self._stand_ins: list[Committable] = []
+        self._attempt_decided = (0, 0)
+        """The newest attempt, of the newest incarnation, that has completed a checkpoint."""
+        self._of_zombies: set[str] = set()
+        """Blocks that older attempts wrote after that: nobody looks for them."""
+        self._read_to = {(sink, p): 0 for sink in self.sinks for p in range(output_partitions)}
+        self._decisions_read = 0
+        self._blocks_read = [0] * block_partitions
+        self._live: dict[str, BlockRef | None] = {}
+        """Blocks that are there and have no tombstone that counts."""
+        self._tombstones: list[tuple[int, Record]] = []
+        """Those of which nobody knows yet what becomes of them, with their partitions."""
+        self._bodies: dict[BlockRef, bytes] = {}
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def before_init(self, transactional_id: str | None) -> None:
+        """An id is not used again before the checkpoint that used it is finalized."""
+        reserved = {name for name, _, _ in self.binding.values()} | set(self.binding)
+        demand(transactional_id not in reserved, f"{transactional_id} is used again before its checkpoint is finalized")
+
+    def before_end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> None:
+        """Commit only what a durable record names; abort nothing that must be committed; touch nothing foreign."""
+        if transactional_id.startswith(self.coordinator):
+            return
+        name = TransactionalId.parse(transactional_id)
+        demand(name is not None and name.pipeline == "p", f"{transactional_id} of another pipeline is ended")
+        if commit:
+            was_named = any(
+                (transactional_id, producer_id) == (named_id, of) and epoch >= since  # later ones rewrite markers
+                for named_id, of, since in self.ever_named
+            )
+            demand(was_named, f"{transactional_id} is committed though no durable record names it")
+        elif any((transactional_id, producer_id) == each[:2] for each in self.binding.values()):
+            state = self.broker.describe_transactions([transactional_id])[transactional_id]
+            demand(state is None or state.state != "Ongoing", f"{transactional_id} is aborted though it is decided")
+
+    def initialized(self, transactional_id: str | None) -> None:
+        """A producer has been made, be it a zombie's."""
+        self.fenced.discard(transactional_id)
+        self._initialized[transactional_id] += 1
+
+    def older(self, incarnation: int, attempt: int) -> dict[str, int]:
+        """The ids of older attempts that are there now, and how often each was initialised."""
+        try:
+            listed = [each.transactional_id for each in self.broker.list_transactions("eo:p:")]
+        except NoAnswer:
+            return {}
+        names = {each: TransactionalId.parse(each) for each in listed}
+        return {e: self._initialized[e] for e, name in names.items() if name and is_older(name, incarnation, attempt)}
+
+    def swept(self, older: dict[str, int]) -> None:
+        """A sweep is over: what was there when it began can write no more, unless it was initialised anew."""
+        self.fenced |= {each for each, times in older.items() if self._initialized[each] == times}
+
+    def decided_more(self) -> None:
+        """Readers of the decision log may see more than before: a decision counts from then on, for until its markers
+        are there it may yet be taken back."""
+        log = self.broker.fetch(TOPIC, DECISIONS, self._decisions_read, Isolation.READ_COMMITTED)
+        self._decisions_read = log.last_stable_offset
+        for transaction, records in groupby(log.records, lambda each: (each.producer_id, each.epoch)):
+            self.look()
+            self._transaction(transaction, list(records))
+
+    def _transaction(self, transaction: tuple[int, int], records: list[Record]) -> None:
+        self.read_blocks(transaction)
+        keys = [DecisionKey.parse(text_of(each.key)) for each in records]
+        for key, record in zip(keys, records, strict=True):
+            self._decision(key, record.value)
+        for key, record in zip(keys, records, strict=True):
+            if key is not None and key.kind is Finalized and record.value is not None:
+                self._no_orphans(self.manifests[key.number])
+        for checkpoint, refs in self._stands_on.items():
+            for ref in refs:
+                demand(ref.key in self._live, f"checkpoint {checkpoint} stands on block {ref.key}, which is tombstoned")
+        pending = self.unfinalized
+        demand(pending is None or pending.previous in self._retained, "an unfinalized checkpoint can be replayed")
+
+    def read_blocks(self, ending: tuple[int, int] = (-1, -1)) -> None:
+        """What was written to the block partitions since the last look. A tombstone counts once it is committed; those
+        of the transaction *ending* are."""
+        for partition in range(1, self._block_partitions):
+            log = self.broker.log_of(TOPIC, partition)
+            begin = bisect_left(log._offsets, self._blocks_read[partition])
+            for record in log._records[begin:]:
+                if record.value is None:
+                    self._tombstones.append((partition, record))
+                else:
+                    self._live[text_of(record.key)] = None
+            self._blocks_read[partition] = log.end_offset
+        waiting = []
+        for partition, record in self._tombstones:
+            log = self.broker.log_of(TOPIC, partition)
+            if (record.producer_id, record.epoch) == ending or self.broker.is_committed(
+                TOPIC, partition, record.offset
+            ):
+                self._live.pop(text_of(record.key), None)
+            elif record.offset not in log._aborted:
+                waiting.append((partition, record))
+        self._tombstones = waiting
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def _decision(self, key: DecisionKey | None, value: Any) -> None:
+        demand(key is not None, "the decision log holds nothing foreign")
+        assert key is not None
+        if isinstance(value, tuple):
+            value = value[0]
+        if value is None:
+            if key.kind is Manifest:
+                self._retained.pop(key.number, None)
+                self._stands_on.pop(key.number, None)
+        elif key.kind is Manifest:
+            self._manifest(decode(value, Manifest))
+        elif key.kind is Finalized:
+            self._finalized(decode(value, Finalized))
+        elif key.kind is Repair:
+            self._repair(decode(value, Repair))
+
+    def _manifest(self, manifest: Manifest) -> None:
+        n = manifest.checkpoint
+        demand(n not in self.manifests, f"there are two manifests of checkpoint {n}")
+        demand(n > max(self.manifests, default=-1), f"checkpoint ids only grow, not to {n}")
+        demand(self.unfinalized is None, f"checkpoint {n} is decided before the one before it is finalized")
+        before = self._owed.copy()
+        self._advance(manifest)
+        for operator in manifest.operators:
+            self._state(manifest, operator)
+        if n:
+            have = {operator.operator for operator in manifest.operators}
+            demand(have == set(self._arrived), f"checkpoint {n} has state of {sorted(have)}")
+        for sink in self.sinks:
+            wanted = self._owed[sink] - before[sink]
+            records = sum(c.records for c in manifest.committables if c.sink == sink)
+            demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
+        self._retained[n], self._stands_on[n] = manifest, self._references(manifest)
+        self.manifests[n], self.unfinalized = manifest, manifest
+        self._attempt_decided = (manifest.incarnation, manifest.attempt)
+        self.binding = {c.transactional_id: named(c) for c in manifest.committables}
+        self.ever_named.update(self.binding.values())
+
+    def _advance(self, manifest: Manifest) -> None:
+        """Count the records between the last Sn and this one."""
+        n = manifest.checkpoint
+        offsets = {(each.source, each.partition): each.offset for each in manifest.offsets}
+        for source, each in self.inputs.items():
+            wanted = {(source, p) for p in range(each.at_first)}
+            demand(wanted <= offsets.keys(), f"checkpoint {n} has no Sn of a partition of {source}")
+        for place, begin in self.decided.items():
+            end = offsets.get(place, 0)
+            demand(end >= begin, f"Sn of {place} goes back from {begin} to {end} at checkpoint {n}")
+            for offset in range(begin, end):
+                self._arrive(place, offset)
+            self.decided[place] = end
+
+    def _arrive(self, place: Place, offset: int) -> None:
+        first, second = self.inputs[place[0]].partitions[place[1]][offset]
+        ways = self._ways.of(place[0], offset)
+        for step in self.topology.steps:
+            if step.kind in ("count", "tally"):
+                self._arrived[step.id][first if step.key == "first" else second] += len(ways[step.id])
+            elif step.kind == "sink":
+                self._owed[step.id] += len(ways[step.id])
+
+    def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
+        """What the blocks of the manifest say of *operator* is what the records before Sn make of it."""
+        step = next(each for each in self.topology.steps if each.id == operator.operator)
+        n, tally = manifest.checkpoint, step.kind == "tally"
+        try:
+            table = restore(
+                step.id, Tally if tally else int, range(MAX_PARALLELISM), MAX_PARALLELISM, n,
+                [self._body(ref) for index in operator.index for ref in index],
+                lambda refs: [(ref, self._body(ref)) for ref in refs],
+            )  # fmt: skip
+        except DamagedState as error:
+            raise Broken(f"the state of {step.id} at checkpoint {n} cannot be read: {error}") from error
+        found = {key: state.total if tally else state for key, state in table.items()}
+        arrived = self._arrived[step.id]
+        wanted = {canonical_key(key): count % CYCLE for key, count in arrived.items() if count % CYCLE}
+        demand(found == wanted, f"the state of {step.id} at checkpoint {n} is not that of the input before Sn")
+
+    def _references(self, manifest: Manifest) -> set[BlockRef]:
+        indexes = [ref for operator in manifest.operators for index in operator.index for ref in index]
+        logs = [ref for log in manifest.order_logs for ref in log.blocks]
+        listed = [block.ref for each in indexes for block in decode_index(self._body(each)).blocks]
+        for ref in logs:
+            self._body(ref)
+        return {*indexes, *logs, *listed}
+
+    def _body(self, ref: BlockRef) -> bytes:
+        """What the block holds, which must be where the reference says."""
+        if ref not in self._bodies:
+            found = self.broker.fetch(TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED).records[:1]
+            there = [(each.offset, text_of(each.key)) for each in found]
+            demand(there == [(ref.offset, ref.key)], f"block {ref.key} is not where it is referred to")
+            self._bodies[ref] = decode(found[0].value, Block).body
+        return self._bodies[ref]
+
+    def blocks_written(self, keys: list[str]) -> None:
+        """By a worker, perhaps of an attempt that is over."""
+        parsed = [(text, key) for text in keys if (key := BlockKey.parse(text)) is not None]
+        self._of_zombies.update(text for text, key in parsed if (key.incarnation, key.attempt) < self._attempt_decided)
+
+    def _no_orphans(self, manifest: Manifest) -> None:
+        """Now that *manifest* is finalized every block in the topic is referred to, but for those of checkpoints that
+        are in flight behind it."""
+        named_by = {ref.key for refs in self._stands_on.values() for ref in refs}
+        attempt = (manifest.incarnation, manifest.attempt)
+        for text in sorted(self._live.keys() - named_by - self._of_zombies):
+            key = BlockKey.parse(text)
+            assert key is not None
+            in_flight = (key.incarnation, key.attempt) == attempt and key.checkpoint > manifest.checkpoint
+            demand(in_flight, f"checkpoint {manifest.checkpoint} leaves {text} behind, which nothing refers to")
+
+    def live_blocks(self) -> set[str]:
+        """The keys of all blocks without a tombstone that counts."""
+        self.read_blocks()
+        return set(self._live)
+
+    def _finalized(self, mark: Finalized) -> None:
+        demand(
+            self.unfinalized is not None and self.unfinalized.checkpoint == mark.checkpoint,
+            f"checkpoint {mark.checkpoint} is finalized in its turn",
+        )
+        for name, producer_id, epoch in self.binding.values():
+            demand(self._committed(name, producer_id, epoch), f"{name} is finalized though it is not committed")
+        self.unfinalized, self.binding = None, {}
+
+    def _committed(self, name: str, producer_id: int, epoch: int) -> bool:
+        """Whether the transaction is committed, though its markers may be missing yet."""
+        committables = [c for m in self.manifests.values() for c in m.committables] + self._stand_ins
+        committable = next(each for each in committables if named(each) == (name, producer_id, epoch))
+        state = self.broker.describe_transactions([name])[name]
+        if state is not None and state.state == "PrepareCommit":
+            return True
+        first = committable.written[0]
+        return self.broker.is_committed(first.topic, first.partition, first.first_offset)
+
+    def _repair(self, repair: Repair) -> None:
+        demand(repair.replaced in self.binding, f"{repair.replaced} is repaired while its checkpoint is unfinalized")
+        self._stand_ins.append(repair.committable)
+        self.binding[repair.replaced] = named(repair.committable)
+        self.ever_named.add(named(repair.committable))
+
+    # --- readers ------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """What read_committed readers see now: each key's updates once, in order, and nothing undecided. Nor are they
+        held back by a transaction for longer than it may last."""
+        overdue = self.broker.overdue(self._transaction_timeout_ms)
+        demand(not overdue, f"{overdue} have been open for longer than {self._transaction_timeout_ms} ms")
+        for (sink, partition), offset in self._read_to.items():
+            log = self.broker.fetch(sink, partition, offset)
+            for record in log.records:
+                self.readers.read(sink, record.value)
+            self._read_to[sink, partition] = max(offset, log.last_stable_offset)
+
+    def all_visible(self) -> None:
+        """Everything decided can be read."""
+        self.look()
+        for sink in self.sinks:
+            demand(
+                self.readers.seen[sink] == self._owed[sink],
+                f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records",
+            )
+
+    def close(self) -> None:
+        """At the end of everything: all of the input is counted and visible, nothing is open, readers are not held."""
+        everything = {
+            (source, p): len(records)
+            for source, each in self.inputs.items()
+            for p, records in enumerate(each.partitions)
+        }
+        self.look()
+        demand(self.decided == everything, "all of the input is counted")
+        self.nothing_left()
+
+    def nothing_left(self) -> None:
+        """Whatever was read, of it everything is finalized, visible and closed."""
+        demand(self.unfinalized is None, "the last checkpoint is finalized")
+        self.all_visible()
+        self.nothing_open()
+        for sink, partition in self._read_to:
+            log = self.broker.fetch(sink, partition)
+            demand(log.last_stable_offset == log.high_watermark, f"readers of {sink}[{partition}] are held back")
+
+    def nothing_open(self, incarnation: int | None = None) -> None:
+        """No transaction of the pipeline is open; or none of one life's."""
+        for each in self.broker.list_transactions("eo:p:"):
+            name = TransactionalId.parse(each.transactional_id)
+            if name is not None and incarnation in (None, name.incarnation):
+                is_open = each.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
+                demand(not is_open, f"{each.transactional_id} is left {each.state}")
+
+
+def text_of(key: str | bytes) -> str:
+    """A key of the checkpoint topic."""
+    return key if isinstance(key, str) else key.decode()

@@ -1,0 +1,159 @@
+"""A worker process of the simulator: the shipped `Worker` and all that it builds, over simulated clients.
+
+It can be paused between any two turns of its loop or requests of its clients, and killed there too; what it sent before
+that arrives, and of what was under way some may.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
+from watched import Broken
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines.activity import Activity
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.worker import Worker
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, is_fatal
+
+if TYPE_CHECKING:
+    from coordinator import Life
+    from world import World
+
+IDLE_MS = 60
+"""A loop with nothing to do comes round so often; it is woken when there is."""
+
+
+class Attempt:
+    """What the workers of one attempt have in common."""
+
+    def __init__(
+        self, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
+    ) -> None:
+        self.incarnation, self.number, self.manifest, self.offsets = incarnation, number, manifest, offsets
+        self.pipes: dict[tuple[int, str], Pipe] = {}
+
+    def connect(self, world: World, processes: list[Process]) -> None:
+        """Lay the channels between *processes*."""
+        size = world.rng.choice(PIPE_BYTES)
+        for edge, i, j in world.plan.channels():
+            if i != j:
+                writer, reader = Pipe(processes[i], size), Pipe(processes[j], size)
+                writer.peer, reader.peer = reader, writer
+                self.pipes[i, f"out:{edge}:{i}:{j}"] = writer
+                self.pipes[j, f"in:{edge}:{i}:{j}"] = reader
+
+
+class Control:
+    """The worker's end of its control channel."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.closed = False
+        self.inbox: deque[object] = deque()
+
+    def send(self, message: msg.ToCoordinator, /) -> None:
+        process = self.process
+        match message:
+            case msg.Prepared(sink, _, transactional_id):
+                process.life.hear(process, "prepared", sink, transactional_id)
+            case msg.Acknowledge(ack):
+                process.life.hear(process, "acknowledged", ack)
+            case msg.SourceFinished(task, subtask):
+                process.life.hear(process, "source finished", task, subtask)
+
+    def receive(self, timeout_s: float | None = 0.0, /) -> Iterable[object]:
+        while self.inbox:
+            yield self.inbox.popleft()
+
+    def fileno(self) -> int:
+        return -1
+
+
+class Process:
+    """Worker *index* of an attempt."""
+
+    def __init__(self, world: World, life: Life, attempt: Attempt, index: int) -> None:
+        self.world, self.life, self.attempt, self.index = world, life, attempt, index
+        self.alive, self.paused_until_ms = True, 0
+        self.is_gone = False
+        """Whether its ends of channels are closed."""
+        self.transaction_timeout_ms = world.transaction_timeout_ms
+        self.control = Control(self)
+        self.producers: list[Produced] = []
+        self.worker: Worker | None = None
+        self._jobs: deque[Steps] = deque()
+        self._executing = False
+        self._asleep = world.spawn(self, self._main())
+
+    # --- its threads --------------------------------------------------------------------------------------------
+
+    def _main(self) -> Steps:
+        try:
+            yield from self._live()
+        except InvariantViolation as error:
+            raise Broken(f"worker {self.index}: a rule that the code asserts does not hold: {error}") from error
+        except ExactlyOnceError as error:
+            self.fail(str(error), error if is_fatal(error) else None)
+
+    def _live(self) -> Steps:
+        yield None  # its channels are laid
+        clients = SimulatedClients(self)
+        start = self.world.start_message(self.attempt, self.index)
+        worker = Worker(self.control, start, clients, Activity(clients.monotonic_s))
+        while True:
+            try:
+                worker.open(self.world.graph)
+                break
+            except Awaited as wanted:
+                refs = wanted.refs
+            yield from clients.blocks.get(self.world, refs)
+        self.worker = worker
+        self.life.hear(self, "restored")
+        while worker.running:
+            yield None if worker.turn() else self.world.clock.monotonic_ms() + IDLE_MS
+        worker.close()
+        self.is_gone = True
+
+    def execute(self, job: Steps) -> None:
+        """Run *job* on the thread that makes producers, after those before it."""
+        self._jobs.append(job)
+        if not self._executing:
+            self._executing = True
+            self.world.spawn(self, self._execute())
+
+    def _execute(self) -> Steps:
+        while self._jobs:
+            yield from self._jobs.popleft()
+        self._executing = False
+
+    def wake(self) -> None:
+        """There is something for the loop."""
+        self._asleep.wake_ms = 0
+
+    # --- what its coordinator says ------------------------------------------------------------------------------
+
+    def tell(self, message: msg.ToWorker) -> None:
+        """A message over the control channel."""
+        self.control.inbox.append(message)
+        self.wake()
+
+    def fail(self, reason: str, error: ExactlyOnceError | None = None) -> None:
+        """Last words."""
+        self.life.hear(self, "failed", f"worker {self.index}: {reason}", error)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL. What was under way to the broker may still arrive."""
+        if not self.alive:
+            return
+        self.alive, self.is_gone = False, True
+        for pipe in self.attempt.pipes.values():
+            if pipe.process is self:
+                pipe.peer.process.wake()
+        for producer in self.producers:
+            if self.world.chaos and self.world.rng.random() < 0.3:
+                self.world.clock.call_after(self.world.rng.randint(0, 300), producer.last_request)

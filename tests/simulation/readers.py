@@ -1,0 +1,114 @@
+"""Readers of the output. What may be visible, and in which order, follows from the words of the topology's steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+from topologies import CYCLE, Event, Input, Topology
+from watched import demand
+
+Place = tuple[str, int]
+"""A source and a partition of its topic."""
+PERIOD = 12
+"""What the steps do depends on the offset modulo this."""
+
+
+def ways_of(topology: Topology, source: str, offset: int) -> dict[str, list[str]]:
+    """By step, the `way` of each record that it passes on for the input record at *offset* of *source*."""
+    ways: dict[str, list[str]] = {}
+    for step in topology.steps:
+        come = [way for each in step.inputs for way in ways[each]]
+        match step.kind:
+            case "source":
+                ways[step.id] = [""] if step.id == source else []
+            case "branch":
+                ways[step.id] = [f"{way}{step.id}/" for way in come]
+            case "twice":
+                ways[step.id] = [f"{way}{step.id}{mark}/" for way in come for mark in "12"]
+            case "keep":
+                ways[step.id] = come if offset % 3 != 1 else []
+            case "split":
+                ways[step.id] = come if offset % 4 else []
+                ways[f"{step.id}~"] = [] if offset % 4 else come
+            case _:
+                ways[step.id] = come
+    return ways
+
+
+class Ways:
+    """By which ways each input record comes to each step."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._ways = {
+            (source, k): ways_of(topology, source, k) for source in topology.sources for k in range(PERIOD)
+        }
+
+    def of(self, source: str, offset: int) -> dict[str, list[str]]:
+        """See `ways_of`."""
+        return self._ways[source, offset % PERIOD]
+
+
+class Readers:
+    """One of every sink; `seen` counts what it has read."""
+
+    def __init__(self, topology: Topology, inputs: dict[str, Input], ways: Ways, decided: dict[Place, int]) -> None:
+        """*decided*: Sn of the newest manifest, as it grows."""
+        self._inputs, self._ways, self._decided = inputs, ways, decided
+        self.seen: Counter[str] = Counter()
+        """By sink."""
+        self._count_before = {
+            step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
+            for step in topology.of("sink")
+        }
+        """By sink, the count right before it, if it is one."""
+        self._ordered = {
+            step.id
+            for step in topology.of("sink")
+            if (count := self._count_before[step.id]) is not None and count.key == step.key
+        }
+        """Sinks that have all updates of a key in one partition."""
+        self._shown: dict[str, set[tuple[str, int, int, str]]] = {sink: set() for sink in topology.sinks}
+        self._newest: dict[tuple[Any, ...], int] = {}
+        """By sink, place, way and keys, the offset of the newest record that is visible."""
+        self._totals: dict[str, Counter[str]] = {sink: Counter() for sink in topology.sinks}
+        """By sink and key, how many updates are visible."""
+        self._updates: dict[tuple[str, str, int], tuple[str, int, int, str]] = {}
+        """By count, key and number, the record that the update stems from: the same in every sink."""
+        self._given: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        """By count and record, its totals: the same in every sink."""
+
+    def read(self, sink: str, value: bytes) -> None:
+        """A record is visible in *sink*."""
+        event = _decode(value)
+        place, offset = (event.source, event.partition), event.offset
+        it = f"record {offset} of {event.source}[{event.partition}] by way of {event.way or 'nothing'}"
+        known = place in self._decided and offset < len(self._inputs[event.source].partitions[event.partition])
+        demand(known, f"{it} in {sink} stems from nothing")
+        keys = self._inputs[event.source].partitions[event.partition][offset]
+        demand(keys == (event.first, event.second), f"{it} in {sink} has other keys")
+        ways = self._ways.of(event.source, offset)[sink]
+        demand(event.way in ways, f"{it} does not come to {sink}")
+        demand(offset < self._decided[place], f"{it} is visible in {sink} before its manifest")
+        name = (*place, offset, event.way)
+        demand(name not in self._shown[sink], f"{it} is visible twice in {sink}")
+        stream = (sink, *place, event.way, *keys)
+        demand(offset > self._newest.get(stream, -1), f"{it} comes out of order in {sink}")
+        count = self._count_before[sink]
+        if count is not None:
+            given = self._given.setdefault((count.id, *name), event.totals)
+            demand(event.totals == given, f"{it} has {event.totals} in {sink}, and {given} in another sink")
+        if count is not None and sink in self._ordered:
+            key = event.first if count.key == "first" else event.second
+            number = self._totals[sink][key] = self._totals[sink][key] + 1
+            total = (number - 1) % CYCLE + 1
+            demand(event.totals[-1] == total, f"update {event.totals[-1]} of {key} in {sink} comes instead of {total}")
+            stems = self._updates.setdefault((count.id, key, number), name)
+            demand(stems == name, f"update {number} of {key} stems from another record in {sink}")
+        self._shown[sink].add(name)
+        self._newest[stream] = offset
+        self.seen[sink] += 1
+
+
+_decode = msgspec.json.Decoder(Event).decode

@@ -1,0 +1,240 @@
+"""How a simulated coordinator writes lost records again: copied from the output log, or computed again by a replay.
+
+A replay knows only what a real one knows: the base's blocks, the input between the two Sn, and the order logs. What
+runs is shipped: operators, tables, lanes, and the order in which they are taken; only the files between two stages, and
+what starts one unit after the other, are stood in for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from clients import Awaited, FetchedBlocks, Steps, output_partition
+from confluent_kafka import Message
+from topologies import topic_of
+
+from exactlyonce.checkpoint.records import committable
+from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.engines import operators as ops
+from exactlyonce.engines import wiring
+from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.bounded.unit import ordering
+from exactlyonce.engines.order_log import order_runs
+from exactlyonce.engines.plan import Plan, Task
+from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.pipeline.graph import Input, Kind, Node
+from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.kafka.writer import Outputs
+from exactlyonce.testing.broker.interface import Error, Isolation
+
+if TYPE_CHECKING:
+    from coordinator import Life
+    from world import World
+
+Records = list[tuple[bytes | None, bytes | None]]
+Ranges = dict[tuple[str, int], list[Message]]
+"""By source and partition, what lies between the two Sn."""
+
+
+def copied(life: Life, lost: Committable, name: str) -> Steps:
+    """The same records, as they are in the log."""
+    found: dict[tuple[str, int], Records] = {}
+    for each in lost.written:
+        place = (each.topic, each.partition)
+        log = yield from life.world.until_answered("fetch", *place, each.first_offset, Isolation.READ_UNCOMMITTED)
+        ours = (lost.producer_id, lost.epoch)
+        found[place] = [(r.key, r.value) for r in log.records if (r.producer_id, r.epoch) == ours][: each.count]
+        if len(found[place]) != each.count:
+            return f"{each.topic}[{each.partition}] holds {len(found[place])} of {each.count} records"
+    life.world.seen["copy"] += 1
+    return (yield from _produced(life, lost, name, found))
+
+
+def replayed(life: Life, manifest: Manifest, lost: Committable, name: str) -> Steps:
+    """The same records, computed again."""
+    world, base = life.world, life.log.history.manifests[manifest.previous]
+    ranges = yield from _ranges(world, base, manifest)
+    logs = yield from _logs(life, manifest)
+    blocks = FetchedBlocks()
+    while True:
+        replay = Replay(world.plan, base, ranges, logs, blocks)
+        try:
+            replay.run()
+            break
+        except Awaited as wanted:
+            refs = wanted.refs
+        yield from blocks.get(world, refs)
+    records = replay.outputs[lost.sink, lost.subtask]
+    share = committable.shares(manifest.committables)[lost.transactional_id]
+    found: dict[tuple[str, int], Records] = {place: [] for place in lost.counts}
+    for key, value in records[share.start : share.stop]:
+        place = (lost.sink, output_partition(key, world.output_partitions))
+        if place in found:
+            found[place].append((key, value))
+    counts = {place: len(each) for place, each in found.items()}
+    if counts != dict(lost.counts):
+        return f"a replay gives {counts}, not {lost.counts}"
+    world.seen["replay"] += 1
+    world.seen["replay of a part"] += len(records) != len(share)
+    return (yield from _produced(life, lost, name, found))
+
+
+def _ranges(world: World, base: Manifest, manifest: Manifest) -> Generator[int | None, None, Ranges]:
+    begins = {(each.source, each.partition): each.offset for each in base.offsets}
+    found: Ranges = {}
+    for each in manifest.offsets:
+        begin = begins.get((each.source, each.partition), 0)
+        topic = topic_of(each.source)
+        log = yield from world.until_answered("fetch", topic, each.partition, begin, Isolation.READ_COMMITTED)
+        found[each.source, each.partition] = [
+            Message(topic=topic, partition=each.partition, offset=r.offset, value=r.value, timestamp=(1, 0))
+            for r in log.records
+            if r.offset < each.offset
+        ]
+    return found
+
+
+def _logs(life: Life, manifest: Manifest) -> Generator[int | None, None, dict[tuple[str, int], list[bytes]]]:
+    """The order logs of the interval by task and subtask, those of aborted checkpoints too."""
+    found: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
+    for log in manifest.order_logs:
+        for ref in log.blocks:
+            found[log.task, log.subtask].append((yield from life.block(ref)))
+    return found
+
+
+class _Range:
+    """The reader of a lane: what is left of a range."""
+
+    leader_epoch = -1
+
+    def __init__(self, messages: list[Message]) -> None:
+        self._messages = list(messages)
+
+    def read(self, count: int) -> list[Message]:
+        taken, self._messages = self._messages[:count], self._messages[count:]
+        return taken
+
+
+@dataclass
+class _Collected:
+    """The writer of a sink: keeps what it is given."""
+
+    records: Records
+
+    def write(self, outputs: Outputs) -> None:
+        keys = outputs.keys if outputs.keys is not None else [None] * len(outputs.values)
+        self.records += zip(keys, outputs.values, strict=True)
+
+
+@dataclass
+class Replay:
+    """One interval, computed again, a stage after the other."""
+
+    plan: Plan
+    base: Manifest
+    ranges: Ranges
+    logs: dict[tuple[str, int], list[bytes]]
+    blocks: FetchedBlocks
+    outputs: defaultdict[tuple[str, int], Records] = field(default_factory=lambda: defaultdict(list))
+    """By sink and subtask."""
+    _frames: defaultdict[tuple[str, int, int], list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    """By edge, sender and receiver."""
+
+    def run(self) -> None:
+        """All subtasks of all tasks."""
+        for task in self.plan.tasks:
+            for subtask in range(self.plan.parallelism):
+                lanes = self._lanes(task, subtask)
+                order = order_runs(task, self.plan.shuffles, several=len(lanes) > 1)
+                logs = self.logs.get((task.name, subtask), [])
+                if logs:
+                    ordering.take_along(lanes, logs, order)
+                else:
+                    ordering.take_by_time(lanes, order, ordering.BatchTime())
+
+    def _lanes(self, task: Task, subtask: int) -> list[ordering.Lane]:
+        """The operators of the subtask, wired to each other, and the inputs that push into them."""
+        lanes: list[ordering.Lane] = []
+        operators: dict[str, Any] = {}
+        for node in task.nodes:
+            operators[node.id] = self._operator(node, subtask)
+            if node.kind is Kind.SOURCE:
+                lanes += self._partitions(node, subtask, operators[node.id])
+            for read in node.inputs:
+                lanes += self._connect(read, node, subtask, operators)
+        self._sends(task, subtask, operators)
+        return lanes
+
+    def _operator(self, node: Node, subtask: int) -> Any:
+        graph, parallelism = self.plan.graph, self.plan.parallelism
+        if node.kind is Kind.SINK:
+            assert isinstance(node.sink, KafkaSink)
+            encoder = node.sink.encoder(graph.type_of(node.inputs[0]))
+            return ops.KafkaOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
+
+        def table(node: Node) -> Any:
+            return wiring.table_of(node, graph, parallelism, subtask, self.base, self.blocks)
+
+        return wiring.make_operator(node, Context(node.id, subtask, parallelism), table).operator
+
+    def _partitions(self, node: Node, subtask: int, operator: ops.Push) -> Iterator[ordering.Lane]:
+        assert isinstance(node.source, KafkaSource)
+        decoder = SourceDecoder(node.id, node.source)
+        for (source, partition), messages in self.ranges.items():
+            if source == node.id and partition % self.plan.parallelism == subtask:
+                reader: Any = _Range(messages)
+                yield ordering.PartitionLane(source, partition, reader, decoder, operator)
+
+    def _connect(
+        self, read: Input, node: Node, subtask: int, operators: dict[str, Any]
+    ) -> Iterator[ordering.Lane]:
+        edge = next((e for e in self.plan.shuffles if (e.producer, e.consumer) == (read.node, node.id)), None)
+        if edge is None:
+            producer, operator = operators[read.node], operators[node.id]
+            listeners = producer.downstream if read.output is None else producer.sides.setdefault(read.output, [])
+            listeners.append(operator)
+            return
+        codec = BatchCodec(self.plan.graph.type_of(read))
+        for sender in range(self.plan.parallelism):
+            frames = iter(self._frames[edge.name, sender, subtask])
+            yield ordering.ChannelLane(f"{edge.name}:{sender}", None, codec, operators[node.id], _frames=frames)
+
+    def _sends(self, task: Task, subtask: int, operators: dict[str, Any]) -> None:
+        """What ends in a shuffle goes to the subtasks behind it."""
+        for edge in self.plan.out_of(task):
+            codec = BatchCodec(self.plan.graph.type_of(Input(edge.producer)))
+
+            def send(receiver: int, batch: ops.Batch, name: str = edge.name, codec: BatchCodec = codec) -> None:
+                self._frames[name, subtask, receiver].append(bytes(ordering.TIME_BYTES) + codec.encode(batch))
+
+            shuffle = ops.Shuffle(edge.name, send, self.plan.parallelism, self.plan.graph.max_parallelism)
+            operators[edge.producer].downstream.append(shuffle)
+
+
+def _produced(life: Life, lost: Committable, name: str, found: dict[tuple[str, int], Records]) -> Steps:
+    """A new transaction with the records that were *found* for each partition."""
+    world = life.world
+    answer = yield from world.until_answered(
+        "init_transactions", name, world.transaction_timeout_ms, again=(Error.CONCURRENT_TRANSACTIONS,)
+    )
+    written = []
+    for place, records in found.items():
+        world.faults.before_request(life)
+        yield None
+        produced = yield from world.until_answered(
+            "produce", name, answer.producer_id, answer.epoch, *place, records, sequence=0
+        )
+        if produced.error is not Error.NONE:
+            raise BrokerUnavailable(f"the repair was refused: {produced.error.name}")
+        written.append(Written(*place, produced.first_offset, len(records)))
+    producer = {"transactional_id": name, "producer_id": answer.producer_id, "epoch": answer.epoch}
+    return msgspec.structs.replace(lost, **producer, written=tuple(written))

@@ -1,0 +1,118 @@
+"""The simulator's command line: `make simulate SEEDS=1000`.
+
+    python tests/simulation/simulate.py --seed 123              # replay, with its trace
+    python tests/simulation/simulate.py --seeds 10000 --jobs 2  # soak
+
+It prints the pace, what has been met how often, and of a failure its trace and the command that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from topologies import SHAPES
+from watched import Broken
+from world import replay_command, simulate
+
+SHOWN_MAX = 5
+"""Failures that are shown whole."""
+
+
+class Outcome(NamedTuple):
+    """What came of some seeds."""
+
+    seen: Counter[str]
+    failures: list[str]
+    cpu_s: float
+
+
+def lived(seeds: Iterable[int], shape: str | None) -> Outcome:
+    """Live through all of them, whatever becomes of one."""
+    seen: Counter[str] = Counter()
+    failures: list[str] = []
+    began_s = time.process_time()
+    for seed in seeds:
+        try:
+            seen.update(simulate(seed, shape).seen)
+        except Broken as broken:
+            failures.append("\n".join((*broken.trace, f"seed {seed}: {broken}")))
+        except Exception:
+            failures.append(f"{traceback.format_exc()}seed {seed}: a fault of the simulator itself\n"
+                            f"  replay: {replay_command(seed, shape)}")  # fmt: skip
+    return Outcome(seen, failures, time.process_time() - began_s)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """1 if a seed breaks an invariant."""
+    parser = argparse.ArgumentParser(description="Simulate lives of a pipeline with everything that can go wrong.")
+    parser.add_argument("--seed", type=int, help="replay one seed, with its trace")
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (default: 100)")
+    parser.add_argument("--start", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument("--shape", choices=SHAPES, help="one topology only")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes (default: 1)")
+    parser.add_argument("--mutant", help="plant this defect first; see mutants.py")
+    options = parser.parse_args(arguments)
+    if options.mutant is None:
+        return _run(options)
+    from mutants import planted
+
+    with planted(options.mutant):
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.seed is not None:
+        return _replay(options.seed, options.shape)
+    seeds = range(options.start, options.start + options.seeds)
+    began_s = time.monotonic()
+    if options.jobs == 1:
+        outcomes = [lived(seeds, options.shape)]
+    else:
+        shares = [(seeds[i :: options.jobs], options.shape) for i in range(options.jobs)]
+        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+            outcomes = pool.starmap(lived, shares)
+    return _told(outcomes, len(seeds), time.monotonic() - began_s)
+
+
+def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float) -> int:
+    seen, failures = Counter[str](), [each for outcome in outcomes for each in outcome.failures]
+    for outcome in outcomes:
+        seen.update(outcome.seen)
+    for failure in failures[:SHOWN_MAX]:
+        print(failure)
+    cpu_s = sum(outcome.cpu_s for outcome in outcomes)
+    lives = seen["life"]
+    print(f"met: {dict(sorted(seen.items()))}")
+    print(
+        f"{lives} lives of {seeds} seeds in {elapsed_s:.0f} s: {lives / max(elapsed_s, 1e-3) * 60:,.0f} a minute, "
+        f"{lives / max(cpu_s, 1e-3) * 60:,.0f} a minute of one core"
+    )
+    if failures:
+        print(f"{len(failures)} seeds of {seeds} broke; replay one: " + failures[0].rsplit("replay: ", 1)[-1])
+        return 1
+    print(f"{seeds} seeds, all invariants hold")
+    return 0
+
+
+def _replay(seed: int, shape: str | None) -> int:
+    try:
+        world = simulate(seed, shape)
+    except Broken as broken:
+        print("\n".join(broken.trace))
+        traceback.print_exception(broken.__cause__, limit=-3)
+        print(f"seed {seed}: {broken}")
+        return 1
+    print("\n".join(world.trace))
+    print(f"seed {seed}, topology {world.topology.name}, parallelism {world.parallelism}: all invariants hold")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

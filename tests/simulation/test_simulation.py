@@ -1,0 +1,115 @@
+"""Simulated lives of a pipeline: no fault breaks an invariant, and every kind of fault is met.
+
+More seeds than here: `make simulate SEEDS=10000`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from simulate import main
+from topologies import SHAPES
+from watched import Broken
+from world import replay_command, simulate
+
+SEEDS = 250
+
+FAULTS = {
+    "coordinator crashed", "zombie coordinator", "coordinator slept", "worker crashed", "zombie worker",
+    "slow subtask", "broker restarted", "downtime", "ids expired", "compacted", "stop asked for", "delivery lost",
+    "request lost", "answer lost", "delayed", "applied twice", "markers lost",
+    "markers of a decision lost", "aborted output removed",
+    "leader moved", "one broker away", "not leader", "partitions added", "topic made anew",
+}  # fmt: skip
+"""What is done to the job."""
+INTERRUPTED = {
+    f"at {request}"
+    for request in (
+        "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "EndTransactions", "ListTransactions",
+        "CopyTransaction", "ReplayTransaction", "Look", "Pause", "RewriteMarkers", "InitTransactions", "LogEnds",
+        "ReadLog", "ProduceBatches", "EndTransaction", "LookOnce", "LookAtInputs", "LookAtOutputs", "ScanBlocks",
+    )
+}  # fmt: skip
+"""The requests of procedures before which a coordinator ended or slept."""
+CONSEQUENCES = {
+    "checkpoint", "clean end", "aborted checkpoint", "carried", "finish", "committed", "proven", "repaired",
+    "copy", "replay", "replay of a part", "look", "unknown commit", "markers rewritten", "halt",
+    "Fenced", "Undetermined", "BrokerUnavailable",
+}  # fmt: skip
+"""What the job had to do about it."""
+DRAWN = {f"topology {name}" for name in SHAPES}
+
+
+@pytest.mark.slow
+def test_no_fault_breaks_an_invariant() -> None:
+    """Through hundreds of histories every invariant holds at every request and the job comes to its end with all of
+    the input counted once, in order, or halts where its input is another; every kind of fault, of consequence and of
+    topology has been met."""
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        seen.update(simulate(seed).seen)
+    print(f"{SEEDS} seeds: {dict(sorted(seen.items()))}")
+    assert {each for each in FAULTS | INTERRUPTED | CONSEQUENCES | DRAWN if not seen[each]} == set()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_topology_comes_to_its_end(shape: str) -> None:
+    """Whatever the seed draws beside it."""
+    for seed in range(5):
+        simulate(seed, shape)
+
+
+def test_a_seed_gives_the_same_history_in_every_process() -> None:
+    """The history of a seed, its whole trace, does not depend on how a process hashes."""
+    command = [sys.executable, str(Path(__file__).parent / "simulate.py"), "--seed", "25"]
+    traces = {
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": number}, capture_output=True, text=True, check=True
+        ).stdout
+        for number in ("1", "2")
+    }
+    assert len(traces) == 1
+    assert "all invariants hold" in traces.pop()
+
+
+def test_a_failure_is_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    """What breaks is printed with the command that replays it, and the replay breaks in the same way."""
+    assert main(["--seeds", "20", "--mutant", "no alignment"]) == 1
+    shown = capsys.readouterr().out
+    seed = int(shown.rsplit("SEED=", 1)[1].split()[0])
+    assert replay_command(seed) in shown
+    assert main(["--seed", str(seed), "--mutant", "no alignment"]) == 1
+    again = capsys.readouterr().out
+    broken = next(line for line in again.splitlines() if line.startswith(f"seed {seed}: "))
+    assert broken in shown
+
+
+def test_an_error_of_the_simulator_is_not_a_broken_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no oracle has judged is raised as it is, and the command line calls it what it is."""
+    nothing: dict[str, None] = {}
+    monkeypatch.setattr("oracle.Oracle.look", lambda self: nothing["no such key"])
+    with pytest.raises(KeyError) as raised:
+        simulate(0)
+    assert not isinstance(raised.value, Broken)
+
+
+def test_the_pace_and_what_was_met_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run over some seeds, in two processes, says how many lives there were a minute, and of which topologies."""
+    assert main(["--seeds", "4", "--jobs", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "lives of 4 seeds" in shown
+    assert "a minute of one core" in shown
+    assert "topology" in shown
+    assert "4 seeds, all invariants hold" in shown
+
+
+def test_a_defect_is_gone_when_it_is_no_longer_planted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Planting a defect leaves nothing behind."""
+    assert main(["--seeds", "20", "--mutant", "no alignment"]) == 1
+    assert main(["--seeds", "3"]) == 0
+    assert "3 seeds, all invariants hold" in capsys.readouterr().out

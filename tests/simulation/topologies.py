@@ -1,0 +1,330 @@
+"""Pipelines of the simulator, drawn from a seed: the same steps as a `Pipeline` of the public API, and as plain data.
+
+A record knows the input record that it stems from, the branches that it took, and the totals that it was given; so
+whoever sees it can say whether it may be there. What a step does to a record is said here once for the engine
+(`Event` to `Event`) and stated in words in `Step`; the oracle works from the words.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.output import Output
+from exactlyonce.sinks.kafka.sink import KafkaSink
+
+PIPELINE = "p"
+CYCLE = 7
+"""A key's total begins again after so many: its state is deleted then."""
+MAX_PARALLELISM = 8
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A record anywhere in a pipeline."""
+
+    source: str
+    partition: int
+    offset: int
+    first: str
+    second: str
+    """Two keys."""
+    way: str = ""
+    """The branches that it took."""
+    totals: tuple[int, ...] = ()
+    """What the counts on its way made of it."""
+
+
+class Tally(msgspec.Struct):
+    """A state that is changed in place."""
+
+    total: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node, and what it does.
+
+    - source: gives every record of its topic.
+    - branch: passes on every record, with its id in `way`.
+    - twice: passes on every record two times, with its id and a mark in `way`.
+    - keep: passes on the records whose offset is not 1 modulo 3.
+    - split: passes those whose offset is 0 modulo 4 to its side output, "<id>~", all others on.
+    - union: passes on what its inputs give.
+    - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
+    - tally: likewise; its state is a mutable one.
+    - sink: writes every record, keyed.
+    """
+
+    kind: str
+    id: str
+    inputs: tuple[str, ...] = ()
+    key: str = "first"
+    """Of a count, a tally or a sink: the field that is the key."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Steps in an order in which each comes after its inputs."""
+
+    name: str
+    steps: tuple[Step, ...]
+    simple: bool = False
+
+    def of(self, *kinds: str) -> list[Step]:
+        """The steps of these kinds."""
+        return [each for each in self.steps if each.kind in kinds]
+
+    @property
+    def sources(self) -> list[str]:
+        return [each.id for each in self.of("source")]
+
+    @property
+    def sinks(self) -> list[str]:
+        return [each.id for each in self.of("sink")]
+
+
+def topic_of(source: str) -> str:
+    """The topic that a source reads. A sink's has the name of the sink."""
+    return f"topic-{source}"
+
+
+# --- for the engine -------------------------------------------------------------------------------------------------
+
+
+def _branch(id: str) -> Callable[[Event], Event]:
+    def branch(event: Event) -> Event:
+        return Event(
+            event.source, event.partition, event.offset, event.first, event.second, f"{event.way}{id}/", event.totals
+        )
+
+    return branch
+
+
+def _twice(id: str) -> Callable[[Event], Iterator[Event]]:
+    one, other = _branch(f"{id}1"), _branch(f"{id}2")
+
+    def twice(event: Event) -> Iterator[Event]:
+        yield one(event)
+        yield other(event)
+
+    return twice
+
+
+def _keep(event: Event) -> bool:
+    return event.offset % 3 != 1
+
+
+def _split(output: Output[Event]) -> Callable[[Event, Any], None]:
+    def split(event: Event, emit: Any) -> None:
+        if event.offset % 4 == 0:
+            emit(event, output)
+        else:
+            emit(event)
+
+    return split
+
+
+def _counted(event: Event, total: int) -> Event:
+    return Event(
+        event.source, event.partition, event.offset, event.first, event.second, event.way, (*event.totals, total)
+    )
+
+
+def _count(total: int | None, event: Event) -> tuple[int | None, Event]:
+    total = (total or 0) + 1
+    return (None if total == CYCLE else total), _counted(event, total)
+
+
+def _tally(tally: Tally | None, event: Event) -> tuple[Tally | None, Event]:
+    tally = tally or Tally(0)
+    tally.total += 1
+    return (None if tally.total == CYCLE else tally), _counted(event, tally.total)
+
+
+def _key(name: str) -> Callable[[Event], str]:
+    def first(event: Event) -> str:
+        return event.first
+
+    def second(event: Event) -> str:
+        return event.second
+
+    return first if name == "first" else second
+
+
+@lru_cache
+def graph_of(topology: Topology) -> LogicalGraph:
+    """The topology as a pipeline."""
+    pipeline = Pipeline(PIPELINE, max_parallelism=MAX_PARALLELISM)
+    streams: dict[str, Any] = {}
+    for step in topology.steps:
+        inputs = [streams[each] for each in step.inputs]
+        match step.kind:
+            case "source":
+                streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event))
+            case "branch":
+                streams[step.id] = inputs[0].map(_branch(step.id), id=step.id)
+            case "twice":
+                streams[step.id] = inputs[0].flat_map(_twice(step.id), id=step.id, output=Event)
+            case "keep":
+                streams[step.id] = inputs[0].filter(_keep, id=step.id)
+            case "split":
+                output = Output("side", Event)
+                streams[step.id] = inputs[0].process(step.id, _split(output), outputs=[output], output=Event)
+                streams[f"{step.id}~"] = streams[step.id].side(output)
+            case "union":
+                streams[step.id] = inputs[0].union(*inputs[1:], id=step.id)
+            case "count":
+                streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, _count)
+            case "tally":
+                streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, _tally)
+            case "sink":
+                inputs[0].sink(step.id, KafkaSink(step.id, key=_key(step.key)))
+    return pipeline.build()
+
+
+# --- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def chain(count: str = "count") -> Topology:
+    """source > count > sink."""
+    return Topology(
+        "chain", (Step("source", "in"), Step(count, "totals", ("in",)), Step("sink", "out", ("totals",))), simple=True
+    )
+
+
+def several_sinks(count: str) -> Topology:
+    """What is read, some of it, and two copies of what is counted."""
+    return Topology(
+        "sinks",
+        (
+            Step("source", "in"),
+            Step("sink", "seen", ("in",)),
+            Step("keep", "some", ("in",)),
+            Step("sink", "few", ("some",)),
+            Step(count, "totals", ("in",)),
+            Step("sink", "out", ("totals",)),
+            Step("sink", "copy", ("totals",), "second"),
+        ),
+    )
+
+
+def diamond(count: str) -> Topology:
+    """A stream parts and meets again."""
+    return Topology(
+        "diamond",
+        (
+            Step("source", "in"),
+            Step("branch", "left", ("in",)),
+            Step("keep", "some", ("in",)),
+            Step("twice", "right", ("some",)),
+            Step("union", "both", ("left", "right")),
+            Step(count, "totals", ("both",)),
+            Step("sink", "out", ("totals",)),
+        ),
+    )
+
+
+def union(count: str) -> Topology:
+    """Two sources, one count."""
+    return Topology(
+        "union",
+        (
+            Step("source", "in"),
+            Step("source", "more"),
+            Step("branch", "other", ("more",)),
+            Step("union", "both", ("in", "other")),
+            Step(count, "totals", ("both",)),
+            Step("sink", "out", ("totals",)),
+        ),
+    )
+
+
+def two_shuffles(count: str) -> Topology:
+    """Counted by one key, then by another."""
+    return Topology(
+        "shuffles",
+        (
+            Step("source", "in"),
+            Step("count", "inner", ("in",)),
+            Step("sink", "between", ("inner",)),
+            Step(count, "totals", ("inner",), "second"),
+            Step("sink", "out", ("totals",), "second"),
+        ),
+    )
+
+
+def side_outputs(count: str) -> Topology:
+    """A part goes its own way, uncounted, and another copy of it is counted."""
+    return Topology(
+        "sides",
+        (
+            Step("source", "in"),
+            Step("split", "parted", ("in",)),
+            Step("sink", "late", ("parted~",)),
+            Step(count, "totals", ("parted",)),
+            Step(count, "lates", ("parted~",), "second"),
+            Step("sink", "out", ("totals",)),
+            Step("sink", "counted", ("lates",), "second"),
+        ),
+    )
+
+
+def two_sources(count: str) -> Topology:
+    """Two sources with a count each, whose updates go to one sink."""
+    return Topology(
+        "sources",
+        (
+            Step("source", "in"),
+            Step("source", "more"),
+            Step(count, "totals", ("in",)),
+            Step("count", "others", ("more",), "second"),
+            Step("union", "both", ("totals", "others")),
+            Step("sink", "out", ("both",)),
+            Step("sink", "alone", ("others",), "second"),
+        ),
+    )
+
+
+COMPLEX = (several_sinks, diamond, union, two_shuffles, side_outputs, two_sources)
+SHAPES = {"chain": chain, "sinks": several_sinks, "diamond": diamond, "union": union, "shuffles": two_shuffles,
+          "sides": side_outputs, "sources": two_sources}  # fmt: skip
+
+
+@dataclass
+class Input:
+    """What is written to a source's topic: the two keys of each record, by partition."""
+
+    partitions: list[list[tuple[str, str]]] = field(default_factory=list)
+    at_first: int = 0
+    """How many of the partitions are there from the beginning."""
+
+
+def drawn(rng: random.Random, name: str | None = None) -> Topology:
+    """Half of all are chains, which are cheap."""
+    count = rng.choice(("count", "tally"))
+    if name is not None:
+        return SHAPES[name](count)
+    return chain(count) if rng.random() < 0.5 else rng.choice(COMPLEX)(count)
+
+
+def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
+    """What its sources read."""
+    keys = [f"k{i}" for i in range(rng.randint(2, 5))]
+    most = 100 if topology.simple else 50
+    found = {}
+    for source in topology.sources:
+        partitions = [
+            [(rng.choice(keys), rng.choice(keys)) for _ in range(rng.randint(12, most))]
+            for _ in range(rng.randint(1, 3))
+        ]
+        at_first = len(partitions) - (len(partitions) > 1 and rng.random() < 0.25)
+        found[source] = Input(partitions, at_first)
+    return found
