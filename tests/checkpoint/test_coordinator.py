@@ -38,8 +38,7 @@ from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import Halt, InvariantViolation
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
-SUBTASKS = {("task", 0), ("task", 1)}
-SINKS = {("out", 0), ("out", 1)}
+SUBTASKS, SINKS = {("task", 0), ("task", 1)}, {("out", 0), ("out", 1)}
 
 
 def manifest(checkpoint: int = 0) -> Manifest:
@@ -47,8 +46,8 @@ def manifest(checkpoint: int = 0) -> Manifest:
     return Manifest(
         pipeline="p", checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
         triggered_at_ms=0, completed_at_ms=0, fingerprint="print", max_parallelism=128, parallelism=2,
-        block_partitions=4, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
-        committables=(), sinks=(),
+        block_partitions=4, written_bytes=0, block_end_offsets=(), offsets=(), operators=(), order_logs=(), sinks=(),
+        committables=(),
     )  # fmt: skip
 
 
@@ -493,10 +492,8 @@ def test_the_last_words_of_killed_workers_are_not_heard() -> None:
     job = Job().running()
     job.trigger()
     job(Failed("a worker died"))
-    for event in (
-        Acknowledged(Ack("task", 0, 1, precommits=(precommit(1),))), ProducerGranted("out", 0), SourcesFinished(),
-        Deployed(), Failed("another worker died"),
-    ):  # fmt: skip
+    ack = Acknowledged(Ack("task", 0, 1, precommits=(precommit(1),)))
+    for event in (ack, ProducerGranted("out", 0), SourcesFinished(), Deployed(), Failed("another worker died")):
         assert job(event) == []
     job.running(producers=2)
     assert job(Tick(), job.core.wake_ms) == [Trigger(2, 0, final=False)]
