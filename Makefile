@@ -12,7 +12,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.{14,13,12,11,10}; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 JAVA_17 := java -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])'
-# What pip is doing, without what it passes over: Spark alone is half a gigabyte.
+# What pip is doing, without what it skips: Spark alone is half a gigabyte.
 install = @echo 'Installing what is needed into .venv, once; Spark is large.'; \
 	.venv/bin/pip install --disable-pip-version-check --progress-bar off -e '$(1)' 2>&1 | \
 	sed -unE 's/^(.{117})....*/\1.../; /^ *(Collecting|Downloading .*MB|Building|Installing coll|Successfully|WARNING|ERROR)|rror:/p'
@@ -37,9 +37,9 @@ test: .venv/dev.stamp .venv/java.stamp kafka
 test-all: .venv/dev.stamp .venv/java.stamp kafka
 	$(PYTEST) $(ARGS)
 
-# Three processes cannot show how far a download is.
+# Three processes cannot show how far a download is, and start some dozens of brokers.
 kafka: .venv/dev.stamp
-	@.venv/bin/python -m exactlyonce.connectors.embedded.jars
+	@.venv/bin/python -m exactlyonce.connectors.embedded.class_archive
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .

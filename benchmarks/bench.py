@@ -1,4 +1,4 @@
-"""What every scenario is given."""
+"""The things that every scenario is given."""
 
 from __future__ import annotations
 

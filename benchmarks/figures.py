@@ -1,4 +1,4 @@
-"""What is measured, and what it must reach."""
+"""The figures that are measured, and what each must reach."""
 
 from __future__ import annotations
 

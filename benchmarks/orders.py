@@ -1,4 +1,4 @@
-"""What the benchmarks read and write: orders of 70 bytes of JSON, keyed by customer, and running totals of them."""
+"""The records of the benchmarks: orders of 70 bytes of JSON, keyed by customer, and running totals of them."""
 
 from __future__ import annotations
 

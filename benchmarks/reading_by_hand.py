@@ -1,4 +1,4 @@
-"""What reading by Spark is compared with: a plain loop of confluent-kafka that fills the same Arrow columns.
+"""The loop that reading by Spark is compared with: plain confluent-kafka that fills the same Arrow columns.
 
     python reading_by_hand.py SERVERS TOPIC END:PARTITION ...
 

@@ -1,4 +1,4 @@
-"""How much of the state a bounded run reads, if the keys of its range lie in one key group.
+"""The share of the state that a bounded run reads, if the keys of its range lie in one key group.
 
 The local engine makes the state, a bounded run at another parallelism advances it. Its units run in this process, so
 that what is read of the checkpoint topic can be counted; Spark's tasks run the same units. Everything counts: indexes,

@@ -1,7 +1,7 @@
 """The coordinator: triggers checkpoints, gathers acknowledgements, aborts what is late, restarts what fails.
 
-Events in, effects out: no I/O, no clock (every event comes with the time), no threads. The states of the job and of a
-checkpoint are the two tables in `checkpoint.states`; whatever is not in them raises InvariantViolation.
+Events in, effects out; every event comes with the time. The states of the job and of a checkpoint are the two tables in
+`checkpoint.states`; whatever is not in them raises InvariantViolation.
 
 Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; while a
 checkpoint is being decided nothing is aborted and nothing restarted; the precommits and order logs of an aborted
@@ -373,8 +373,7 @@ class Coordinator:
         if now_ms < self._next_trigger_ms or not self._may_trigger:
             return []
         assert self.manifest is not None
-        self._checkpoint_latest += 1
-        base = self.manifest.checkpoint
+        self._checkpoint_latest, base = self._checkpoint_latest + 1, self.manifest.checkpoint
         previous = self.in_flight[-1].checkpoint if self.in_flight else base
         plan = PendingCheckpoint(
             checkpoint=self._checkpoint_latest, base=base, previous=previous, final=self._final,

@@ -1,4 +1,4 @@
-"""Which blocks of the checkpoint topic some manifest stands on, and which are orphans that may go.
+"""Orphans: the blocks of the checkpoint topic that no manifest stands on, and that may go.
 
 A worker that dies, a coordinator that dies between a manifest and its mark, a checkpoint that never completes: each
 leaves blocks that nobody knows of any more. They are looked for in the topic itself, and the next transaction of the
@@ -6,9 +6,9 @@ decision log that drops anything drops them.
 
 Invariants: a checkpoint writes nothing before it is triggered, which comes after its base was decided, so that its
 blocks lie behind the ends that were read at that decision; a manifest notes ends behind which all blocks lie that may
-be orphans once it is finalized; a life looks from there, and while the newest manifest is not finalized from the ends
-that the one before it notes, for what older lives knew of orphans died with them; the transaction that finalizes a
-checkpoint drops all orphans that are known by then. Every function that asks is a procedure (see `requests`).
+be orphans once it is finalized; an incarnation looks from there, and while the newest manifest is not finalized from
+the ends that the one before it notes, for what older incarnations knew of orphans ended with them; the transaction that
+finalizes a checkpoint drops all orphans that are known by then. Whatever asks is a procedure (see `requests`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Offsets = tuple[int, ...]
 
 
 class KnownBlocks:
-    """What one life of a coordinator knows of blocks."""
+    """The blocks that one incarnation of a coordinator knows of."""
 
     def __init__(self, settings: CheckpointSettings) -> None:
         self.ledger = Ledger(settings.num_retained)
@@ -49,7 +49,7 @@ class KnownBlocks:
     # --- before an attempt, while nobody writes blocks
 
     def recover(self, history: History, incarnation: int, *, late: bool = True) -> Procedure[Dropped]:
-        """What the retained manifests stand on stays, all other blocks that a life may have left are orphans.
+        """What the retained manifests stand on stays, all other blocks that an incarnation may have left are orphans.
 
         A damaged older checkpoint keeps every block that there is until it expires, for what it needs is unknown. The
         newest one is what the pipeline goes on from: if that is damaged, `Halt`. Where it is the decision itself that
@@ -131,7 +131,7 @@ class KnownBlocks:
 
 
 def _first_places(history: History) -> Offsets:
-    """Where orphans of older lives begin."""
+    """Where orphans of older incarnations begin."""
     newest = history.latest
     assert newest is not None
     known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)

@@ -1,4 +1,4 @@
-"""What the protocol's procedures ask of the world.
+"""The requests that the protocol's procedures yield, and whoever performs them answers.
 
 A procedure is a generator: it yields a request, is sent the answer, and returns a result. It does no I/O itself, so the
 same lines run against a real broker, the in-memory one, and a simulator that crashes between any two of them. Whoever
@@ -220,7 +220,7 @@ class Write(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-class Batch(NamedTuple):
+class DecisionBatch(NamedTuple):
     """Records of one partition that go there together, or not at all."""
 
     partition: int
@@ -244,7 +244,7 @@ class ProduceBatches:
 
     transactional_id: str
     producer: Producer
-    batches: tuple[Batch, ...]
+    batches: tuple[DecisionBatch, ...]
     timestamp_ms: int
     wait_ms: int
 
@@ -291,7 +291,7 @@ class ReadLog:
     end: int
 
 
-class LogRecord(NamedTuple):
+class DecisionRecord(NamedTuple):
     """A record of the decision log, as it was found."""
 
     key: bytes | None
@@ -312,7 +312,7 @@ class LogRead(NamedTuple):
 
     start: int
     """The first offset that was not removed."""
-    items: tuple[LogRecord | Unreadable, ...]
+    items: tuple[DecisionRecord | Unreadable, ...]
 
 
 @dataclass(frozen=True)

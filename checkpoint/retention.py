@@ -1,4 +1,4 @@
-"""Which manifests and blocks are still needed.
+"""Retention: the manifests and blocks that are still needed.
 
 Invariant: a block is dropped only after the manifest that no longer needs it is durable, and never while a retained
 manifest, a pending checkpoint's base or a savepoint refers to it. Pure.

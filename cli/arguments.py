@@ -1,4 +1,4 @@
-"""What the commands share: how their help looks, how `name=value` is written, and how the cluster is named.
+"""The arguments that commands share: the look of their help, `name=value`, and the cluster.
 
 Invariant: no message of a parser repeats the value of an argument that may hold a secret.
 """

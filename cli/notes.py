@@ -1,4 +1,4 @@
-"""What the command itself has to say while a pipeline runs, in the form of the run's own events."""
+"""The notes of the command itself while a pipeline runs, in the form of the run's own events."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ def find_open(config: ClientConfig, pipeline: str) -> list[Open]:
 def abort_undecided(config: ClientConfig, traces: Traces) -> tuple[list[Open], list[Open]]:
     """Fence the coordinator, then abort what it has not decided: what that was, and what is left.
 
-    What is decided is read once no decision can be on its way. `Halt` where it cannot be read. Only lives that *traces*
-    know of are ended: the fence came behind all of their coordinators. One that has begun since may go on, so that
-    nothing is aborted if the log shows it; if it begins later still, its transactions are not touched.
+    What is decided is read once no decision can be on its way. `Halt` where it cannot be read. Only incarnations that
+    *traces* know of are ended: the fence came behind all of them. One that has begun since may go on, so that nothing
+    is aborted if the log shows it; if it begins later still, its transactions are not touched.
     """
     if traces.topic is None:
         raise Halt(

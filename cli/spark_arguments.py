@@ -1,4 +1,4 @@
-"""What the commands that work with Spark share: their options, and a `Submit` made of them.
+"""The options of the commands that work with Spark, and a `Submit` made of them.
 
 Invariant: PySpark is imported only when such a command runs, and Java is asked for only then.
 """

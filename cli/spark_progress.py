@@ -1,4 +1,4 @@
-"""What a long command shows while it works: in a terminal a line that is written over and over, else a line a chunk."""
+"""The progress of a long command: in a terminal a line that is written over and over, else a line a chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LineOfProgress:
-    """A `Progress` for people, and for machines that read stderr."""
+    """A `CatchUpProgress` for people, and for machines that read stderr."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline

@@ -1,4 +1,4 @@
-"""What a pipeline has left in a cluster besides its output: found, described, erased.
+"""The traces of a pipeline in a cluster besides its output: found, described, erased.
 
 Invariants: input and output topics are never touched; the coordinator is fenced before anything else, so that no older
 life decides meanwhile; the checkpoint topic goes last, so that an erasure that was interrupted can be repeated.
@@ -52,7 +52,7 @@ class Traces:
         if self.history is None:
             return "its checkpoint topic does not tell whether it runs" if self.topic else ""
         if self.history.checkpoint_latest < 0:
-            return ""  # a reset, or a life that has read nothing yet and would be fenced before it does
+            return ""  # a reset, or an incarnation that has read nothing yet and would be fenced before it does
         life = self.history.living(now_ms)
         if life is None:
             return ""

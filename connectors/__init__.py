@@ -1,4 +1,7 @@
-"""Where pipelines read from, and all that talks to Kafka."""
+"""Sources, and all that talks to Kafka: `kafka/` asks a cluster, `embedded/` starts a broker.
+
+May import `state`, `checkpoint` and `pipeline`; the two folders do not know each other.
+"""
 
 from exactlyonce.connectors.kafka.source import KafkaSource
 

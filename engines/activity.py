@@ -1,4 +1,4 @@
-"""What a thread is in at the moment, what each operator costs it, and a breath between the chunks of a long batch.
+"""The activity of a thread: its place at the moment, the cost of each operator, a breath between chunks of a batch.
 
 Invariants: `current` is one tuple, replaced whole, so that another thread may read it at any time; nothing else here is
 shared between threads. An operator's time is its own: what the operators behind it take is not in it.
@@ -93,4 +93,4 @@ class Activity:
 
 
 def _nothing() -> None:
-    """Who has nothing to poll takes no breath."""
+    """The breath of one who has nothing to poll: none."""

@@ -1,4 +1,4 @@
-"""How a subtask's snapshot lies in the checkpoint topic: state blocks, their index, order logs; and the way back.
+"""The snapshot of a subtask in the checkpoint topic: state blocks, their index, order logs; and the way back.
 
 Invariant: every block of an attempt has a key of its own: kind, operator, key group, part and writer are all in it.
 """

@@ -1,4 +1,4 @@
-"""How often Python's garbage collector comes while records are processed."""
+"""Python's garbage collector, made to come seldom while records are processed."""
 
 from __future__ import annotations
 

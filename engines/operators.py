@@ -74,7 +74,7 @@ def record_error(operator: str, origin: Origin | None, error: BaseException) -> 
 
 
 @dataclass(slots=True)
-class Operator:
+class BatchOperator:
     """What all operators have: an id and those behind them."""
 
     id: str
@@ -111,7 +111,7 @@ def _chunks(records: int) -> Iterator[slice]:
 
 
 @dataclass(slots=True)
-class Map(Operator):
+class Map(BatchOperator):
     fn: Callable[[Any], Any]
 
     def __call__(self, batch: Batch) -> None:
@@ -119,7 +119,7 @@ class Map(Operator):
 
 
 @dataclass(slots=True)
-class Peek(Operator):
+class Peek(BatchOperator):
     fn: Callable[[Any], Any]
 
     def __call__(self, batch: Batch) -> None:
@@ -128,7 +128,7 @@ class Peek(Operator):
 
 
 @dataclass(slots=True)
-class Filter(Operator):
+class Filter(BatchOperator):
     fn: Callable[[Any], bool]
 
     def __call__(self, batch: Batch) -> None:
@@ -138,7 +138,7 @@ class Filter(Operator):
 
 
 @dataclass(slots=True)
-class FlatMap(Operator):
+class FlatMap(BatchOperator):
     fn: Callable[[Any], Any]
 
     def __call__(self, batch: Batch) -> None:
@@ -152,7 +152,7 @@ def expand(lists: list[list[Any]], origins: Sequence[Origin]) -> Batch:
 
 
 @dataclass(slots=True)
-class Pass(Operator):
+class Pass(BatchOperator):
     """A union: all its inputs push into it."""
 
     def __call__(self, batch: Batch) -> None:
@@ -160,7 +160,7 @@ class Pass(Operator):
 
 
 @dataclass(slots=True)
-class KeyBy(Operator):
+class KeyBy(BatchOperator):
     fn: Callable[[Any], Any]
 
     def __call__(self, batch: Batch) -> None:
@@ -169,7 +169,7 @@ class KeyBy(Operator):
 
 
 @dataclass(slots=True)
-class Stateful(Operator):
+class Stateful(BatchOperator):
     """`stateful_map`, `stateful_flat_map` and `reduce`: *apply_table* runs the user's function over the table."""
 
     fn: Callable[..., Any]
@@ -194,7 +194,7 @@ class Stateful(Operator):
 
 
 @dataclass(slots=True)
-class Process(Operator):
+class Process(BatchOperator):
     """A function that emits to its main output and to side outputs."""
 
     fn: Callable[[Any, Callable[..., None]], Any]
@@ -224,7 +224,7 @@ class Process(Operator):
 
 
 @dataclass(slots=True)
-class Shuffle(Operator):
+class Shuffle(BatchOperator):
     """The end of a task: distributes records by key group; *send* takes (subtask, batch)."""
 
     send: Callable[[int, Batch], None]
@@ -249,7 +249,7 @@ class Writer(Protocol):
 
 
 @dataclass(slots=True)
-class KafkaOutput(Operator):
+class KafkaOutput(BatchOperator):
     """The end of a branch: encodes and hands to the writer."""
 
     writer: Writer
@@ -280,7 +280,7 @@ class KafkaOutput(Operator):
 
 
 @dataclass(slots=True)
-class PrintOutput(Operator):
+class PrintOutput(BatchOperator):
     """The end of a branch: prints, at least once."""
 
     line: Callable[[Any], str]

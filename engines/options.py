@@ -1,4 +1,4 @@
-"""How a pipeline is run: the options of `exactlyonce run` and of `Pipeline.run`, checked before anything is started."""
+"""The options of `exactlyonce run` and of `Pipeline.run`, checked before anything is started."""
 
 from __future__ import annotations
 

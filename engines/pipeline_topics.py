@@ -15,7 +15,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.preflight import (
     Inputs,
     Offsets,
-    Outputs,
+    OutputTopics,
     check_inputs,
     check_operators,
     check_outputs,
@@ -31,7 +31,7 @@ class PipelineTopics:
         self, topics: Topics, graph: LogicalGraph, parallelism: int, note: Callable[[str], None], *, bounded: bool
     ) -> None:
         self.inputs: Inputs
-        self.outputs: Outputs
+        self.outputs: OutputTopics
         self.offsets: Offsets = {}
         """Where to read on: Sn of the newest manifest."""
         self.added: Offsets = {}

@@ -1,4 +1,4 @@
-"""From the logical graph to tasks: which operators run fused, and where records are distributed by key group.
+"""The plan: the logical graph as tasks that run fused, and shuffles that distribute records by key group.
 
 A task is a connected piece of the graph over forward edges. With parallelism 1 there is no shuffle, so that every
 connected pipeline is one task. Pure: the same graph and parallelism give the same plan in every process.

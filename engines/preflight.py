@@ -26,7 +26,7 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass
 class Inputs:
-    """The input topics of a life, and their partitions as they are now."""
+    """The input topics of an incarnation, and their partitions as they are now."""
 
     topics: Topics
     sources: Mapping[str, KafkaSource[object]]
@@ -218,8 +218,8 @@ def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Input
 
 
 @dataclass
-class Outputs:
-    """The output topics of a life, and their partitions as they are now."""
+class OutputTopics:
+    """The output topics of an incarnation, and their partitions as they are now."""
 
     topics: Topics
     sinks: Mapping[str, KafkaSink[object]]
@@ -275,7 +275,7 @@ def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
     )
 
 
-def check_outputs(topics: Topics, graph: LogicalGraph) -> Outputs:
+def check_outputs(topics: Topics, graph: LogicalGraph) -> OutputTopics:
     """Look at every output topic; TopicError for a missing one that the sink does not create. Nothing is changed."""
     sinks = {node.id: node.sink for node in graph.sinks if isinstance(node.sink, KafkaSink)}
     inputs = {node.source.topic for node in graph.sources if node.source is not None}
@@ -293,4 +293,4 @@ def check_outputs(topics: Topics, graph: LogicalGraph) -> Outputs:
                     f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
                     f"KafkaSink({sink.topic!r}, create_partitions=4)."
                 ) from None
-    return Outputs(topics, sinks, described)
+    return OutputTopics(topics, sinks, described)

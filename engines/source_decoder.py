@@ -1,4 +1,4 @@
-"""From messages to records, as a source says.
+"""The decoder of a source: messages in, records out.
 
 Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and nothing is
 decoded twice; every skipped record is counted, and of each batch the first few are named.

@@ -1,4 +1,4 @@
-"""From nodes of the graph to operators and their state: what all engines make alike."""
+"""The wiring of operators and their state, from nodes of the graph: what all engines make alike."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def make_operator(
         activity.phase(f"restoring the state of operator {node.id!r}")
         keyed = table(node)
         flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-        made: ops.Operator = ops.Stateful(node.id, function, keyed, flat, reduces)
+        made: ops.BatchOperator = ops.Stateful(node.id, function, keyed, flat, reduces)
         tables = [keyed]
     else:
         made, tables = _stateless(node, function), []
@@ -71,7 +71,7 @@ def make_operator(
     return Made(made, [function], tables)
 
 
-def _stateless(node: Node, function: Callable[..., Any]) -> ops.Operator:
+def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
     match node.kind:
         case Kind.MAP:
             return ops.Map(node.id, function)

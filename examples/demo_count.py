@@ -1,4 +1,4 @@
-"""What the demo's updates must be, and what they are: counted without a line of the engine.
+"""The demo's updates, as they must be and as they are: counted without a line of the engine.
 
 Invariant: nothing of exactlyonce is imported here; a read_committed consumer and the standard library's csv judge.
 """

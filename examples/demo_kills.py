@@ -39,7 +39,7 @@ class Job:
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.workers: list[int] = []
         self.began_at: int | None = None
-        """The checkpoint that the first of its lives went on from."""
+        """The checkpoint that the first of its incarnations went on from."""
         self.step = "starting"
         self.lag = 0
         self.finalized = 0

@@ -1,4 +1,4 @@
-"""What Spark does in the demo: the history before the stream, and the audit behind it, each by its command.
+"""Spark's part in the demo: the history before the stream, and the audit behind it, each by its command.
 
 Invariant: what a command says of itself is shown as it was said; its exit code is the verdict.
 """

@@ -1,1 +1,4 @@
-"""What a user writes: streams, operators, codecs, and the logical graph that engines walk. No I/O."""
+"""The pipeline as a user writes it: streams, operators, codecs, and the logical graph that engines walk. No I/O.
+
+May import nothing of exactlyonce outside itself; everything else may import it.
+"""

@@ -1,4 +1,4 @@
-"""What an operator that holds a resource is told when it is made on a worker."""
+"""The context that an operator with a resource is given when it is made on a worker."""
 
 from __future__ import annotations
 

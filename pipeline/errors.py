@@ -12,18 +12,18 @@
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── BrokerRefused           a broker answers with an error that no rule covers; asking again would not help
     ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
-    ├── Undetermined            what became of a decision cannot be learnt here; the next life reads what is true
+    ├── Undetermined            what became of a decision cannot be learnt here; the next incarnation reads it
     ├── Halt                    going on would lose or double records: says which, and the choices
-    │   ├── DamagedRecord       checkpoint.wire: a record of the checkpoint topic is not what was written
-    │   │   └── DamagedBlock        checkpoint.store_blocks: a block is missing, or is not what was written
+    │   ├── DamagedRecord       checkpoint.records.encoding: a record of the checkpoint topic is not as written
+    │   │   └── DamagedBlock        checkpoint.store.blocks: a block is missing, or is not what was written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
-    │   ├── DamagedBatch        connectors.consumed: a batch of an input or an output is not what was written
-    │   ├── RangeGone           connectors.range_reader: offsets that were to be read are no longer in the topic
-    │   └── RecordsGone         connectors.log: a transaction's records are no longer all in the log
+    │   ├── DamagedBatch        connectors.kafka.consumed: a batch of an input or an output is not as written
+    │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic
+    │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     ├── OpenFailed              engines.wiring: a user's open() raised; the job restarts
-    ├── SinkFailed              sinks.kafka_writer: a sink could not write; the job restarts
+    ├── SinkFailed              sinks.kafka.writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts
 
@@ -86,7 +86,7 @@ class Fenced(ExactlyOnceError):
 
 
 class Undetermined(ExactlyOnceError):
-    """The outcome of a write to the decision log is unknown. This life ends; the next one reads what is true."""
+    """The outcome of a write to the decision log is unknown. This incarnation ends; the next one reads what is true."""
 
     exit_code = 7
 

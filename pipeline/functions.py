@@ -1,4 +1,4 @@
-"""What a user passed as a function, read without calling it: its shape, its types, and what is wrong with it.
+"""The functions that a user passes, read without calling them: shape, types, and what is wrong with them.
 
 Four things pass: a function, a callable object, a class (or `functools.partial` of one, or a function without
 parameters) that makes a callable on the worker, and a class whose constructor is the function.

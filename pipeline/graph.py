@@ -99,7 +99,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Shuffle:
+class KeyedEdge:
     """An edge along which records are sent to the subtask that owns their key's group."""
 
     key_by: str
@@ -148,10 +148,10 @@ class LogicalGraph:
         return tuple(node for node in self.nodes if node.stateful)
 
     @property
-    def shuffles(self) -> tuple[Shuffle, ...]:
+    def shuffles(self) -> tuple[KeyedEdge, ...]:
         """The edges that need a shuffle when the parallelism is above 1."""
         return tuple(
-            Shuffle(key_by=read.node, stateful=node.id)
+            KeyedEdge(key_by=read.node, stateful=node.id)
             for node in self.stateful
             for read in node.inputs
             if not self.node(read.node).partitioned
@@ -206,7 +206,7 @@ class LogicalGraph:
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
 
     def _arrow(self, node: Node, read: Input) -> str:
-        return "<=" if Shuffle(read.node, node.id) in self.shuffles else "<-"
+        return "<=" if KeyedEdge(read.node, node.id) in self.shuffles else "<-"
 
 
 def _written(read: Input) -> str:

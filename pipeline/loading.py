@@ -1,4 +1,4 @@
-"""From a name to a pipeline, the same in every process: pipelines are imported, never pickled.
+"""Loading: from a name to a pipeline, the same in every process. Pipelines are imported, never pickled.
 
 A reference is JSON values that `load_reference` makes the same pipeline of in another process. Whoever sends one also
 sends the graph's fingerprint, so that both know that they imported the same.

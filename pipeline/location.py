@@ -1,4 +1,4 @@
-"""Where in the user's files something was written, so that an error can say it."""
+"""The place in the user's files where something was written, so that an error can say it."""
 
 from __future__ import annotations
 

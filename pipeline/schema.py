@@ -1,4 +1,4 @@
-"""What a type looks like on the wire, as JSON that is equal exactly when the bytes are understood alike.
+"""Schemas: a type as it looks on the wire, as JSON that is equal exactly when the bytes are understood alike.
 
 Names of modules, docstrings and validation limits are left out; names of classes and fields, their order, defaults that
 make a field optional, and tags are in. Raises `UnsupportedType` for what msgspec cannot encode and decode again.

@@ -1,4 +1,4 @@
-"""What a sink is, apart from writing to it: a description that opens nothing. Engines know how to write to each."""
+"""The description of a sink, which opens nothing. Engines know how to write to each."""
 
 from __future__ import annotations
 

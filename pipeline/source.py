@@ -1,4 +1,4 @@
-"""What a source is, apart from reading it: a description that opens nothing. Engines know how to read each."""
+"""The description of a source, which opens nothing. Engines know how to read each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user writes: a pipeline, its streams, and the operators on them.
+"""The pipeline as a user writes it: streams, and the operators on them.
 
 Only `build` raises for a wrong graph, and it names all mistakes at once, each with its file and line. A stream may be
 used several times: each use gets all of its records.

@@ -1,4 +1,4 @@
-"""What is checked of a whole graph before it may run. Every mistake is found in one pass, with its file and line."""
+"""The checks of a whole graph before it may run. Every mistake is found in one pass, with its file and line."""
 
 from __future__ import annotations
 

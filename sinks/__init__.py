@@ -1,4 +1,7 @@
-"""Where pipelines write to."""
+"""Sinks, one folder or module per store: `kafka/`, and one that prints.
+
+May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
+"""
 
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.sinks.print_sink import PrintSink

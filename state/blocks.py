@@ -78,7 +78,7 @@ _header_decoder = msgspec.msgpack.Decoder(BlockHeader)
 _keys_decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes]])
 
 
-class BlockWriter:
+class BlockEncoder:
     """Packs sections into blocks. `add` and `flush` return the block that they finished, if any."""
 
     def __init__(self, operator: str, checkpoint: int) -> None:
@@ -125,7 +125,7 @@ def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes]) -> bytes:
     return _encode((keys, deleted))
 
 
-class BlockReader:
+class BlockDecoder:
     """A block that was read. The sections are decompressed when the first one is wanted, and let go by `release`."""
 
     def __init__(self, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong with state, and whose fault it is."""
+"""The errors of state, and whose fault each is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed between two barriers, and its way into blocks.
+"""The changes between two barriers, and their way into blocks.
 
 From its barrier on, no record changes an interval. `advance` works through it in slices of `SLICE_ENTRIES` entries at
 most: it distributes the changes by key group, then encodes group by group, images first. Those also need the states
@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockWriter, EncodedBlock, encode_keys
+from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.state_type import StateType
 
@@ -49,7 +49,7 @@ class Interval(Generic[S]):
         merging: Merging,
     ) -> None:
         self.checkpoint = 0
-        """Whose barrier ends it; 0 before that."""
+        """The checkpoint at whose barrier it ends; 0 before that."""
         self._parts: list[dict[bytes, S | None]] = [{}]
         """The changes that are not distributed yet. Of a key in several parts, the last one counts."""
         self.before: dict[bytes, S | None] = {}
@@ -83,7 +83,7 @@ class Interval(Generic[S]):
     def freeze(self, checkpoint: int) -> Interval[S]:
         """The barrier of *checkpoint* is here; returns the next interval."""
         self.checkpoint = checkpoint
-        self._writer = BlockWriter(self._state_type.operator, checkpoint)
+        self._writer = BlockEncoder(self._state_type.operator, checkpoint)
         self._slices = self._encode()
         self._next = Interval(self._states, self._keys, self._max_parallelism, self._state_type, self._merging)
         return self._next

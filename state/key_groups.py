@@ -1,4 +1,4 @@
-"""Which subtask owns which key group. Every group has one owner, and a subtask's groups are contiguous."""
+"""The owners of key groups. Every group has one, and a subtask's groups are contiguous."""
 
 from __future__ import annotations
 

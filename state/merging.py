@@ -1,8 +1,8 @@
-"""Which key groups a checkpoint writes whole, so that chains stay short: rolling, a few groups at a time, no spikes.
+"""The key groups that a checkpoint writes whole, so that chains stay short: rolling, a few at a time, no spikes.
 
 Over any run, no more entries go into merged images than `1 / RATIO` of those in increments, or than rewriting the state
 once in `cycle` checkpoints takes, whichever is more. In return increments never grow far past `RATIO` times the state,
-and no increment that is needed is much older than `cycle` checkpoints. A run may be cut into any number of short lives:
+and no increment that is needed is much older than `cycle` checkpoints. A run may be cut into any number of short runs:
 what is left for images is restored with the state. Only groups that are in the table are ever chosen.
 """
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import require
-from exactlyonce.state.blocks import IMAGE, BlockReader, Section
+from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState, StateIncompatible
 from exactlyonce.state.index import IndexHead, decode_index
@@ -29,7 +29,7 @@ class _Part(NamedTuple):
 
     section: Section
     number: int
-    reader: BlockReader
+    reader: BlockDecoder
 
 
 def restore(
@@ -75,15 +75,15 @@ def _check(head: IndexHead, state_type: StateType[Any], max_parallelism: int, ch
     if head.max_parallelism != max_parallelism:
         raise StateIncompatible(
             f"The checkpoint's state of operator {head.operator!r} is laid out for max_parallelism"
-            f" {head.max_parallelism}, the pipeline asks for {max_parallelism}. It is fixed for the life of a"
+            f" {head.max_parallelism}, the pipeline asks for {max_parallelism}. It never changes for a"
             f" pipeline: set it to {head.max_parallelism}."
         )
     state_type.require_readable(head.schema)
 
 
-def _read(operator: str, wanted: Sequence[tuple[ChainBlock, int]], fetch: Fetch) -> list[tuple[BlockReader, int]]:
+def _read(operator: str, wanted: Sequence[tuple[ChainBlock, int]], fetch: Fetch) -> list[tuple[BlockDecoder, int]]:
     """Blocks with what to take from each, in the same order. What the index says of them must be true."""
-    readers = {ref: BlockReader(body) for ref, body in fetch([block.ref for block, _ in wanted])}
+    readers = {ref: BlockDecoder(body) for ref, body in fetch([block.ref for block, _ in wanted])}
     if missing := [block.ref.key for block, _ in wanted if block.ref not in readers]:
         raise DamagedState(f"{len(missing)} blocks of operator {operator!r} are missing, the first is {missing[0]}.")
     for block, groups in wanted:
@@ -96,7 +96,7 @@ def _read(operator: str, wanted: Sequence[tuple[ChainBlock, int]], fetch: Fetch)
     return [(readers[block.ref], groups) for block, groups in wanted]
 
 
-def _parts(blocks: Iterable[tuple[BlockReader, int]]) -> list[_Part]:
+def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
     """The sections that make up the state, group by group and each oldest first, as *blocks* are."""
     parts = [
         _Part(section, number, reader)

@@ -1,7 +1,8 @@
 """For tests of pipelines and of exactlyonce itself: a broker in memory, a clock that is moved by hand, faults on order.
 
-The stand-ins here pass the same contract tests as what they stand for. What needs a client library is imported from its
-own module: `exactlyonce.testing.broker.real_broker`, `exactlyonce.testing.scripted`.
+The stand-ins here, those in `broker/` too, pass the same contract tests as what they stand for. What needs a client
+library is imported from its own module: `exactlyonce.testing.broker.real_broker`, `exactlyonce.testing.scripted`. May
+import everything but `cli`; nothing that is shipped imports it.
 """
 
 from exactlyonce.testing.broker.interface import (

@@ -63,7 +63,7 @@ class LogAnswers:
                 found = [each for each in log.records if each.offset < end]
                 return ask.LogRead(
                     log.log_start_offset,
-                    tuple(ask.LogRecord(each.key.encode(), *(each.value or (None, None))) for each in found),
+                    tuple(ask.DecisionRecord(each.key.encode(), *(each.value or (None, None))) for each in found),
                 )
             case ask.FirstOffsets():
                 there = ask_once("topic_id", TOPIC) is not None

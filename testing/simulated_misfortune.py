@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
+"""The faults of a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
 
 Some histories know only a few kinds of faults, but those well. Every one that happens is counted in the world's
 `seen`, so that a test can assert that none of them is never met.

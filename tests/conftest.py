@@ -1,4 +1,4 @@
-"""What holds for all tests: which are left out, what the repository holds, and the image of the container tests.
+"""The common part of all tests: which are left out, the files of the repository, the image of the container tests.
 
 Invariant: what is left out is counted, and said at the end.
 """
@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -18,11 +19,18 @@ import pytest
 from hypothesis import settings
 from pathspec import GitIgnoreSpec
 
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.testing.cluster import OwnCluster
+
 ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, str]]
 LEFT_OUT = pytest.StashKey[tuple[int, int]]()
 """How many tests that are marked exhaustive, and how many that need a Docker engine."""
 LEFT_OUT_KEY = "left_out"
+LONG = {"slow": 10, "broker": 1}
+"""What a mark says of how long a test takes, about."""
+ALONE = {"tests/testing/test_simulation.py"}
+"""Files whose tests go to whichever process is free."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,12 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is to be left out, and begin with the longest group, the tests that share a Spark session.
+    """Leave out what is to be left out, and begin with the longest: no process is to end long after the others.
 
     Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one.
     """
     left_out = [item for item in items if config.getoption("--sample") and _is_beyond_the_sample(item)]
-    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: not is_on_spark(item.nodeid))
+    items[:] = _longest_first([item for item in items if item not in left_out])
     config.hook.pytest_deselected(items=left_out)
     without_docker = [item for item in items if item.get_closest_marker("docker")]
     if without_docker and (os.environ.get("CI") == "true" or _docker_answers()):
@@ -45,6 +53,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in without_docker:
         item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
     config.stash[LEFT_OUT] = (len(left_out), len(without_docker))
+
+
+def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files in which the most is marked as long come first, and before them those that share a Spark session."""
+    marked: Counter[str] = Counter()
+    for item in items:
+        marked[item.location[0]] += sum(LONG[mark.name] for mark in item.iter_markers() if mark.name in LONG)
+    return sorted(items, key=lambda item: (not is_on_spark(item.nodeid), -marked[item.location[0]]))
 
 
 def _is_beyond_the_sample(item: pytest.Item) -> bool:
@@ -66,11 +82,14 @@ class WorkersOfXdist:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Those of a file, and those of all files that share a Spark session, which takes twenty seconds to come up."""
+        """Those of a file, and those of all files that share a Spark session, which takes twenty seconds to come up;
+        simulations share nothing."""
         from xdist.scheduler import LoadFileScheduling
 
         class BySession(LoadFileScheduling):  # type: ignore[misc]  # it ships no types
             def _split_scope(self, nodeid: str) -> str:
+                if nodeid.split("::")[0] in ALONE:
+                    return nodeid
                 return "spark" if is_on_spark(nodeid) else str(super()._split_scope(nodeid))
 
         return BySession(config, log) if config.getoption("dist") == "loadfile" else None
@@ -94,9 +113,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     beyond, without_docker = config.stash.get(LEFT_OUT, (0, 0))
-    said = [f"{beyond} tests marked exhaustive: make test-all runs them"] if beyond else []
-    said += [f"{without_docker} tests marked docker: no Docker engine runs"] if without_docker else []
-    terminalreporter.write_line(f"left out: {'; '.join(said) or 'nothing'}")
+    counted = {
+        "exhaustive: make test-all runs them": beyond,
+        "docker: no Docker engine runs, .ci/run starts one": without_docker,
+    }
+    said = "; ".join(f"{count} tests marked {what}" for what, count in counted.items() if count)
+    terminalreporter.write_line(f"left out: {said or 'nothing'}")
 
 
 @pytest.fixture(scope="session")
@@ -130,6 +152,21 @@ def table() -> Callable[..., Rows]:
         return found
 
     return rows
+
+
+@pytest.fixture(scope="session")
+def _second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("second-broker"), port=0, lifetime="process")
+    yield broker
+    broker.kill()
+
+
+@pytest.fixture
+def stoppable(_second_broker: EmbeddedBroker) -> OwnCluster:
+    """A broker that tests stop, kill and start again: one for all of them in a process, which each finds running."""
+    if not _second_broker.status().running:
+        _second_broker.start()
+    return OwnCluster(_second_broker)
 
 
 @pytest.fixture(scope="session")

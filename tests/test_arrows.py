@@ -1,10 +1,15 @@
-"""Which package may import which, and what the pure core may import at all."""
+"""Arrows between packages and between their rooms, what pure folders may import at all, how large a folder is.
+
+A room is a folder of a package, or a module that others may import where they may not import its folder.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +25,58 @@ MAY_IMPORT = {
     "testing": {"pipeline", "checkpoint", "state", "connectors", "sinks", "engines"},
     "cli": {"pipeline", "checkpoint", "state", "connectors", "sinks", "engines"},
 }
+ROOMS = {
+    "checkpoint": {"checkpoint/records", "checkpoint/transactions"},
+    "checkpoint/records": set[str](),
+    "checkpoint/clock": set[str](),
+    "checkpoint/requests": {"checkpoint/clock", "checkpoint/records", "checkpoint/transactions/broker_answers"},
+    "checkpoint/store": {"checkpoint", "checkpoint/records", "checkpoint/transactions"},
+    "checkpoint/transactions": {"checkpoint/clock", "checkpoint/records", "checkpoint/requests"},
+    "checkpoint/transactions/broker_answers": set[str](),
+    "cli": {"cli/commands"},
+    "cli/commands": {"cli"},
+    "connectors": {"connectors/kafka"},
+    "connectors/embedded": set[str](),
+    "connectors/kafka": set[str](),
+    "engines": set[str](),
+    "engines/bounded": {"engines", "engines/bounded/unit"},
+    "engines/bounded/audit": {"engines", "engines/bounded", "engines/bounded/replay", "engines/bounded/unit"},
+    "engines/bounded/ranges": {"engines"},
+    "engines/bounded/replay": {"engines", "engines/bounded", "engines/bounded/unit"},
+    "engines/bounded/unit": {"engines", "engines/bounded/ranges"},
+    "engines/local": {"engines", "engines/bounded"},
+    "engines/spark": {
+        *("engines", "engines/bounded", "engines/bounded/unit"),
+        *("engines/spark/sink", "engines/spark/source"),
+    },
+    "engines/spark/sink": {"engines", "engines/spark"},
+    "engines/spark/source": {"engines", "engines/spark"},
+    "sinks": {"sinks/kafka"},
+    "sinks/kafka": set[str](),
+    "testing": {"testing/broker"},
+    "testing/broker": {"testing/clock"},
+    "testing/clock": set[str](),
+}
+"""By room: the rooms of the same package that it may import; with a folder, the rooms that are modules of it."""
+CROSSINGS = {
+    ("checkpoint/records/history", "checkpoint"): "the one place that knows what a manifest stands on",
+    ("engines/leader", "engines/bounded"): "the leader is given what computes a lost transaction again",
+    ("engines/bounded/replay/replay_repair", "engines/spark"): "`--repair spark` starts a Spark when there is a loss",
+}
+"""By (module, room): why it may import that room all the same."""
+PURE_FOLDERS = ("checkpoint", "checkpoint/records", "checkpoint/transactions", "state")
 PURE = [
     *("__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib"),
     *("heapq", "io", "itertools", "math", "operator", "re", "types", "typing", "zlib"),
     *("fastavro", "msgspec"),  # encoders: bytes in, values out
-    *("exactlyonce.checkpoint", "exactlyonce.pipeline"),
+    *("exactlyonce.pipeline", *(f"exactlyonce.{folder.replace('/', '.')}" for folder in PURE_FOLDERS)),
 ]
+"""What a module of a pure folder may import: no client, thread, clock or source of randomness."""
+MODULES_MAX = 16
+LARGER = {
+    "pipeline": "one vocabulary, which users import from one place; its modules are small, each named after a word"
+}
+"""By folder: why it may hold more modules."""
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -75,29 +126,88 @@ def test_imports_are_absolute_and_go_through_the_package(repository: list[Path])
     assert wrong == []
 
 
-def test_the_core_of_the_protocol_does_no_io(repository: list[Path]) -> None:
-    """The protocol, all of checkpoint/ but its store, imports no client, thread, clock or source of randomness."""
+def room_of(module: Path) -> str:
+    """The room in which a module is."""
+    places = [module, *module.parents]
+    return next(str(place) for place in places if str(place) in ROOMS or len(place.parts) == 1)
+
+
+def may_enter(room: str, other: str) -> bool:
+    """Whether modules of *room* may import *other*, by the table."""
+    allowed = ROOMS.get(room, set())
+    return other in (room, *allowed) or (not (ROOT / other).is_dir() and str(Path(other).parent) in (room, *allowed))
+
+
+def test_arrows_point_one_way_between_rooms(repository: list[Path]) -> None:
+    """Within a package a room imports only rooms that its row names, but for the crossings that are listed."""
+    wrong = [
+        f"{path}:{line}: {room_of(path.with_suffix(''))} must not import {module}"
+        for path in python_files(repository, *MAY_IMPORT)
+        for line, module in imports(path)
+        if is_part_of(module, f"exactlyonce.{path.parts[0]}")
+        for other in [room_of(Path(*module.split(".")[1:]))]
+        if not may_enter(room_of(path.with_suffix("")), other)
+        and not any(str(path.with_suffix("")) == one and Path(other).is_relative_to(two) for one, two in CROSSINGS)
+    ]
+    assert wrong == []
+
+
+def test_the_table_of_rooms_is_whole() -> None:
+    """Every folder of modules that has others beside it has a row, and every row is a folder or a module."""
+    folders = {
+        str(path.parent.relative_to(ROOT)) for name in MAY_IMPORT for path in ROOT.glob(f"{name}/**/__init__.py")
+    }
+    divided = {folder for folder in folders if any(other.startswith(f"{folder.split('/')[0]}/") for other in folders)}
+    assert {room for room in ROOMS if (ROOT / room).is_dir()} == divided - {"cli/commands/starter"}
+    assert [room for room in ROOMS if not (ROOT / room).is_dir() and not (ROOT / f"{room}.py").is_file()] == []
+
+
+def test_pure_folders_do_no_io(repository: list[Path]) -> None:
+    """The modules of a pure folder import no client, thread, clock or source of randomness."""
     wrong = [
         f"{path}:{line}: {module}"
-        for path in core_files(repository)
+        for path in pure_files(repository)
         for line, module in imports(path)
         if not any(is_part_of(module, pure) for pure in PURE) or is_part_of(module, "exactlyonce.checkpoint.store")
     ]
     assert wrong == []
 
 
-def test_importing_the_core_loads_no_client(repository: list[Path]) -> None:
-    """What the core imports of other packages brings in no Kafka client either."""
-    modules = [f"exactlyonce.{'.'.join(path.with_suffix('').parts)}" for path in core_files(repository)]
+def test_only_the_store_of_the_protocol_does_io() -> None:
+    """All folders of checkpoint/ but its store are pure."""
+    folders = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("checkpoint/**/__init__.py")}
+    assert folders - set(PURE_FOLDERS) == {"checkpoint/store"}
+
+
+def test_importing_what_is_pure_loads_no_client(repository: list[Path]) -> None:
+    """What pure folders import of other packages brings in no Kafka client either."""
+    modules = [f"exactlyonce.{'.'.join(path.with_suffix('').parts)}" for path in pure_files(repository)]
     code = f"import sys, {', '.join(modules)}; print({{'confluent_kafka', 'kafka', 'pyspark'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
 
 
-def core_files(repository: list[Path]) -> list[Path]:
-    """The modules of checkpoint/ that are the protocol itself."""
-    return [
-        path
-        for path in python_files(repository, "checkpoint")
-        if path.parts[1] != "store" and path.name != "__init__.py"
-    ]
+def pure_files(repository: list[Path]) -> list[Path]:
+    """The modules of the pure folders."""
+    files = [path for path in repository if path.suffix == ".py" and str(path.parent) in PURE_FOLDERS]
+    return [path for path in files if path.name != "__init__.py"]
+
+
+def test_every_package_has_a_door_plate(repository: list[Path]) -> None:
+    """The docstring of each `__init__` names the folders below it, and says what may be imported from where."""
+    wrong = []
+    for path in python_files(repository, *MAY_IMPORT):
+        if path.name == "__init__.py":
+            plate = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+            rooms = [each.parent.name for each in (ROOT / path.parent).glob("*/__init__.py")]
+            missing = [f"names no {room}/" for room in rooms if not re.search(rf"\b{room}/", plate)]
+            missing += ["does not say what may be imported"] if "import" not in plate else []
+            wrong += [f"{path}: its docstring {each}" for each in missing]
+    assert wrong == []
+
+
+def test_a_folder_can_be_kept_in_the_head(repository: list[Path]) -> None:
+    """No folder of a package holds more than 16 modules, but for those that are listed."""
+    modules = [path for path in python_files(repository, *MAY_IMPORT) if path.name != "__init__.py"]
+    counts = Counter(str(path.parent) for path in modules)
+    assert {folder: count for folder, count in counts.items() if count > MODULES_MAX and folder not in LARGER} == {}

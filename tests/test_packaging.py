@@ -1,4 +1,4 @@
-"""What is shipped is what is in the tree, and the core of it needs neither PySpark nor Java."""
+"""The wheel has what the tree has, and the core of it needs neither PySpark nor Java."""
 
 from __future__ import annotations
 

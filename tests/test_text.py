@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SELF = Path(__file__).relative_to(ROOT)
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 BANNED_MODULES = {
     **dict.fromkeys(["util", "utils", "helper", "helpers", "common", "misc"], "name what is in it"),
@@ -23,9 +24,32 @@ BANNED_TEXT = {
     r"(?i)\b(claude|anthropic|openai|chatgpt|copilot|llms?|ai (tool|assistant|agent)s?)\b": "not of the project",
     r"\S[ \t]+$": "no blanks at the end of a line",
 }
+HOMELY_TEXT = {
+    r"(?i)(?<![a-z_])misfortunes?\b": "a fault",
+    r"(?i)(?<![a-z])(im)?patien(t|ce)": "a timeout, a limit, or how often something is retried",
+    r"(?i)(?<![a-z])strays?(?![a-z])": "an orphan",
+    r"(?i)(?<![a-z])losers?(?![a-z])": "a failed attempt, or the other one",
+    r"(?i)(?<![a-z])obituar(y|ies)": "how a process ended",
+    r"(?i)(?<![a-z])mend(s|ed|ing)?(?![a-z])": "fix, or repair",
+    r"(?i)\b(dealt|deal|deals|dealing) (\w+ )?out\b": "distribute",
+    r"(?i)\bpass(ed|es|ing)? over\b": "skip",
+    r"(?i)\bfor ever\b": "permanently, always, or without end",
+}
+"""The field's word is meant: by what is homely, what to write."""
 NOT_WORDED_HERE = {Path("LICENSE"), SELF}
 REFUSED = Path("tests/pipeline/typed_refused.py")
 """Every line of it is one that the type checker must refuse."""
+TWO_OF_ONE_NAME = {
+    "End": "a decision of the coordinator; in a history a step, which reads like a script",
+    "Input": "what a node of the graph reads, and what a subtask takes it from",
+    "Job": "one incarnation's run; a job of Spark, in the words of its sink",
+    "NoAnswer": "of a socket, and of the interface that model and real broker share",
+    "Producers": "a step of a history, which reads like a script; the maker of a sink's producers",
+    "Record": "a name of the API; the broker's record, whose interface is public too",
+    "Trigger": "the coordinator's effect, and the message that carries it to a worker",
+    "Writer": "a protocol of those who are written to: the seams of two packages",
+}
+"""Why two classes of packages may have this name."""
 BANNED_CALLS = {"eval": "parse it", "exec": "compose functions", "__import__": "use importlib.import_module"}
 BANNED_IMPORTS = ["pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml"]
 LINES_OF_FILE_MAX = 500
@@ -70,6 +94,26 @@ def test_nothing_banned_stands_in_the_text(texts: dict[Path, str]) -> None:
     assert wrong == []
 
 
+def test_the_words_are_those_of_the_field(texts: dict[Path, str]) -> None:
+    """Where the field has a word it is used, and not a homely one: in code, tests and pages."""
+    wrong = [
+        f"{path}:{number}: {match[0]!r}: write {better}"
+        for path, text in texts.items()
+        if path not in NOT_WORDED_HERE
+        for number, line in enumerate(text.splitlines(), 1)
+        for pattern, better in HOMELY_TEXT.items()
+        if (match := re.search(pattern, line))
+    ]
+    assert wrong == []
+
+
+def test_modules_name_what_they_hold(code: dict[Path, ast.Module]) -> None:
+    """The first line of a module names the thing, with the subject first; it is no indirect question."""
+    first = {path: (ast.get_docstring(tree) or "").split(" ")[0] for path, tree in code.items()}
+    wrong = [f'{path}: not "{word} ...": name it' for path, word in first.items() if word in ("What", "Whose", "Which")]
+    assert wrong == []
+
+
 def test_nothing_runs_what_it_reads(code: dict[Path, ast.Module]) -> None:
     """Outside of tests data cannot become code: no pickle or its kin, no eval, no exec."""
     shipped = {path: tree for path, tree in code.items() if path.parts[0] != "tests"}
@@ -108,6 +152,17 @@ def test_files_and_functions_fit(texts: dict[Path, str], code: dict[Path, ast.Mo
 def test_modules_say_what_they_are(code: dict[Path, ast.Module]) -> None:
     """Every module that has anything in it starts with a docstring."""
     assert [str(path) for path, tree in code.items() if tree.body and not ast.get_docstring(tree)] == []
+
+
+def test_a_name_means_one_class(code: dict[Path, ast.Module]) -> None:
+    """No two classes of the packages have one name, but for those that are listed, and the simulator's."""
+    places: dict[str, list[str]] = {}
+    for path, tree in code.items():
+        if path.parts[0] in PACKAGES and "simulat" not in path.name:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path))
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in TWO_OF_ONE_NAME} == {}
 
 
 def test_every_test_is_a_sentence(code: dict[Path, ast.Module]) -> None:

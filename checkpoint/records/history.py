@@ -1,4 +1,4 @@
-"""What partition 0 of the checkpoint topic says: the decisions of all lives of a pipeline.
+"""The history of a pipeline: the decisions of all its incarnations, from partition 0 of the checkpoint topic.
 
 `History` is a fold over the records in the order of their offsets. Completed checkpoint ids only grow, there is one
 manifest per id, and at most the newest manifest is not finalized; `admit` and `forget` raise `InvariantViolation`
@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.references import named_by
 from exactlyonce.pipeline.errors import Halt, require
 
 SILENCE_MS = 30_000
-"""A life that goes on is heard of every ten seconds."""
+"""An incarnation that goes on has a heartbeat every ten seconds."""
 
 
 class History:
@@ -71,9 +71,9 @@ class History:
         return self.incarnations[max(self.incarnations)] if self.incarnations else None
 
     def living(self, now_ms: int) -> Incarnation | None:
-        """The life that may still go on: the newest, unless it has ended cleanly or fallen silent.
+        """The incarnation that may still go on: the newest, unless it has ended cleanly or has no heartbeat any more.
 
-        Safety never rests on this, for a new life fences an older one whatever state that is in. It is for people, who
+        Safety never rests on this, for a new incarnation fences older ones in whatever state. It is for people, who
         are not to stop a running pipeline by accident.
         """
         life = self.newest_incarnation

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, as data.
+"""The manifest and the other decisions: what a checkpoint is made of, as data.
 
 A manifest is the one record whose durability makes a checkpoint complete. It holds references, never state, and stays
 under `MANIFEST_SIZE_MAX` bytes. References name the bytes they stand for by SHA-256, so whoever reads a block knows

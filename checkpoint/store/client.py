@@ -1,4 +1,4 @@
-"""How the checkpoint store uses confluent-kafka.
+"""The checkpoint store's use of confluent-kafka.
 
 Of the settings it is given, only those that say how to reach the broker and who asks are used: what a user tunes for
 sources and sinks never changes how checkpoints are kept. Whatever the client library raises leaves the store as an

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from exactlyonce.checkpoint.decision_log import DECISIONS, DIGEST_HEADER, history_of
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Ends, LogRead, LogRecord, Unreadable
+from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import read_range
 from exactlyonce.checkpoint.store.topic import describe, find_topic
@@ -65,7 +65,7 @@ class LogReader:
 
 def read_log(config: Mapping[str, Any], topic: str, end: int) -> LogRead:
     """The committed decisions in *topic* below offset *end*."""
-    items: list[LogRecord | Unreadable] = []
+    items: list[DecisionRecord | Unreadable] = []
     with store_client.explained(config, f"reading {topic}"):
         starts = store_client.first_offsets(store_client.admin(config), topic, [DECISIONS])
         messages = read_range(
@@ -74,7 +74,7 @@ def read_log(config: Mapping[str, Any], topic: str, end: int) -> LogRead:
         )  # fmt: skip
         for message in messages:
             digest = dict(message.headers() or []).get(DIGEST_HEADER)
-            items.append(LogRecord(message.key(), message.value(), digest if isinstance(digest, bytes) else None))
+            items.append(DecisionRecord(message.key(), message.value(), digest if isinstance(digest, bytes) else None))
     return LogRead(starts[DECISIONS], tuple(items))
 
 

@@ -74,7 +74,7 @@ def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = 5)
         if found is None:
             _create(client, name, partitions)
             found = _await(client, name)
-            _mend_min_insync(client, found)
+            _fix_min_insync(client, found)
         return _checked(client, config, found)
 
 
@@ -149,7 +149,7 @@ def min_insync_needed(replicas: int) -> int:
     return replicas - 1 if replicas >= 3 else 1
 
 
-def _mend_min_insync(client: AdminClient, topic: TopicInfo) -> None:
+def _fix_min_insync(client: AdminClient, topic: TopicInfo) -> None:
     """Of a topic that was just created: only now its number of replicas, the broker's default, is known."""
     needed = min_insync_needed(topic.replicas)
     if not needed <= int(_settings(client, topic.name)["min.insync.replicas"]) <= topic.replicas:

@@ -1,4 +1,4 @@
-"""How transactions end: commit, abort, fencing, and markers that a broker has lost. Pure procedures.
+"""The ends of transactions: commit, abort, fencing, and markers that a broker has lost. Pure procedures.
 
 May import `checkpoint.records` and `checkpoint.requests`; nothing here decides.
 """

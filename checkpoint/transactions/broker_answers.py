@@ -1,4 +1,4 @@
-"""What the broker says of transactions, as data; and what each answer means for a committable.
+"""The broker's answers about transactions, as data; and what each means for a committable.
 
 `connectors.kafka.transactions` asks, and the in-memory broker answers alike. The protocol knows only these words.
 """

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.requests import (
-    Batch,
+    DecisionBatch,
     EndTransaction,
     InitTransactions,
     LookOnce,
@@ -164,7 +164,7 @@ class TransactionalWriter:
             waiting = {partition: batches[1:] for partition, batches in waiting.items() if batches[1:]}
         return None
 
-    def _send(self, batches: Sequence[Batch], deadline_ms: int) -> Procedure[_Obstacle | None]:
+    def _send(self, batches: Sequence[DecisionBatch], deadline_ms: int) -> Procedure[_Obstacle | None]:
         """Send one batch to each partition, and those again that were not taken; stop at one that never will be."""
         missing, timestamp_ms = tuple(batches), self._clock.now_ms()
 
@@ -256,7 +256,7 @@ def _busy(doing: str, answered: Answered) -> BrokerUnavailable:
     )
 
 
-def _batches(writes: Sequence[Write]) -> dict[int, list[Batch]]:
+def _batches(writes: Sequence[Write]) -> dict[int, list[DecisionBatch]]:
     """By partition, its records as batches in order; the first record's sequence is 0, for the epoch is fresh."""
     by_partition: defaultdict[int, list[Write]] = defaultdict(list)
     for each in writes:
@@ -264,15 +264,15 @@ def _batches(writes: Sequence[Write]) -> dict[int, list[Batch]]:
     return {partition: list(_split(partition, some)) for partition, some in by_partition.items()}
 
 
-def _split(partition: int, writes: Sequence[Write]) -> Iterator[Batch]:
+def _split(partition: int, writes: Sequence[Write]) -> Iterator[DecisionBatch]:
     first, size = 0, 0
     for number, each in enumerate(writes):
         added = _size_max(each)
         if number > first and size + added > BATCH_BYTES_MAX:
-            yield Batch(partition, first, tuple(writes[first:number]))
+            yield DecisionBatch(partition, first, tuple(writes[first:number]))
             first, size = number, 0
         size += added
-    yield Batch(partition, first, tuple(writes[first:]))
+    yield DecisionBatch(partition, first, tuple(writes[first:]))
 
 
 def _size_max(write: Write) -> int:

@@ -11,8 +11,8 @@ from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, clien
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.audit.audit import Found, Report
-    from exactlyonce.engines.bounded.audit.compare import Record
+    from exactlyonce.engines.bounded.audit.audit import AuditReport, Found
+    from exactlyonce.engines.bounded.audit.compare import PlainRecord
 
 _EXAMPLES = f"""\
 Compute again what a pipeline put out between its retained checkpoints, along their
@@ -67,14 +67,14 @@ def audit(args: argparse.Namespace) -> int:
     return exit_code(report)
 
 
-def exit_code(report: Report) -> int:
+def exit_code(report: AuditReport) -> int:
     """The verdict, for a shell."""
     if report.findings:
         return FOUND
     return 0 if report.checkpoints else NOTHING_JUDGED
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: AuditReport) -> dict[str, Any]:
     """The verdict, for machines. Keys and values as text, where they are none with replacement characters."""
     return {
         "pipeline": report.pipeline,
@@ -102,7 +102,7 @@ def _finding(found: Found) -> dict[str, Any]:
     }
 
 
-def _record(record: Record | None) -> dict[str, Any] | None:
+def _record(record: PlainRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
     headers = [[name, _text(value)] for name, value in record.headers]
@@ -113,7 +113,7 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="replace")
 
 
-def as_text(report: Report) -> Iterator[str]:
+def as_text(report: AuditReport) -> Iterator[str]:
     """The verdict, for people."""
     for found in report.findings:
         yield from _lines(found)
@@ -152,7 +152,7 @@ def _lines(found: Found) -> Iterator[str]:
         yield f"    seen     {_shown(finding.seen)}"
 
 
-def _shown(record: Record) -> str:
+def _shown(record: PlainRecord) -> str:
     def short(data: bytes | None) -> str:
         text = repr(data)[:SHOWN_BYTES_MAX]
         return text if data is None or len(repr(data)) <= SHOWN_BYTES_MAX else f"{text}..."

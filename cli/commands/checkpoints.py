@@ -70,7 +70,7 @@ def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedCheckpoint:
     """One checkpoint, as it is listed."""
 
     manifest: Manifest
@@ -147,9 +147,9 @@ def _state_bytes(manifest: Manifest) -> int:
     return sum(each.state_bytes for each in manifest.operators)
 
 
-def _listed(history: History, damaged: Mapping[int, str]) -> list[Listed]:
+def _listed(history: History, damaged: Mapping[int, str]) -> list[ListedCheckpoint]:
     return [
-        Listed(manifest, history.finalized.get(manifest.checkpoint), damaged.get(manifest.checkpoint, ""))
+        ListedCheckpoint(manifest, history.finalized.get(manifest.checkpoint), damaged.get(manifest.checkpoint, ""))
         for manifest in history.retained
     ]
 

@@ -1,8 +1,8 @@
 """`exactlyonce transactions`: what a pipeline, or a sink of Spark, has open in the cluster; and abort what is nobody's.
 
 Invariants: what a manifest or a repair names is never aborted; nothing is, before the coordinator was fenced and what
-is decided was read after that, so that no decision can come in between; nor is anything of a life that the fence may
-have missed.
+is decided was read after that, so that no decision can come in between; nor is anything of an incarnation that
+the fence may have missed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ABORT = """\
 Abort the open transactions of a pipeline or of a sink of Spark whose process has died.
 What a checkpoint has decided is left: the next run makes it visible. Nothing is lost,
 for what was aborted is computed, or written, again. Refused while the pipeline runs;
-with --take-over its coordinator is fenced, and it ends. A sink of Spark shows no sign
-of life while its tasks work: if it does, its batch fails and is written again.
+with --take-over its coordinator is fenced, and it ends. A sink of Spark has no
+heartbeat while its tasks work: if they do, its batch fails and is written again.
 """
 _COLUMNS = ("transaction", "state", ">open for", "partitions", "decided")
 

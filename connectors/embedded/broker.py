@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from exactlyonce.connectors.embedded.child import dying_with_parent
-from exactlyonce.connectors.embedded.jars import KAFKA_VERSION, kafka_jars
+from exactlyonce.connectors.embedded.jars import KAFKA_VERSION, class_archive, kafka_jars
 from exactlyonce.connectors.embedded.java import find_java
 from exactlyonce.connectors.embedded.progress import Progress
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
@@ -45,7 +45,7 @@ SMALL_BROKER = {
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    "broker.session.timeout.ms": "3000",  # after a crash the next life waits this long for its registration
+    "broker.session.timeout.ms": "3000",  # after a crash the next process waits this long for its registration
     "broker.heartbeat.interval.ms": "500",
     "auto.create.topics.enable": "false",  # a misspelt topic is an error, not an empty topic
     "log.retention.ms": "-1",  # records carry the time of their events: those of 2013 would be deleted at once
@@ -129,7 +129,7 @@ class EmbeddedBroker:
             _require_free(port)
             java = find_java()
             jars = kafka_jars(java, progress)
-            command = [str(java), *self._java_options(jars)]
+            command = [str(java), *self._java_options(java, jars)]
             self._configure(command, port)
             progress(f"Starting Kafka {KAFKA_VERSION} on {HOST}:{port}.")
             self._launch([*command, "kafka.Kafka", str(self._properties)], port, lock_fd)
@@ -165,7 +165,7 @@ class EmbeddedBroker:
 
     @property
     def log_path(self) -> Path:
-        """What the broker writes: warnings and errors of all its lives."""
+        """What the broker writes: warnings and errors of all its processes."""
         return self.data_dir / "broker.log"
 
     @property
@@ -191,12 +191,14 @@ class EmbeddedBroker:
                 ) from None
             yield lock.fileno()
 
-    def _java_options(self, jars: Path) -> list[str]:
+    def _java_options(self, java: Path, jars: Path) -> list[str]:
         log4j, scratch = self.data_dir / "log4j2.properties", self.data_dir / "tmp"
         shutil.rmtree(scratch, ignore_errors=True)  # a killed broker leaves its unpacked native libraries there
         scratch.mkdir()
         places = [f"-Dlog4j2.configurationFile={log4j}", f"-Djava.io.tmpdir={scratch}"]
-        return [*_JVM_OPTIONS, *places, "-cp", f"{jars}/*"]
+        archive = class_archive(java)
+        archived = [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
+        return [*_JVM_OPTIONS, *archived, *places, "-cp", f"{jars}/*"]
 
     def _configure(self, command: list[str], port: int) -> None:
         """Write the settings and, the first time, give the folder its cluster id."""

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exactlyonce.connectors.embedded.child import dying_with_parent
-from exactlyonce.connectors.embedded.java import find_java, java_of_pypi
-from exactlyonce.connectors.embedded.progress import Passing, Progress, told_on
+from exactlyonce.connectors.embedded.java import java_of_pypi
+from exactlyonce.connectors.embedded.progress import Passing, Progress
 from exactlyonce.connectors.embedded.trust_store import write_trust_store
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, UserError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 
 KAFKA_VERSION = "4.3.1"
 
@@ -66,6 +65,13 @@ def kafka_jars(java: Path, progress: Progress) -> Path:
         if not is_complete(folder):
             _download(folder, java, progress)
     return folder
+
+
+def class_archive(java: Path) -> Path:
+    """Where the archive of the broker's classes lies that this very *java* can use, if there is one."""
+    runtime = java.resolve()
+    identity = hashlib.sha256(f"{runtime} {runtime.stat().st_mtime_ns}".encode()).hexdigest()[:12]
+    return cache_dir() / f"kafka-{KAFKA_VERSION}-{identity}.jsa"
 
 
 def cache_dir() -> Path:
@@ -267,10 +273,3 @@ def _ivy_module(jars: Sequence[Jar]) -> str:
         '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
-
-
-if __name__ == "__main__":
-    try:
-        kafka_jars(find_java(), told_on(sys.stderr))
-    except UserError as error:
-        sys.exit(f"exactlyonce: {error}")

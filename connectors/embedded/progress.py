@@ -1,4 +1,4 @@
-"""How what takes long is told: a function is called with each line, and whoever passes it decides where the lines go.
+"""Progress of what takes long: a function is called with each line, and whoever passes it decides where lines go.
 
 Invariant: a line is permanent unless it is a `Passing` one, which only says how far something is.
 """

@@ -1,4 +1,4 @@
-"""What it means when a consumer hands out an error instead of a record; the same for all that read topics.
+"""The errors that a consumer hands out instead of a record, and their meaning; the same for all that read topics.
 
 Invariant: an error that is not known to pass by itself is raised, with topic, partition and the offset that comes next.
 Which errors pass is one list, `store_client.is_passing`: brokers that are away or change their roles, which librdkafka

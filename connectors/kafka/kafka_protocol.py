@@ -84,7 +84,7 @@ class Request(NamedTuple):
     node_id: int | None = None
 
 
-class Leader(NamedTuple):
+class PartitionLeader(NamedTuple):
     """The broker that leads a partition, and the id of the topic it belongs to."""
 
     node_id: int
@@ -190,14 +190,14 @@ class Wire:
             refuse(topic.error_code, f"Asking for topic {name}")
         return answers
 
-    def leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Leader]:
+    def leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionLeader]:
         """The broker that leads each (topic, partition). Raises `TopicError` if one does not exist."""
         wanted = list(partitions)
         topics = self.topics(sorted({topic for topic, _ in wanted})) if wanted else {}
         leaders = {}
         for name, topic in topics.items():
             for each in topic.partitions:
-                leaders[name, each.partition_index] = (each.error_code, Leader(each.leader_id, topic.topic_id))
+                leaders[name, each.partition_index] = (each.error_code, PartitionLeader(each.leader_id, topic.topic_id))
         for name, partition in wanted:
             error_code, _ = leaders.get((name, partition), (UNKNOWN_TOPIC, None))
             refuse(error_code, f"Finding the leader of {name}-{partition}")

@@ -1,4 +1,4 @@
-"""What a partition's log itself shows of a transaction: whether it is visible, and its records, verbatim.
+"""A partition's log as evidence of a transaction: whether it is visible, and its records, verbatim.
 
 Invariants: a record is taken for a transaction's only if its batch carries that producer id and epoch (a fetch at a
 removed offset gives the next record, whoever wrote it); records are handed out only after the headers of all their
@@ -31,7 +31,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     Again,
-    Leader,
+    PartitionLeader,
     Request,
     Wire,
     refuse,
@@ -58,7 +58,7 @@ class LogRecord(NamedTuple):
     headers: list[tuple[str, bytes | None]]
 
 
-class Batch(NamedTuple):
+class LogBatch(NamedTuple):
     """What the header of a record batch (format 2) says."""
 
     base_offset: int
@@ -129,7 +129,7 @@ class Log:
         """
         yield from self._read(written, self._extents(producer_id, epoch, written))
 
-    def batches(self, topic: str, partition: int, start: int) -> Iterator[Batch]:
+    def batches(self, topic: str, partition: int, start: int) -> Iterator[LogBatch]:
         """The headers of all batches from offset *start* to the end of the log, whoever wrote them."""
         return self._batches(Written(topic, partition, start, 0))
 
@@ -167,7 +167,7 @@ class Log:
             raise _gone(written, count)
         return extents
 
-    def _batches(self, written: Written) -> Iterator[Batch]:
+    def _batches(self, written: Written) -> Iterator[LogBatch]:
         """The headers of all batches from the first offset to the end of the log."""
         offset, end, place = written.first_offset, written.first_offset + 1, f"{written.topic}-{written.partition}"
         while offset < end:
@@ -250,7 +250,7 @@ _CONTROL = 0x20
 _MARKER_KEY = struct.Struct(">hh")  # version, and 1 for commit
 
 
-def parse_batches(data: bytes, place: str = "The log") -> Iterator[Batch]:
+def parse_batches(data: bytes, place: str = "The log") -> Iterator[LogBatch]:
     """The headers of the record batches in *data*, which may end in the midst of one.
 
     Raises `DamagedBatch` for what is no batch, and for a marker whose checksum is wrong: nothing else would tell. A
@@ -270,7 +270,7 @@ def parse_batches(data: bytes, place: str = "The log") -> Iterator[Batch]:
                 raise DamagedBatch(damage(place, base_offset, "the checksum of a transaction marker is wrong"))
             commits = _commits(data[position + _HEADER.size : end])
         last_offset = base_offset + last_offset_delta
-        yield Batch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits)
+        yield LogBatch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits)
         position = end
 
 
@@ -285,7 +285,7 @@ def _commits(record: bytes) -> bool:
     return bool(kind == 1)
 
 
-def _fetch(leader: Leader, written: Written, offset: int, isolation: int) -> Request:
+def _fetch(leader: PartitionLeader, written: Written, offset: int, isolation: int) -> Request:
     partition = FetchRequest.FetchTopic.FetchPartition(
         partition=written.partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES
     )
@@ -302,7 +302,7 @@ def _only_partition(answer: Any) -> Any:
     return answer.responses[0].partitions[0]
 
 
-def fates_now(wire: Wire, producer: Producer, places: Mapping[Written, Leader]) -> list[Fate | None]:
+def fates_now(wire: Wire, producer: Producer, places: Mapping[Written, PartitionLeader]) -> list[Fate | None]:
     """What readers see now at each place, which *producer* wrote to; None: they do not get as far."""
     questions = [_fetch(leader, each, each.first_offset, READ_COMMITTED) for each, leader in places.items()]
     answers = wire.ask_all(questions)

@@ -1,4 +1,4 @@
-"""Where the client library puts a record by its key: librdkafka's partitioners, so that a replay distributes likewise.
+"""librdkafka's partitioners: the partition of a record by its key, so that a replay distributes likewise.
 
 Invariant: a partitioner that is not known to the last bit is refused, never guessed. A record that the client
 distributes

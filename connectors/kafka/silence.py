@@ -1,4 +1,4 @@
-"""Which partitions of a consumer have a leader that has not answered for a while.
+"""The partitions of a consumer whose leader has not answered for a while.
 
 librdkafka tries again permanently when a broker is away or does not answer, and tells nobody. Its statistics show it,
 and

@@ -1,4 +1,4 @@
-"""What the decision log and its writer ask of a real broker: each request is sent once, and its answer put in a word.
+"""The requests of the decision log and its writer at a real broker: each is sent once, and its answer put in a word.
 
 Which requests make a transaction, what is asked again and for how long, and under which epoch:
 `checkpoint.transactions.writing` decides that. Here are brokers found, batches encoded, and error codes read.
@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     UNKNOWN_TOPIC,
     UNKNOWN_TOPIC_ID,
     Again,
-    Leader,
+    PartitionLeader,
     Request,
     Wire,
     refuse,
@@ -170,7 +170,7 @@ class LogRequests:
     def _produced(self, request: ask.ProduceBatches, doing: str) -> dict[int, Answered]:
         """The batches go to all brokers at once."""
         leaders = self._find(request.transactional_id).leaders
-        by_node: defaultdict[int, list[ask.Batch]] = defaultdict(list)
+        by_node: defaultdict[int, list[ask.DecisionBatch]] = defaultdict(list)
         for batch in request.batches:
             by_node[leaders[batch.partition]].append(batch)
         messages = [Request(self._produce_request(request, some), node) for node, some in by_node.items()]
@@ -204,7 +204,8 @@ class LogRequests:
             leaders = self._wire.leaders([(name, partition) for partition, _ in request.offsets])
         else:
             assert self._topic_id is not None
-            leaders = {(name, each): Leader(known.leaders[each], self._topic_id) for each, _ in request.offsets}
+            leaders = {(name, each): PartitionLeader(known.leaders[each], self._topic_id) for each, _ in
+            request.offsets}
         places = {Written(name, each, offset, 1): leaders[name, each] for each, offset in request.offsets}
         fates = fates_now(self._wire, request.producer, places)
         return {place.partition: fate for place, fate in zip(places, fates, strict=True)}
@@ -233,7 +234,7 @@ class LogRequests:
         if topic_ids != {self._topic_id}:
             raise _TopicLost(WriteAnswer.TOPIC_MADE_ANEW)
 
-    def _produce_request(self, request: ask.ProduceBatches, batches: Sequence[ask.Batch]) -> ProduceRequest:
+    def _produce_request(self, request: ask.ProduceBatches, batches: Sequence[ask.DecisionBatch]) -> ProduceRequest:
         entry = ProduceRequest.TopicProduceData
         data = [entry.PartitionProduceData(index=each.partition, records=_encoded(each, request)) for each in batches]
         return ProduceRequest(
@@ -261,7 +262,7 @@ def _written(answer: Any, doing: str) -> Answered:
     raise InvariantViolation(f"error code {code} is none")
 
 
-def _encoded(batch: ask.Batch, request: ask.ProduceBatches) -> bytes:
+def _encoded(batch: ask.DecisionBatch, request: ask.ProduceBatches) -> bytes:
     producer_id, epoch = request.producer
     builder = DefaultRecordBatchBuilder(2, 0, True, producer_id, epoch, batch.sequence, UNBOUNDED)
     for number, (_, key, value, headers) in enumerate(batch.writes):

@@ -1,4 +1,4 @@
-"""What the brokers know of transactions, and how one is ended from another process than the one that wrote it.
+"""Transactions as the brokers know them, and the end of one from another process than the one that wrote it.
 
 Invariants: a question is repeated until it is answered or the time is over; an EndTxn is repeated only with the same
 producer id, epoch and verdict; an EndTxn whose answer was lost may have been carried out.

@@ -1,4 +1,4 @@
-"""What read_committed readers see of a partition, and whose each record is.
+"""The records of a partition that read_committed readers see, each with its writer.
 
 Invariants: a record is what a plain consumer gets; whose it is stands in the header of the batch that holds its offset.
 What the log has and readers do not see is counted too, so that "aborted" and "removed" can be told apart.
@@ -33,7 +33,7 @@ class VisibleRecord(NamedTuple):
 
 @dataclass
 class Scan:
-    """Which transaction wrote which offsets of a partition, as far as it was looked at."""
+    """The writers of a partition's offsets, as far as it was looked at: one transaction for each range."""
 
     end: int
     """It was looked at up to here."""
@@ -54,7 +54,7 @@ class Scan:
         self.end = last_offset + 1
 
     def writer(self, offset: int) -> Writer:
-        """Who wrote the record at *offset*."""
+        """The writer of the record at *offset*."""
         return self._writers[bisect_right(self._bases, offset) - 1]
 
 

@@ -1,4 +1,4 @@
-"""How many subtasks a checkpoint has room for: the manifest is one record, and it names what each of them wrote.
+"""The subtasks that a checkpoint has room for: its manifest is one record, and names what each of them wrote.
 
 Invariant: what is refused here is refused before anything is read; the manifest's own limit is asserted all the same.
 """

@@ -29,8 +29,8 @@ CHUNK_RECORDS = 5_000_000
 FOLLOW_PAUSE_S = 1.0
 
 
-class Progress(Protocol):
-    """Who is told how it goes."""
+class CatchUpProgress(Protocol):
+    """The listener to a long command: it is told how it goes."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""
@@ -72,7 +72,7 @@ class CatchingUp:
     options: RunOptions
     submit: Submit
     staging: Path
-    progress: Progress
+    progress: CatchUpProgress
     stop_offsets: StopOffsets = field(default_factory=StopOffsets)
     chunk_records: int = CHUNK_RECORDS
     follow: bool = False

@@ -1,4 +1,4 @@
-"""Who leads a pipeline: whether somebody does already, and how the driver of a long job shows that it goes on."""
+"""Leadership: whether somebody leads a pipeline already, and how the driver of a long job shows that it goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounded work reads: exact ranges of every partition, and a large range in parts that follow each other.
+"""The ranges that bounded work reads: exact ones of every partition, a large one in parts that follow each other.
 
 Invariant: ranges name every partition of every source, empty ones as well, so that what comes out of them is a whole
 Sn; the parts of a range are adjacent, in order, and together all of it.

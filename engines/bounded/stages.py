@@ -1,4 +1,4 @@
-"""From a plan to stages of units, and from one stage's receipts to the next stage's work.
+"""The stages of a plan: units made of it, and of one stage's receipts the next stage's work.
 
 Invariants: a stage is run once all that it reads is written; what a unit sent counts only by the receipt that came
 back; every subtask of every task runs, also one without input, for it answers for its share of the state and of Sn.

@@ -1,4 +1,4 @@
-"""How far bounded work is to go: to the latest stable offsets, to offsets that are named, or to a moment.
+"""The stop offsets of bounded work: the latest stable ones, named ones, or those of a moment.
 
 Invariants: an end is exclusive, and never behind what a read_committed reader can see now; stop offsets has the
 partitions

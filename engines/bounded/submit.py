@@ -1,4 +1,4 @@
-"""Who runs units: a `Submit` takes the encoded work of one stage and returns what became of each, in order.
+"""The seam to whoever runs units: a `Submit` takes the encoded work of one stage, and answers for each, in order.
 
 Invariants: every piece of work ran to its end in at least one attempt, and the answer is that attempt's; an error that
 no further attempt would fix comes back as an answer, so that nobody repeats it, and is raised here.

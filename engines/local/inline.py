@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator, ToWorker
 from exactlyonce.engines.local.worker import serve
-from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Hurried, Worker
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Hurried, WorkerHandle
 
 T = TypeVar("T")
 
@@ -25,14 +25,14 @@ class InlineWorker:
     """The `Workers` of a run in one process."""
 
     def __init__(self) -> None:
-        self.alive: list[Worker] = []
+        self.alive: list[WorkerHandle] = []
         self._connections: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
         self._ended = threading.Event()
 
-    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[Worker]:
+    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         ours, theirs = socket.socketpair()
         self._ended.clear()
-        self.alive = [Worker(0, Connection(ours, ToCoordinator, waits=False), None)]
+        self.alive = [WorkerHandle(0, Connection(ours, ToCoordinator, waits=False), None)]
         self._connections.put(Connection(theirs, ToWorker, waits=True))
         return self.alive
 
@@ -76,7 +76,7 @@ class InlineWorker:
                     serve(connection)
                 finally:
                     connection.socket.close()
-                    gc.collect()  # the worker's producers are not closed but dropped, and this process lives on
+                    gc.collect()  # the worker's producers are not closed but dropped, and this process goes on
                     self._ended.set()
         self._ended.set()
         thread.join()

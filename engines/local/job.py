@@ -1,7 +1,7 @@
-"""One life of a pipeline's coordinator: performs the effects of the pure core with real workers and a real broker.
+"""One incarnation of a coordinator: performs the effects of the pure core with real workers and a real broker.
 
 Invariants: the core is fed by one thread; blocking calls to the broker run on one other thread, one after the other, so
-that leader, sweeps and repairs never overlap; workers are spawned by the main thread (they die with it). The main
+that decisions, sweeps and repairs never overlap; workers are spawned by the main thread (they die with it). The main
 thread waits for nothing without looking, many times a second, whether it is told to end at once.
 """
 
@@ -27,7 +27,7 @@ from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
 from exactlyonce.engines.local.whereabouts import Whereabouts
-from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Worker, Workers
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, GraphError, made_from
@@ -42,7 +42,7 @@ def _monotonic_ms() -> int:
 
 
 class Job:
-    """One life. `run` returns when it is over; `stop` and `end_at_once` may be called from a signal handler."""
+    """One incarnation. `run` returns when it is over; `stop` and `end_at_once` may be called from a signal handler."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Job:
         reporter: Reporter,
         restart: RestartStrategy,
     ) -> None:
-        """*restart* is the run's: it is told of this life's failures and completed checkpoints, and of other lives'."""
+        """*restart* is the run's: it is told of failures and completed checkpoints of all its incarnations."""
         self.plan = plan
         self.reference = reference
         self.options = options
@@ -82,7 +82,7 @@ class Job:
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
         self._end: core.End | None = None
         self.recovered = False
-        """Whether this life got as far as fencing its predecessors."""
+        """Whether this incarnation got as far as fencing its predecessors."""
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Job:
             with suppress(KeyError, ValueError):  # then its end was noticed before
                 self._selector.unregister(worker.connection)
 
-    def _heard(self, worker: Worker) -> None:
+    def _heard(self, worker: WorkerHandle) -> None:
         for message in worker.connection.receive():
             if text := self._whereabouts.heard(worker.subtask, message, time.monotonic()):
                 self.report.note(text)
@@ -305,7 +305,7 @@ class Job:
             self._selector.unregister(worker.connection)
             self._feed(core.Failed(worker.exit_reason()))
 
-    def _message(self, worker: Worker, message: object) -> None:
+    def _message(self, worker: WorkerHandle, message: object) -> None:
         assert self.leader is not None
         match message:
             case msg.Ready(subtask, fingerprint, restore_ms):
@@ -342,7 +342,7 @@ class Job:
         if len(self._ready) == self.plan.parallelism:
             self._feed(core.Deployed())
 
-    def _granted(self, worker: Worker, sink: str, subtask: int, transactional_id: str, state: Any) -> None:
+    def _granted(self, worker: WorkerHandle, sink: str, subtask: int, transactional_id: str, state: Any) -> None:
         """Producer id and epoch are read between the producer's initialisation and its first record."""
         if worker not in self.workers.alive:
             return

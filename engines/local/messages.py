@@ -1,4 +1,4 @@
-"""What coordinator and workers say to each other, over one socket pair per worker, framed in msgpack.
+"""The messages between coordinator and workers, over one socket pair per worker, framed in msgpack.
 
 The client configuration, which may hold secrets, goes over this socket and never through an argument or a file.
 """

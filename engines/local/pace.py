@@ -1,4 +1,4 @@
-"""How much to take at once so that it takes about a given time: by what the last slice cost per record.
+"""Pace: slices that take about a given time, by what the last one cost per record.
 
 Invariants: the size is at least 1 and at most what was said; it grows by its factor at most from one slice to the next,
 and shrinks at once. So a first slow slice is a short one, unless records become slow all of a sudden. Pure: the

@@ -1,4 +1,4 @@
-"""What a run says of itself: events for machines, one line for people.
+"""The reports of a run: events for machines, one line for people.
 
 A `Reporter` is given events (dicts that JSON can hold) and live figures. Nothing secret is among them.
 """
@@ -15,7 +15,7 @@ from typing import Any, Protocol, TextIO
 from exactlyonce.checkpoint.coordinator import Coordinator, PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.messages import Acknowledge, Progress
-from exactlyonce.engines.local.workers import Worker
+from exactlyonce.engines.local.workers import WorkerHandle
 from exactlyonce.engines.system_clock import SystemClock
 
 LIVE_INTERVAL_S = 0.5
@@ -141,7 +141,7 @@ class Report:
     def recovered(self, manifest: Manifest, incarnation: int) -> None:
         self._event("started", incarnation=incarnation, checkpoint=manifest.checkpoint)
 
-    def deployed(self, workers: list[Worker]) -> None:
+    def deployed(self, workers: list[WorkerHandle]) -> None:
         self._workers.clear()
         self._previous = (time.monotonic(), 0)
         self.step("deployed", workers=[w.process.pid for w in workers if w.process is not None])

@@ -1,8 +1,8 @@
-"""Running a pipeline on this machine: life after life, until it ends cleanly or needs a person.
+"""Running a pipeline on this machine: incarnation after incarnation, until one ends cleanly or needs a person.
 
-A life ends without a person's fault when the broker is away or an outcome is unknown; the next life fences it and reads
-what is true. Everything else that ends a life ends the run. All lives share one restart strategy and one clock, so that
-a checkpoint that any of them completes counts as progress.
+An incarnation ends without a person's fault when the broker is away or an outcome is unknown; the next one fences it
+and reads what is true. Everything else that ends one ends the run. All share one restart strategy and one clock, so
+that a checkpoint that any of them completes counts as progress.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stopper:
         self._job: Job | None = None
 
     def attach(self, job: Job) -> None:
-        """*job* is the life to be stopped from now on."""
+        """*job* is the incarnation to be stopped from now on."""
         self._job = job
         if self.asked.is_set():
             job.stop()

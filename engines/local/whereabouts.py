@@ -1,4 +1,4 @@
-"""What is known of where the workers of an attempt are: for those who read why something is late.
+"""The whereabouts of an attempt's workers, as far as known: for those who read why something is late.
 
 Invariant: only the newest word of each worker counts; what it was in is over once it tells of progress. Pure: the time
 is an argument, in seconds that only grow.

@@ -22,11 +22,12 @@ from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinat
 Hurried = Callable[[], bool]
 LOOK_INTERVAL_S = 0.05
 """How often somebody who waits looks whether it is in a hurry."""
-OBITUARY_WAIT_S = 5.0
+EXIT_WAIT_S = 5.0
+"""How long a worker that closed its control channel may take to end, and to have an exit code."""
 
 
 @dataclass
-class Worker:
+class WorkerHandle:
     """One worker of the current attempt."""
 
     subtask: int
@@ -38,7 +39,7 @@ class Worker:
         if self.process is None:
             return f"worker {self.subtask} ended"
         try:
-            code = self.process.wait(OBITUARY_WAIT_S)
+            code = self.process.wait(EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
             return f"worker {self.subtask} (process {self.process.pid}) closed its control channel and does not end"
         if code < 0:
@@ -49,9 +50,9 @@ class Worker:
 class Workers(Protocol):
     """How the workers of an attempt come and go."""
 
-    alive: list[Worker]
+    alive: list[WorkerHandle]
 
-    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[Worker]:
+    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         """Start a worker for each list of sockets, which it inherits under the same numbers."""
 
     def finish(self, timeout_s: float, hurried: Hurried) -> None:
@@ -65,16 +66,16 @@ class WorkerProcesses:
     """Workers as child processes in sessions of their own, so that Ctrl-C reaches the coordinator alone."""
 
     def __init__(self) -> None:
-        self.alive: list[Worker] = []
+        self.alive: list[WorkerHandle] = []
 
-    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[Worker]:
+    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         for subtask, sockets in enumerate(channel_sockets):
             ours, theirs = socket.socketpair()
             inherited = [theirs.fileno(), *(each.fileno() for each in sockets)]
             command = [sys.executable, "-m", "exactlyonce.engines.local.worker", str(theirs.fileno()), str(os.getpid())]
             process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
             theirs.close()
-            self.alive.append(Worker(subtask, Connection(ours, ToCoordinator, waits=False), process))
+            self.alive.append(WorkerHandle(subtask, Connection(ours, ToCoordinator, waits=False), process))
         for sockets in channel_sockets:
             for each in sockets:
                 each.close()
@@ -99,7 +100,7 @@ class WorkerProcesses:
         self.alive = []
 
 
-def _gone(worker: Worker, wait_s: float) -> bool:
+def _gone(worker: WorkerHandle, wait_s: float) -> bool:
     """Whether its process ends within *wait_s*."""
     assert worker.process is not None
     try:

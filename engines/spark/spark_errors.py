@@ -1,4 +1,4 @@
-"""What Spark says when something fails, made short, and what to do about the causes that a user can fix.
+"""Spark's errors made short, and what to do about the causes that a user can fix.
 
 Invariant: an error that is not Spark's own is none of this module's business.
 """

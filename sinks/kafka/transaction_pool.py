@@ -40,7 +40,7 @@ AHEAD = 2
 
 
 class TransactionPool:
-    """Which slots are where. `move` is the only way to change a slot."""
+    """The slots of one sink subtask. `move` is the only way to change one."""
 
     def __init__(self, transactional_ids: Iterable[str]) -> None:
         self._states = dict.fromkeys(transactional_ids, SlotState.FREE)

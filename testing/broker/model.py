@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker.interface import Error, Fetched, Initialized, Isolation, NoAnswer, Produced
 from exactlyonce.testing.broker.partition_log import PartitionLog
-from exactlyonce.testing.broker.transaction_coordinator import State, Transaction, TransactionCoordinator
+from exactlyonce.testing.broker.transaction_coordinator import State, TransactionCoordinator, TransactionEntry
 from exactlyonce.testing.clock import SimulatedClock
 
 DAY_MS = 24 * 3_600_000
@@ -307,7 +307,7 @@ class BrokerModel:
     def _last_tick(self, now_ms: int, interval_ms: int) -> int:
         return now_ms - (now_ms - self._started_ms) % interval_ms
 
-    def _await_markers(self, transaction: Transaction, now_ms: int) -> None:
+    def _await_markers(self, transaction: TransactionEntry, now_ms: int) -> None:
         """Put the markers of an ended transaction into the queue, one partition after the other."""
         commit = transaction.state is State.PREPARE_COMMIT
         due_ms = now_ms

@@ -22,7 +22,7 @@ class _Batch(NamedTuple):
     first_offset: int
 
 
-class Producer(NamedTuple):
+class ProducerEntry(NamedTuple):
     """What the partition knows of one producer id."""
 
     epoch: int
@@ -51,7 +51,7 @@ class PartitionLog:
     def __init__(self) -> None:
         self.start_offset = 0
         self.end_offset = 0
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, ProducerEntry] = {}
         self._records: list[Record] = []
         self._offsets: list[int] = []
         self._open: dict[int, list[int]] = {}
@@ -115,7 +115,7 @@ class PartitionLog:
         first_offset = self.end_offset
         self._write(producer_id, epoch, records, transactional)
         newest = _Batch(sequence, last_sequence, first_offset)
-        self.producers[producer_id] = Producer(epoch, (*batches[1 - BATCHES_REMEMBERED :], newest), now_ms)
+        self.producers[producer_id] = ProducerEntry(epoch, (*batches[1 - BATCHES_REMEMBERED :], newest), now_ms)
         return Produced(Error.NONE, first_offset)
 
     def _write(self, producer_id: int, epoch: int, records: Sequence[tuple[Any, Any]], transactional: bool) -> None:
@@ -137,7 +137,7 @@ class PartitionLog:
         self._awaited.pop(producer_id, None)
         if not commit:
             self._aborted.update(offsets)
-        self.producers[producer_id] = Producer(epoch, (), now_ms)
+        self.producers[producer_id] = ProducerEntry(epoch, (), now_ms)
         self.end_offset += 1
 
     def fetch(self, offset: int, isolation: Isolation) -> Fetched:

@@ -52,7 +52,7 @@ PREVIOUS: dict[State, frozenset[State]] = {
 
 
 @dataclass(slots=True)
-class Transaction:
+class TransactionEntry:
     """A transactional id, and the transaction that is or was last open under it."""
 
     transactional_id: str
@@ -97,7 +97,7 @@ class Transaction:
             tuple(sorted(self.partitions)),
         )
 
-    def copy(self) -> Transaction:
+    def copy(self) -> TransactionEntry:
         """One of its own with the same values."""
         twin = copy.copy(self)
         twin.partitions = dict(self.partitions)
@@ -107,8 +107,8 @@ class Transaction:
 class TransactionCoordinator:
     """All transactional ids. *prepared* is called when a transaction awaits its markers, with the time."""
 
-    def __init__(self, clock: Clock, timeout_max_ms: int, prepared: Callable[[Transaction, int], None]) -> None:
-        self.transactions: dict[str, Transaction] = {}
+    def __init__(self, clock: Clock, timeout_max_ms: int, prepared: Callable[[TransactionEntry, int], None]) -> None:
+        self.transactions: dict[str, TransactionEntry] = {}
         self._clock = clock
         self._timeout_max_ms = timeout_max_ms
         self._prepared = prepared
@@ -125,7 +125,7 @@ class TransactionCoordinator:
             return Initialized(Error.INVALID_TRANSACTION_TIMEOUT)
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
-            transaction = Transaction(transactional_id, self.new_producer_id(), timeout_ms, now_ms)
+            transaction = TransactionEntry(transactional_id, self.new_producer_id(), timeout_ms, now_ms)
             self.transactions[transactional_id] = transaction
         if transaction.state in _PREPARED:
             return Initialized(Error.CONCURRENT_TRANSACTIONS)
@@ -194,7 +194,7 @@ class TransactionCoordinator:
         self.prepare(transaction, State.PREPARE_COMMIT if commit else State.PREPARE_ABORT, now_ms)
         return Error.NONE
 
-    def prepare(self, transaction: Transaction, state: State, now_ms: int) -> None:
+    def prepare(self, transaction: TransactionEntry, state: State, now_ms: int) -> None:
         """Settle the outcome: from here on only markers are missing."""
         if transaction.state is not State.ONGOING:
             transaction.start_time_ms = self._clock.now_ms()
@@ -211,7 +211,7 @@ class TransactionCoordinator:
                 transaction.partitions = dict.fromkeys(transaction.partitions_logged)
                 self._prepared(transaction, now_ms)
 
-    def complete(self, transaction: Transaction, now_ms: int) -> None:
+    def complete(self, transaction: TransactionEntry, now_ms: int) -> None:
         """All markers are written."""
         committed = transaction.state is State.PREPARE_COMMIT
         transaction.enter(State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT, now_ms)
@@ -220,7 +220,7 @@ class TransactionCoordinator:
             transaction.producer_id, transaction.epoch = transaction.producer_id_next, 0
             transaction.producer_id_next = NO_PRODUCER_ID
 
-    def timed_out(self, at_ms: int) -> list[Transaction]:
+    def timed_out(self, at_ms: int) -> list[TransactionEntry]:
         """The open transactions whose time is over at *at_ms*, the oldest first."""
         late = (t for t in self.transactions.values() if t.state is State.ONGOING)
         return sorted((t for t in late if t.started_at_ms + t.timeout_ms < at_ms), key=lambda t: t.started_at_ms)
@@ -244,7 +244,7 @@ class TransactionCoordinator:
             if name.startswith(prefix)
         ]
 
-    def copy(self, clock: Clock, prepared: Callable[[Transaction, int], None]) -> TransactionCoordinator:
+    def copy(self, clock: Clock, prepared: Callable[[TransactionEntry, int], None]) -> TransactionCoordinator:
         """One of its own with the same ids."""
         twin = TransactionCoordinator(clock, self._timeout_max_ms, prepared)
         twin.transactions = {name: transaction.copy() for name, transaction in self.transactions.items()}

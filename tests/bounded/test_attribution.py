@@ -1,4 +1,4 @@
-"""Which transactions a checkpoint claims records of, by the decision log alone."""
+"""The transactions that a checkpoint claims records of, by the decision log alone."""
 
 from __future__ import annotations
 

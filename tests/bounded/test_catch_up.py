@@ -1,4 +1,4 @@
-"""What may come in the way of a backfill or a catch-up: other lives, other code, stop offsets that cannot be
+"""Obstacles to a backfill or a catch-up: other incarnations, other code, stop offsets that cannot be
 reached."""
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from exactlyonce.engines.bounded.audit.compare import (
     REORDERED,
     Expected,
     Finding,
-    Record,
+    PlainRecord,
     Seen,
     compare,
     compare_dealt_out,
@@ -24,10 +24,10 @@ from exactlyonce.engines.bounded.audit.compare import (
 PARTITION = 3
 
 
-def record(word: str) -> Record:
+def record(word: str) -> PlainRecord:
     """`k:v` is a record with key k and value v."""
     key, _, value = word.rpartition(":")
-    return Record(key.encode() or None, value.encode())
+    return PlainRecord(key.encode() or None, value.encode())
 
 
 def expected(text: str) -> list[Expected]:
@@ -83,14 +83,14 @@ def test_each_defect_is_named_by_its_kind_and_place(
 
 def test_a_change_shows_both_records() -> None:
     """What should be there and what is there, headers too."""
-    wanted = Record(b"k", b"v", (("h", b"1"),))
-    shown = Record(b"k", b"v", (("h", b"2"),))
+    wanted = PlainRecord(b"k", b"v", (("h", b"1"),))
+    shown = PlainRecord(b"k", b"v", (("h", b"2"),))
     (finding,) = compare([Expected(wanted, None)], [Seen(shown, 7)], PARTITION)
     assert finding == Finding(CHANGED, PARTITION, 7, None, wanted, shown)
 
 
 def test_records_without_a_key_may_be_in_any_partition() -> None:
-    """However the client dealt them out, nothing is found as long as each partition is in order."""
+    """However the client distributed them, nothing is found as long as each partition is in order."""
     lanes = {0: seen(":1 :4 :4"), 1: seen(":2 :3 :4"), 2: []}
     assert compare_dealt_out(expected(":1 :2 :3 :4 :4 :4"), lanes) == []
 

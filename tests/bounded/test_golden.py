@@ -16,7 +16,7 @@ pytestmark = pytest.mark.broker
 
 
 class Listening(Silent):
-    """A `Progress` of an audit."""
+    """An `AuditProgress`."""
 
     def passed(self, offsets: int) -> None:
         pass
@@ -30,6 +30,7 @@ def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:
     assert report.checkpoints
 
 
+@pytest.mark.exhaustive(but=["every-2", "rejoined-2"])
 @pytest.mark.parametrize(
     ("attribute", "parallelism"), [("every", 1), ("every", 2), ("broad", 3), ("rejoined", 1), ("rejoined", 2)]
 )
@@ -46,6 +47,7 @@ def test_what_the_local_engine_did(attribute: str, parallelism: int, fed: Fed, t
     assert_visible(fed, attribute, tmp_path)
 
 
+@pytest.mark.exhaustive(but=["every-3"])
 @pytest.mark.parametrize(("attribute", "parallelism"), [("every", 1), ("every", 3), ("rejoined", 2)])
 def test_what_bounded_work_did(attribute: str, parallelism: int, fed: Fed, tmp_path: Path) -> None:
     """The same of checkpoints that were taken by time, one after another."""

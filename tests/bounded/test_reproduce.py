@@ -1,4 +1,4 @@
-"""What is said of a replay's output that could not be committed."""
+"""A replay's output that could not be committed is told of."""
 
 from __future__ import annotations
 

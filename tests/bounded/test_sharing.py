@@ -1,4 +1,4 @@
-"""Which recomputed outputs are whose, and where they go."""
+"""The shares of recomputed outputs, and where they go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import pytest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.bounded.audit.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
+from exactlyonce.engines.bounded.replay.sharing import (
+    RecomputedOutput,
+    flat,
+    mismatch,
+    placed,
+    places_of,
+    share_of,
+    topic_of,
+)
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 
 MANIFEST = Manifest(
@@ -29,10 +37,10 @@ def committable(name: str, checkpoint: int, **counts: int) -> Committable:
     )  # fmt: skip
 
 
-def outputs(keys: Iterable[str]) -> list[Output]:
+def outputs(keys: Iterable[str]) -> list[RecomputedOutput]:
     """A key that is a digit names its partition; "-" is none. Values number them."""
     found = [None if key == "-" else key.encode() for key in keys]
-    return [Output(key, b"%d" % place, None, None) for place, key in enumerate(found)]
+    return [RecomputedOutput(key, b"%d" % place, None, None) for place, key in enumerate(found)]
 
 
 def digit(key: bytes | None, count: int) -> int | None:
@@ -95,7 +103,7 @@ def test_batches_are_taken_apart() -> None:
         OutputBatch([b"2"], [b"k"], [[("h", b"x")]], [("in", 0, 5)]),
     ]
     assert list(flat(batches)) == [
-        Output(None, b"1", None, None),
-        Output(None, None, None, None),
-        Output(b"k", b"2", [("h", b"x")], ("in", 0, 5)),
+        RecomputedOutput(None, b"1", None, None),
+        RecomputedOutput(None, None, None, None),
+        RecomputedOutput(b"k", b"2", [("h", b"x")], ("in", 0, 5)),
     ]

@@ -1,4 +1,4 @@
-"""What the tests of the checkpoint store share: manifests to write, and a topic of one's own to write them to."""
+"""The common part of tests of the checkpoint store: manifests to write, and a topic of one's own to write them to."""
 
 from __future__ import annotations
 

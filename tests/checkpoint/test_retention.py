@@ -1,4 +1,4 @@
-"""Which manifests and blocks are kept."""
+"""Manifests and blocks are kept as long as they are needed."""
 
 from __future__ import annotations
 

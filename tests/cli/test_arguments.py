@@ -1,4 +1,4 @@
-"""What is written on the command line, as the engine is given it."""
+"""The command line reaches the engine as it was written."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What an audit says, to people and to machines."""
+"""The words of an audit, to people and to machines."""
 
 from __future__ import annotations
 
 from exactlyonce.cli.commands.audit import as_json, as_text, exit_code
-from exactlyonce.engines.bounded.audit.audit import Found, Report
-from exactlyonce.engines.bounded.audit.compare import CHANGED, FOREIGN, MISSING, Finding, Record
+from exactlyonce.engines.bounded.audit.audit import AuditReport, Found
+from exactlyonce.engines.bounded.audit.compare import CHANGED, FOREIGN, MISSING, Finding, PlainRecord
 
-WANTED, SEEN = Record(b"ann", b"3"), Record(b"ann", b"\xff" * 300, (("h", None),))
-REPORT = Report(
+WANTED, SEEN = PlainRecord(b"ann", b"3"), PlainRecord(b"ann", b"\xff" * 300, (("h", None),))
+REPORT = AuditReport(
     "totals",
     [4, 5, 6],
     1200,
@@ -38,11 +38,11 @@ def test_people_get_a_line_for_each_finding_and_a_verdict() -> None:
 
 def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
     """Nothing found is a verdict only if something was judged."""
-    assert list(as_text(Report("totals", [4], 2, 2))) == [
+    assert list(as_text(AuditReport("totals", [4], 2, 2))) == [
         "totals: checkpoints 4, 2 records in, 2 out: exactly once: nothing is wrong."
     ]
-    assert list(as_text(Report("totals"))) == ["totals: no checkpoint could be judged."]
-    assert [exit_code(each) for each in (Report("totals", [4], 2, 2), REPORT, Report("totals"))] == [0, 1, 2]
+    assert list(as_text(AuditReport("totals"))) == ["totals: no checkpoint could be judged."]
+    assert [exit_code(each) for each in (AuditReport("totals", [4], 2, 2), REPORT, AuditReport("totals"))] == [0, 1, 2]
 
 
 def test_machines_get_all_of_it() -> None:

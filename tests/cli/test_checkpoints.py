@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.checkpoint.store.decision_log import read_history
-from exactlyonce.cli.commands.checkpoints import Listed, as_json, as_text
+from exactlyonce.cli.commands.checkpoints import ListedCheckpoint, as_json, as_text
 from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_none_yet() -> None:
 def test_clock_that_was_set_back(history: History) -> None:
     """A duration is never negative."""
     odd = msgspec.structs.replace(manifest(43), completed_at_ms=5)
-    assert Listed(odd, None).as_json()["duration_ms"] == 0
+    assert ListedCheckpoint(odd, None).as_json()["duration_ms"] == 0
 
 
 @pytest.mark.broker

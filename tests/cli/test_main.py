@@ -85,7 +85,7 @@ def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str)
         (("init", "m.py"), "The operating system refused: [Errno 17] File exists: 'm.py'"),
     ],
 )
-def test_errors_that_a_user_can_mend(command: Command, arguments: tuple[str, ...], message: str) -> None:
+def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...], message: str) -> None:
     """They are one message, without a traceback, with exit code 2."""
     (command.folder / "m.py").write_text(
         "from exactlyonce import Pipeline\n"

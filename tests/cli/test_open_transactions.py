@@ -1,4 +1,4 @@
-"""Which open transactions count as decided."""
+"""Open transactions count as decided where a manifest or a repair names them."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
     assert sorted(orders.totals(), key=str) == sorted(TOTALS, key=str)
 
 
-def test_impatient_stop(orders: Orders) -> None:
+def test_a_second_stop(orders: Orders) -> None:
     """A second request to stop ends it at once with 130, and says that nothing is lost; the next run is exact."""
     with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "10m") as process:
         awaited("started", process.stderr)

@@ -1,4 +1,4 @@
-"""What the tests of the connectors share: a topic, writers that leave transactions open, and a reader."""
+"""The common part of tests of connectors: a topic, writers that leave transactions open, and a reader."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def strict(name: str) -> Pipeline:
 
 
 def skipping(name: str) -> Pipeline:
-    """`linear`, passing over what does not decode."""
+    """`linear`, skipping what does not decode."""
     return _totals(name, KafkaSource(f"{name}-in", value=Order, on_error="skip"), KafkaSink(f"{name}-out"))
 
 

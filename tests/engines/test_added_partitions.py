@@ -56,6 +56,7 @@ def halted(job: Run) -> None:
     assert "keys go elsewhere, away from their state" in job.said
 
 
+@pytest.mark.exhaustive(but=["2"])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_partitions_are_taken_up_by_a_running_job(
     parallelism: int, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]
@@ -89,6 +90,7 @@ def test_partitions_are_taken_up_by_a_running_job(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive(but=["coordinator"])
 @pytest.mark.parametrize("role", ["worker", "coordinator"])
 def test_kills_around_the_taking_up(
     role: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]

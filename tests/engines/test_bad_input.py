@@ -1,4 +1,4 @@
-"""What a user can get wrong, and what the world can do: one clear message each, an exit code, nothing lost."""
+"""Mistakes of a user and of the world get one clear message each and an exit code; nothing is lost."""
 
 from __future__ import annotations
 

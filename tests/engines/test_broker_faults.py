@@ -29,13 +29,13 @@ def _away_for_a_minute(cluster: OwnCluster) -> None:
     cluster.broker.start()
 
 
-@pytest.mark.exhaustive(but=["_killed"])
+@pytest.mark.exhaustive  # test_quiet.py has a broker that is killed
 @pytest.mark.parametrize("fault", [_restarted, _killed, _away_for_a_minute])
 def test_a_broker_that_comes_back(
-    fault: Callable[[OwnCluster], None], own_broker: Callable[..., OwnCluster], topic_name: str, run: Any
+    fault: Callable[[OwnCluster], None], stoppable: OwnCluster, topic_name: str, run: Any
 ) -> None:
     """No kill of the job, no loss and no double: what was fed before and after is all counted."""
-    cluster = own_broker()
+    cluster = stoppable
     cluster.create_topic(f"{topic_name}-in", 3)
     fed = orders(3000)
     cluster.produce(f"{topic_name}-in", fed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,27 +64,28 @@ def change_a_byte(cluster: OwnCluster, topic: str, batch: int) -> None:
     segment.write_bytes(data)
 
 
-def test_a_changed_byte_is_found(own_broker: Callable[..., OwnCluster], run: Any) -> None:
+def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str, run: Any) -> None:
     """With every codec a run halts before the damaged batch and names topic, partition and offset; nothing of the batch
     is counted; ranges and logs are refused at the same place."""
-    cluster = own_broker()
+    cluster = stoppable
     config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
+    names = {codec: f"{topic_name}-{codec}" for codec in CODECS}
     writers = {}
-    for codec in CODECS:
-        cluster.create_topic(f"{codec}-in")
-        writers[codec] = write(cluster, f"{codec}-in", codec)
+    for codec, name in names.items():
+        cluster.create_topic(f"{name}-in")
+        writers[codec] = write(cluster, f"{name}-in", codec)
     cluster.broker.stop()
-    for codec in CODECS:
-        change_a_byte(cluster, f"{codec}-in", 1)
+    for name in names.values():
+        change_a_byte(cluster, f"{name}-in", 1)
     cluster.broker.start()
-    for codec in CODECS:
-        topic = f"{codec}-in"
-        arguments = ("--param", f"name={codec}", "--until", "latest", *QUICK)
+    for codec, name in names.items():
+        topic = f"{name}-in"
+        arguments = ("--param", f"name={name}", "--until", "latest", "--inline", *QUICK)
         job = run("pipelines:linear", *arguments, servers=cluster.bootstrap_servers)
         assert job.wait() == HALT, job.said
         assert f"{topic}[0] is damaged at offset {COUNT}" in job.said
         assert "Choices: restore the partition" in job.said
-        assert len(cluster.read_committed(f"{codec}-out")) <= COUNT
+        assert len(cluster.read_committed(f"{name}-out")) <= COUNT
         with pytest.raises(DamagedBatch, match=rf"{topic}\[0\] is damaged at offset {COUNT}"):
             _read(RangeReader(topic, 0, 0, 2 * COUNT, config))
         assert _read(RangeReader(topic, 0, 0, COUNT, config)) == COUNT
@@ -93,17 +93,17 @@ def test_a_changed_byte_is_found(own_broker: Callable[..., OwnCluster], run: Any
             list(Log(config).records(*writers[codec], Written(topic, 0, 0, 2 * COUNT)))
 
 
-def test_a_changed_byte_of_a_marker_is_found(own_broker: Callable[..., OwnCluster]) -> None:
+def test_a_changed_byte_of_a_marker_is_found(stoppable: OwnCluster, topic_name: str) -> None:
     """A marker that says something else than was written tells nobody's fate."""
-    cluster = own_broker()
-    cluster.create_topic("in")
-    write(cluster, "in", "none")
+    cluster = stoppable
+    cluster.create_topic(topic_name)
+    write(cluster, topic_name, "none")
     cluster.broker.stop()
-    change_a_byte(cluster, "in", 2)
+    change_a_byte(cluster, topic_name, 2)
     cluster.broker.start()
     log = Log(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))
-    with pytest.raises(DamagedBatch, match=f"in-0 is damaged at offset {2 * COUNT}"):
-        list(log.batches("in", 0, 0))
+    with pytest.raises(DamagedBatch, match=f"{topic_name}-0 is damaged at offset {2 * COUNT}"):
+        list(log.batches(topic_name, 0, 0))
 
 
 def test_bytes_that_are_no_batches() -> None:

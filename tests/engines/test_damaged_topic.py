@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ HALT = 6
 
 
 class Job:
-    """The linear pipeline on a broker of its own, run to the end of its input again and again."""
+    """The linear pipeline on a broker that may be stopped, run to the end of its input again and again."""
 
     def __init__(self, kafka: OwnCluster, name: str, run: Any) -> None:
         self.kafka, self.name, self._run = kafka, name, run
@@ -43,7 +42,7 @@ class Job:
 
     def run(self) -> Any:
         """One life, which is over."""
-        arguments = ("pipelines:linear", "--param", f"name={self.name}", "--until", "latest", *QUICK)
+        arguments = ("pipelines:linear", "--param", f"name={self.name}", "--until", "latest", "--inline", *QUICK)
         life = self._run(*arguments, servers=self.kafka.bootstrap_servers)
         life.wait()
         return life
@@ -65,9 +64,9 @@ class Job:
 
 
 @pytest.fixture
-def job(own_broker: Callable[..., OwnCluster], topic_name: str, run: Any) -> Job:
+def job(stoppable: OwnCluster, topic_name: str, run: Any) -> Job:
     """One that has completed three checkpoints and more."""
-    made = Job(own_broker(), topic_name, run)
+    made = Job(stoppable, topic_name, run)
     for _ in range(3):
         made.feed()
         assert made.run().process.returncode == 0
@@ -80,9 +79,9 @@ def index_of(manifest: Manifest) -> BlockRef:
     return manifest.operators[0].index[0][0]
 
 
-def test_a_damaged_batch_among_others(own_broker: Callable[..., OwnCluster], topic_name: str) -> None:
+def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) -> None:
     """Blocks before and behind a damaged batch of many are read and found; one of its own is named as damaged."""
-    kafka = own_broker()
+    kafka = stoppable
     config = {"bootstrap.servers": kafka.bootstrap_servers}
     topic, refs = prepare_topic(config, topic_name, 2), []
     writer = BlockWriter(config, topic, 1, 0)
@@ -104,6 +103,7 @@ def test_a_damaged_batch_among_others(own_broker: Callable[..., OwnCluster], top
     assert error.value.ref == lost
 
 
+@pytest.mark.exhaustive(but=["False"])
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_blocks(known_checksum: bool, job: Job) -> None:
     """A damaged index of an older checkpoint is noted, and goes when that expires; of the newest one it is a halt."""
@@ -146,6 +146,7 @@ def test_decisions(job: Job) -> None:
     assert "may be visible" in life.said
 
 
+@pytest.mark.exhaustive(but=["True"])
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_a_damaged_decision_expires(known_checksum: bool, job: Job) -> None:
     """The checkpoint of a damaged older decision counts as retained until newer ones are, and then goes with its

@@ -1,23 +1,24 @@
-"""What hangs while it starts is replaced in time and named; a stop ends it, and a second one ends anything at once."""
+"""Workers that hang while they start are replaced in time and named; a second stop ends anything at once."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import QUICK, assert_totals, orders
 
+from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-AT_ONCE_S = 20.0
-"""Far less than a broker that is away is waited for, far more than ending at once takes."""
+AT_ONCE_S = APPEND_TIMEOUT_MS / 2000
+"""Far less than a broker that is away is waited for, far more than ending at once takes on any machine."""
 
 
 def started(job: Any) -> list[int]:
@@ -57,16 +58,19 @@ def test_an_open_that_does_not_return_is_replaced_and_named(
 ) -> None:
     """After the timeout for deploying the workers are replaced, the reason has the worker and where it is, and the
     strategy counts it."""
-    arguments = (*parameters, "--deploy-timeout", "8s", "--until", "latest")
-    job = run("pipelines:hanging", *arguments, "--restart", "fixed_delay:attempts=1,delay=100ms")
-    first = job.await_event(lambda event: "restarting" in event.get("text", ""))
-    assert "not ready within 8000 ms" in first["text"]
+    for timeout_s in (8, 60):
+        hasty = ("--deploy-timeout", f"{timeout_s}s", "--restart", "fixed_delay:attempts=1,delay=100ms")
+        job = run("pipelines:hanging", *parameters, *hasty)
+        first = job.await_event(lambda event: "restarting" in event.get("text", ""))
+        assert f"not ready within {timeout_s}000 ms" in first["text"]
+        assert job.wait() == 1, job.said
+        assert "gives up: the workers were not ready" in job.said
+        if "worker 0" not in first["text"]:  # else the machine is so busy that the other one was not ready either
+            break
     assert "worker 1 has been in open() of operator 'enrich' for" in first["text"]
     assert "worker 0" not in first["text"]
-    assert job.wait() == 1, job.said
-    assert "gives up: the workers were not ready" in job.said
     (tmp_path / "wait").unlink()
-    assert run("pipelines:hanging", *arguments).wait() == 0
+    assert run("pipelines:hanging", *parameters, "--until", "latest").wait() == 0
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
@@ -76,9 +80,8 @@ def test_a_worker_that_stands_still_while_it_starts_is_replaced(
     """A stopped process tells nothing: the reason says that, and the next attempt runs to the end."""
     arguments = ("--param", f"name={topic_name}", "--until", "latest", "--deploy-timeout", "8s", *QUICK)
     job = run("pipelines:linear", *arguments, env=failpoint("worker-restored", "stop"))
-    restarted = job.await_event(lambda event: "restarting" in event.get("text", ""))
-    assert "not ready within 8000 ms: worker 0 has " in restarted["text"]
-    assert "said nothing for" in restarted["text"]
+    stopped = re.compile("restarting .*not ready within 8000 ms: worker 0 has .*said nothing for")
+    job.await_event(lambda event: stopped.search(event.get("text", "")) is not None)
     assert job.wait() == 0, job.said
     assert_totals(kafka, f"{topic_name}-out", fed)
 
@@ -137,10 +140,10 @@ def test_asked_twice_a_run_that_hangs_in_open_ends_at_once(
 
 
 def test_asked_twice_a_run_whose_broker_stands_still_ends_at_once(
-    own_broker: Callable[..., OwnCluster], topic_name: str, run: Any
+    stoppable: OwnCluster, topic_name: str, run: Any
 ) -> None:
     """A broker that does not answer is not waited for; when it is back, the next run is exact."""
-    cluster = own_broker()
+    cluster = stoppable
     cluster.create_topic(f"{topic_name}-in", 2)
     fed = orders(3000)
     cluster.produce(f"{topic_name}-in", fed)
@@ -164,13 +167,13 @@ def test_a_stopped_worker_does_not_hold_up_the_coordinator(
     kafka: KafkaCluster, topic_name: str, run: Any, fed: Any
 ) -> None:
     """However much there is to tell it: the checkpoint's timeout comes, and another worker takes its place."""
-    job = run("pipelines:linear", "--param", f"name={topic_name}", "--checkpoint-timeout", "5s", *QUICK)
-    (worker,) = started(job)
+    job = run("pipelines:linear", "--param", f"name={topic_name}", "--checkpoint-timeout", "15s", *QUICK)
     job.await_checkpoint()
+    (worker,) = next(event["workers"] for event in reversed(job.events) if event.get("step") == "deployed")
     os.kill(worker, signal.SIGSTOP)
     kafka.produce(f"{topic_name}-in", more := orders(500, first=500))
-    restarted = job.await_event(lambda event: "restarting" in event.get("text", ""))
-    assert "worker 0 has said nothing for" in restarted["text"]
+    silent = job.await_event(lambda event: "restarting" in event.get("text", ""))
+    assert "worker 0 has said nothing for" in silent["text"]
     job.await_checkpoint()
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 0, job.said

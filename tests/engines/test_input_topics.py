@@ -44,6 +44,7 @@ def noted(kafka: KafkaCluster, pipeline: str) -> dict[tuple[str, int], tuple[int
     return {(each.topic, each.partition): (each.offset, each.topic_id) for each in newest.offsets}
 
 
+@pytest.mark.exhaustive(but=["0"])
 @pytest.mark.parametrize("away_s", [0, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_topic_that_is_made_anew_under_a_job(
     away_s: float, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any]
@@ -59,7 +60,7 @@ def test_a_topic_that_is_made_anew_under_a_job(
     before = noted(kafka, topic_name)
     job.process.send_signal(signal.SIGSTOP)
     delete(kafka, topic)
-    time.sleep(away_s)
+    time.sleep(away_s)  # not to wait for anything: so that clients ask for it while it is away, or do not
     kafka.create_topic(topic)
     kafka.produce(topic, orders(500, first=100))
     job.process.send_signal(signal.SIGCONT)
@@ -98,13 +99,14 @@ def cut(cluster: OwnCluster, topic: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive(but=["True"])
 @pytest.mark.parametrize("running", [False, True])
 def test_a_log_that_was_truncated_and_grew_again(
-    running: bool, own_broker: Callable[..., OwnCluster], topic_name: str, run: Callable[..., Any]
+    running: bool, stoppable: OwnCluster, topic_name: str, run: Callable[..., Any]
 ) -> None:
     """The pipeline halts where records that it has read are gone, though other records have their offsets now: at its
     next start, and while it runs."""
-    cluster = own_broker()
+    cluster = stoppable
     topic = cluster.create_topic(f"{topic_name}-in")
     for first in range(0, 100, 10):
         cluster.produce(topic, orders(10, first=first))

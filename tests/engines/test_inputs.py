@@ -1,4 +1,4 @@
-"""What crosses from worker to worker comes out as it went in, or names the record that cannot."""
+"""Records that cross from worker to worker come out as they went in; one that cannot is named."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_lives_that_complete_checkpoints_never_use_up_the_strategy(
     kafka.create_topic(f"{topic_name}-in", 2)
     fed: list[tuple[str, str]] = []
     arguments = ("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
-    job = run(*arguments, "--restart", "fixed_delay:attempts=2,delay=5s")
+    job = run(*arguments, "--restart", "fixed_delay:attempts=2,delay=1s")
     for _ in range(4):
         kafka.produce(f"{topic_name}-in", more := orders(200, first=len(fed)))
         fed += more

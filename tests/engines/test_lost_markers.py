@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -92,15 +91,9 @@ class Stage:
 
 
 @pytest.fixture
-def cluster(own_broker: Callable[..., OwnCluster]) -> OwnCluster:
-    """A broker to be killed."""
-    return own_broker()
-
-
-@pytest.fixture
-def stage(cluster: OwnCluster, topic_name: str) -> Stage:
-    """A topic on it."""
-    return Stage(cluster, topic_name)
+def stage(stoppable: OwnCluster, topic_name: str) -> Stage:
+    """A topic on a broker to be killed."""
+    return Stage(stoppable, topic_name)
 
 
 def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id: str) -> tuple[Committable, bool]:
@@ -115,15 +108,21 @@ def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id
     return committable, bool(stage.hanging(committable))
 
 
-@pytest.mark.exhaustive(but=["at once"])
-@pytest.mark.parametrize("broken_off", [False, True], ids=["at once", "broken off before"])
-def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage, broken_off: bool) -> None:
+@pytest.mark.exhaustive(but=["killed once"])
+@pytest.mark.parametrize(
+    ("kills_max", "broken_off"),
+    [(1, False), (KILLS_MAX, False), (KILLS_MAX, True)],
+    ids=["killed once", "at once", "broken off before"],
+)
+def test_a_commit_whose_markers_were_lost(
+    kills_max: int, broken_off: bool, stoppable: OwnCluster, stage: Stage
+) -> None:
     """The broker is killed behind its answer to EndTxn, until it has lost a marker or the tries are used up; every time
     the commit that recovery asks for again makes all records visible and adds none, also after writing the markers
     again was broken off before its end."""
-    committed: list[str] = []
+    cluster, committed = stoppable, list[str]()
     lost = False
-    while not lost and len(committed) < KILLS_MAX:
+    while not lost and len(committed) < kills_max:
         name = f"{stage.topic}-{len(committed)}"
         committable, lost = killed_behind_its_answer(cluster, stage, name)
         committed.append(name)
@@ -140,16 +139,19 @@ def test_a_commit_whose_markers_were_lost(cluster: OwnCluster, stage: Stage, bro
         assert shown == sorted(committed * PARTITIONS)
 
 
-def test_a_decision_whose_markers_were_lost(cluster: OwnCluster, topic_name: str) -> None:
+@pytest.mark.exhaustive(but=["killed once"])
+@pytest.mark.parametrize("kills_max", [1, KILLS_MAX], ids=["killed once", "until it is lost"])
+def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluster, topic_name: str) -> None:
     """The broker is killed behind its answer to a decision's commit, until it has lost a marker or the tries are used
     up: every time the next life reads the decision."""
+    cluster = stoppable
     config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
     settings, name = config.confluent(), coordinator_id(topic_name)
     topic = prepare_topic(settings, topic_name)
     partitions = [(topic.name, each) for each in range(topic.partitions)]
     transactions, output_log = Transactions(config), Log(config)
     lost, lives = False, 0
-    while not lost and lives < KILLS_MAX:
+    while not lost and lives < kills_max:
         log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
         performer = Performer(config, transactions, output_log, requests, 60_000, lambda *_: None)
         drive(settle(name, partitions), performer)

@@ -42,6 +42,7 @@ def test_a_worker_that_died_with_large_blocks(
     assert unreferenced_blocks(kafka, topic_name) == set()
 
 
+@pytest.mark.exhaustive(but=["coordinator-triggered-3"])
 @pytest.mark.parametrize(
     ("place", "nth"), [("coordinator-decided", 3), ("coordinator-committed", 1), ("coordinator-triggered", 3)]
 )
@@ -59,6 +60,7 @@ def test_a_coordinator_that_died(
     assert_totals(kafka, f"{topic_name}-out", records)
 
 
+@pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize("place", ["worker-flushed", "coordinator-decided"])
 def test_checkpoints_in_flight_behind_a_completed_one(
     place: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], failpoint: Any, tmp_path: Path

@@ -1,4 +1,4 @@
-"""What the brokers say of an input topic at a checkpoint, and what follows from it where they do not agree."""
+"""The brokers' word on an input topic at a checkpoint, and what follows from it where they do not agree."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What stands on stderr of a run: our lines, and librdkafka's only for those who ask."""
+"""Standard error of a run has our lines, and librdkafka's only for those who ask."""
 
 from __future__ import annotations
 
 import ast
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("pipeline", "checkpoint", "state", "connectors", "sinks", "engines", "cli")
 CLIENTS = ("Producer", "Consumer", "AdminClient", "AvroProducer", "DeserializingConsumer", "SerializingProducer")
 FACTORY = Path("checkpoint/store/confluent.py")
-STARTER = Path("cli/starter")
+STARTER = Path("cli/commands/starter")
 """What `exactlyonce init` leaves with a user is the user's."""
 
 
@@ -37,10 +36,10 @@ def test_clients_are_made_in_one_place(repository: list[Path]) -> None:
 @pytest.mark.broker
 @pytest.mark.slow
 def test_faults_leave_no_lines_of_librdkafka(
-    own_broker: Callable[..., OwnCluster], topic_name: str, run: Any
+    stoppable: OwnCluster, topic_name: str, run: Any
 ) -> None:
     """A broker that is killed and comes back, and a worker that is killed, show as events, and as nothing else."""
-    cluster = own_broker()
+    cluster = stoppable
     cluster.create_topic(f"{topic_name}-in", 3)
     fed = orders(1000)
     cluster.produce(f"{topic_name}-in", fed)

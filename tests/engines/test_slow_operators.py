@@ -13,37 +13,40 @@ from typing import Any
 import pytest
 from running import HERE, QUICK, assert_totals, orders
 
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
+@pytest.mark.exhaustive(but=["50ms-behind-a-shuffle"])
 @pytest.mark.parametrize(
     ("target", "pause_ms", "arguments"),
     [
         ("pipelines:slow", 50, ()),
         ("pipelines:slow_behind_a_shuffle", 50, ("--parallelism", "2")),
-        ("pipelines:slow", 30, ("--checkpoint-timeout", "10s")),
+        ("pipelines:slow", 100, ("--checkpoint-timeout", "60s")),
     ],
-    ids=["50ms", "50ms-behind-a-shuffle", "30ms-and-10s"],
+    ids=["50ms", "50ms-behind-a-shuffle", "100ms-and-60s"],
 )
 def test_checkpoints_complete_at_a_slow_operator(
     target: str, pause_ms: int, arguments: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any
 ) -> None:
-    """With minutes of work in front of it checkpoints come in order, none is late, and a stop ends it cleanly."""
+    """With a quarter of an hour of work in front of it checkpoints come in order, none of them waits as long as a full
+    batch takes, and a stop ends it cleanly."""
     kafka.create_topic(f"{topic_name}-in", 2)
-    kafka.produce(f"{topic_name}-in", orders(6000))
+    kafka.produce(f"{topic_name}-in", orders(20_000))
     parameters = (target, "--param", f"name={topic_name}", "--param", f"pause_ms={pause_ms}", *arguments)
     job = run(*parameters)
     for _ in range(3):
-        assert job.await_checkpoint()["records_in"] < 1500
+        assert job.await_checkpoint()["records_in"] < 5_000
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 0, job.said
     assert "restarting" not in job.said
     told = [event for event in job.events if event["event"] == "checkpoint"]
-    assert max(event["duration_ms"] for event in told) < 10_000
+    assert max(event["duration_ms"] for event in told) < pause_ms * BATCH_RECORDS_MAX / 2
     seen = [record.value for record in kafka.read_committed(f"{topic_name}-out")]
-    assert 0 < len(seen) < 3000
+    assert 0 < len(seen) < 10_000
 
 
 def test_the_reason_names_the_operator_that_hangs(
@@ -59,7 +62,7 @@ def test_the_reason_names_the_operator_that_hangs(
     noted = job.await_event(lambda event: "its checkpoints wait" in event.get("text", ""))
     assert re.search(r"worker 0 has been in operator 'enrich' for \d{2,} s", noted["text"])
     restarted = job.await_event(lambda event: "restarting" in event.get("text", ""))
-    assert re.search(r"15000 ms: worker 0 has been in operator 'enrich' for \d{2,} s", restarted["text"])
+    assert re.search(r"15000 ms: worker 0 has been in operator 'enrich' for \d+ s", restarted["text"])
     assert "no producer" not in job.said
     (tmp_path / "wait").unlink()
     assert job.wait() == 0, job.said

@@ -1,4 +1,4 @@
-"""What older attempts have left is ended once, however often it is looked at, and heartbeats say what they must."""
+"""Leftovers of older attempts are ended once, however often it is looked, and heartbeats say what they must."""
 
 from __future__ import annotations
 

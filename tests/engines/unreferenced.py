@@ -1,4 +1,4 @@
-"""Which blocks of a checkpoint topic nothing refers to, as a plain reader finds them."""
+"""The blocks of a checkpoint topic that nothing refers to, as a plain reader finds them."""
 
 from __future__ import annotations
 

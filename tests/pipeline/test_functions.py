@@ -1,4 +1,4 @@
-"""What is read of a user's function without calling it."""
+"""A user's function is read without calling it."""
 
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What mypy --strict must accept, and the types that it must infer. Never run."""
+"""Code that mypy --strict must accept, and the types that it must infer. Never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mypy --strict must refuse: under it an ignore that ignores nothing is an error. Never run."""
+"""Code that mypy --strict must refuse: under it an ignore that ignores nothing is an error. Never run."""
 
 from __future__ import annotations
 

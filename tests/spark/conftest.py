@@ -1,4 +1,4 @@
-"""The session that all tests with Spark share, and nothing else: it takes twenty seconds to come up."""
+"""The session that all tests with Spark share, which takes twenty seconds to come up, and how JVMs are started."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ TESTS = Path(__file__).parents[1]
 PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines")]
 """Where they lie, and what checks their output."""
 sys.path[:0] = PIPELINES
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_lives() -> None:
+    """Spark's own drivers, of which each test has a few for seconds, are compiled for a short life."""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="session")

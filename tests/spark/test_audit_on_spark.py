@@ -12,7 +12,7 @@ from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit, Report
+from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
@@ -40,7 +40,7 @@ def test_checkpoints_of_both_engines_are_audited(
     summary = CatchingUp(loaded, options, submit, tmp_path, Silent(), chunk_records=700).run()
     assert summary.checkpoints > 1
 
-    def audited(submit: Submit) -> Report:
+    def audited(submit: Submit) -> AuditReport:
         return Audit(loaded, client, submit, tmp_path, Quiet()).run()
 
     report = audited(submit)

@@ -1,4 +1,4 @@
-"""What docs/spark.md says is done: its commands one after the other, and its functions on a session of Spark."""
+"""The page docs/spark.md is done as it says: its commands one after the other, its functions on a session of Spark."""
 
 from __future__ import annotations
 

@@ -127,11 +127,17 @@ def test_python_processes_are_killed(kafka: KafkaCluster, topic_name: str, folde
     assert_exact(kafka, topic_name)
 
 
-def test_the_driver_is_killed(kafka: KafkaCluster, topic_name: str, folder: Path) -> None:
+@pytest.mark.exhaustive(but=["once"])
+@pytest.mark.parametrize(
+    "steps",
+    [("coordinator-decided",), ("worker-flushed", "coordinator-decided", "coordinator-finalized")],
+    ids=["once", "again and again"],
+)
+def test_the_driver_is_killed(steps: tuple[str, ...], kafka: KafkaCluster, topic_name: str, folder: Path) -> None:
     """JVM and all die while a task has flushed, a batch is decided, a batch is finalized but not in Spark's own log;
     the next driver goes on from the same checkpoint location, the last one by Spark Connect."""
     kafka.create_topic(f"{topic_name}-out", 2)
-    for step in ("worker-flushed", "coordinator-decided", "coordinator-finalized"):
+    for step in steps:
         driver = Driver(kafka, topic_name, folder, f"{step}=stop")
         try:
             driver.kill_at(step)

@@ -190,7 +190,7 @@ def test_a_task_that_is_tried_again_leaves_its_first_attempt_to_be_aborted(
     world.assert_settled()
 
 
-def test_a_loser_holds_readers_no_longer_than_to_the_decision(world: World, failing: Callable[[str], None]) -> None:
+def test_a_failed_attempt_holds_readers_only_to_the_decision(world: World, failing: Callable[[str], None]) -> None:
     """Once a batch is decided, only the transactions that it names are open."""
     planner = world.driver("a")
     assignment, job = planner.assign(), Job(QUERY, 0)

@@ -1,4 +1,4 @@
-"""What the tests of state share: a place to write blocks to and read them from, which counts what is read."""
+"""The common part of tests of state: a place to write blocks to and read them from, which counts what is read."""
 
 from __future__ import annotations
 

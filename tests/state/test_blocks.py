@@ -16,8 +16,8 @@ from exactlyonce.state.blocks import (
     INCREMENT,
     RAW_TARGET,
     SECTION_SIZE_MAX,
-    BlockReader,
-    BlockWriter,
+    BlockDecoder,
+    BlockEncoder,
     EncodedBlock,
     encode_keys,
 )
@@ -25,7 +25,7 @@ from exactlyonce.state.errors import DamagedState, StateUnstorable
 
 
 def _block() -> EncodedBlock:
-    writer = BlockWriter("totals", 7)
+    writer = BlockEncoder("totals", 7)
     assert writer.add(3, IMAGE, encode_keys([b"\xa1a", b"\xa1b"], []), b"\x92\x01\x02", 2) is None
     assert writer.add(9, INCREMENT, encode_keys([b"\xa1c"], [b"\xa1d"]), b"\x91\x03", 2) is None
     block = writer.flush()
@@ -39,7 +39,7 @@ def test_the_bytes_of_a_block_do_not_change() -> None:
     raw = bytes.fromhex("92 92c402a161c402a162 90 920102 92 91c402a163 91c402a164 9103")
     body = b"EOS1" + len(header).to_bytes(4, "big") + header + zlib.compress(raw, 1)
     assert _block().body == body
-    reader = BlockReader(body)
+    reader = BlockDecoder(body)
     assert reader.header == _block().header
     keys, deleted, states = reader.section(1)
     assert (keys, deleted, bytes(states)) == ([b"\xa1c"], [b"\xa1d"], b"\x91\x03")
@@ -55,7 +55,7 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(body[: data.draw(st.integers(0, len(body)))]) + data.draw(st.binary(max_size=3))
     try:
-        reader = BlockReader(damaged)
+        reader = BlockDecoder(damaged)
         for number in range(len(reader.header.sections)):
             reader.section(number)
     except DamagedState as error:
@@ -71,16 +71,16 @@ def test_a_header_that_promises_too_much_is_refused_unread() -> None:
         return b"EOS1" + len(header).to_bytes(4, "big") + header + packed
 
     with pytest.raises(DamagedState, match="impossible sizes"):
-        BlockReader(body(50_000_000))
+        BlockDecoder(body(50_000_000))
     with pytest.raises(DamagedState, match="another number of bytes"):
-        BlockReader(body(1000)).section(0)
+        BlockDecoder(body(1000)).section(0)
 
 
 @pytest.mark.parametrize("size", [RAW_TARGET // 2, RAW_TARGET, SECTION_SIZE_MAX - 100])
 def test_blocks_stay_small(size: int) -> None:
     """However large its sections and however badly they compress, a block is under the maximum."""
     noise = random.Random(1).randbytes(size)
-    writer = BlockWriter("totals", 1)
+    writer = BlockEncoder("totals", 1)
     blocks = [writer.add(group, IMAGE, encode_keys([noise], []), b"\x90", 1) for group in range(5)]
     bodies = [block.body for block in (*blocks, writer.flush()) if block is not None]
     assert len(bodies) == 5
@@ -90,4 +90,4 @@ def test_blocks_stay_small(size: int) -> None:
 def test_a_state_too_large_for_a_block_is_an_error() -> None:
     """It names the operator and says what to do."""
     with pytest.raises(StateUnstorable, match=r"operator 'totals' takes 900.*Spread it over more keys"):
-        BlockWriter("totals", 1).add(0, IMAGE, b"", bytes(SECTION_SIZE_MAX + 1), 1)
+        BlockEncoder("totals", 1).add(0, IMAGE, b"", bytes(SECTION_SIZE_MAX + 1), 1)

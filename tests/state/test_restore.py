@@ -190,7 +190,7 @@ def test_what_is_not_what_it_should_be_is_damage(attempt: Callable[[bytes, Any],
         attempt(index, topic.fetch)
 
 
-def test_another_type_or_layout_is_the_users_to_mend(topic: Any) -> None:
+def test_another_type_or_layout_is_the_users_to_fix(topic: Any) -> None:
     """A checkpoint of another state type or `max_parallelism` is refused, saying what was and what is asked for."""
     (index,) = topic.write_all(_table(100).freeze(1, 0))
     with pytest.raises(StateIncompatible, match=r'operator \'totals\' cannot be read as Total.*written as "int"'):

@@ -1,4 +1,4 @@
-"""What only the model can do: be copied, stand still, crash between two markers, and be fast."""
+"""The model alone can be copied, stand still, crash between two markers, and be fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker does by itself as time passes: timeouts, expiry, compaction, and its own end and beginning.
+"""Time passes for a broker: timeouts, expiry, compaction, and its own end and beginning.
 
 On the model and on a real broker of the test's own, whose intervals are short; states are waited for, never times.
 """

@@ -1,4 +1,4 @@
-"""What a broker owes whoever ends transactions for others: each test runs on the model and on a real broker.
+"""The contract of a broker with whoever ends transactions for others: each test runs on the model and a real broker.
 
 The answers are written down here, so that neither of the two can drift: a change of Kafka's behaviour fails the real
 half, a defect of the model the other.

@@ -1,4 +1,4 @@
-"""What a pipeline leaves behind does not grow with its lives, however early each of them dies."""
+"""Leftovers of a pipeline do not grow with its incarnations, however early each of them dies."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from exactlyonce.testing.broker.histories import Stage, Step, difference, play, 
 from exactlyonce.testing.broker.model import BrokerModel
 from exactlyonce.testing.broker.partition_log import PartitionLog
 from exactlyonce.testing.broker.random_histories import random_history
-from exactlyonce.testing.broker.transaction_coordinator import State, Transaction, TransactionCoordinator
+from exactlyonce.testing.broker.transaction_coordinator import State, TransactionCoordinator, TransactionEntry
 
 STEPS = 80
 NewStage = Callable[[], Stage]
@@ -140,7 +140,7 @@ def _no_memory_of_batches(self: PartitionLog, *batch: Any, **how: Any) -> Any:
     return _append(self, *batch, **how)
 
 
-def _late_record_left_out(self: TransactionCoordinator, transaction: Transaction, *rest: Any) -> None:
+def _late_record_left_out(self: TransactionCoordinator, transaction: TransactionEntry, *rest: Any) -> None:
     transaction.partitions.clear()
     _prepare(self, transaction, *rest)
 

@@ -17,7 +17,7 @@ SEEDS = 400
 MUTANT_SEEDS = 500
 """Within so many seeds every planted defect is found."""
 
-MISFORTUNES = {
+FAULTS = {
     "coordinator crashed", "zombie coordinator", "coordinator slept", "worker crashed", "zombie worker",
     "slow subtask", "broker restarted", "downtime", "ids expired", "compacted", "stop asked for", "delivery lost",
     "request lost", "answer lost", "delayed", "applied twice", "markers lost",
@@ -42,14 +42,14 @@ CONSEQUENCES = {
 
 
 @pytest.mark.slow
-def test_no_misfortune_breaks_an_invariant() -> None:
+def test_no_fault_breaks_an_invariant() -> None:
     """Through hundreds of histories every invariant holds at every request and the job comes to its end with all of
     the input counted once, in order; and every kind of faults, and of consequence, has been met."""
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
         seen.update(simulate(seed).seen)
     print(f"{SEEDS} seeds: {dict(sorted(seen.items()))}")
-    assert {each for each in MISFORTUNES | INTERRUPTED | CONSEQUENCES if not seen[each]} == set()
+    assert {each for each in FAULTS | INTERRUPTED | CONSEQUENCES if not seen[each]} == set()
 
 
 @pytest.mark.slow

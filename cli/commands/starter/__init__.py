@@ -1,1 +1,1 @@
-"""What `exactlyonce init` writes: each file beside this one, as it is."""
+"""The files that `exactlyonce init` writes, as they are. They import what a user may import; nothing imports them."""

@@ -1,4 +1,4 @@
-"""Which visible records are whose, by the decision log: what each checkpoint claims of each partition. Pure.
+"""The attribution of visible records by the decision log: what each checkpoint claims of each partition. Pure.
 
 Invariant: where a repair stands in for a transaction, in some partitions or all, it is the repair's records that are
 claimed there, of several the newest; every transaction that any record of the log names is known.

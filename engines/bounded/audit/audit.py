@@ -30,13 +30,13 @@ from exactlyonce.engines.bounded.audit.compare import (
     FOREIGN,
     Expected,
     Finding,
-    Record,
+    PlainRecord,
     Seen,
     compare,
     compare_dealt_out,
 )
-from exactlyonce.engines.bounded.audit.sharing import Output, flat
-from exactlyonce.engines.bounded.replay.recompute import Interval, Recomputed, interval_of, recomputed
+from exactlyonce.engines.bounded.replay.recompute import CheckpointInterval, Recomputed, interval_of, recomputed
+from exactlyonce.engines.bounded.replay.sharing import RecomputedOutput, flat
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
 from exactlyonce.pipeline.loading import Loaded
@@ -47,8 +47,8 @@ SinkSubtask = tuple[int, str, int]
 """Checkpoint, sink and subtask."""
 
 
-class Progress(Protocol):
-    """Who is told how it goes."""
+class AuditProgress(Protocol):
+    """The listener to an audit: it is told how it goes."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""
@@ -72,7 +72,7 @@ class Found:
 
 
 @dataclass
-class Report:
+class AuditReport:
     """The verdict."""
 
     pipeline: str
@@ -85,14 +85,14 @@ class Report:
     unjudged: list[str] = field(default_factory=list)
 
 
-class Lane:
+class Digest:
     """A digest of records in order."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.records = 0
 
-    def add(self, record: Record) -> None:
+    def add(self, record: PlainRecord) -> None:
         """The next record."""
         parts: list[bytes | None] = [record.key, record.value]
         for name, value in record.headers:
@@ -108,7 +108,7 @@ class Lane:
 
 
 @dataclass
-class Look:
+class LookedAt:
     """What was seen of one partition."""
 
     claims: dict[tuple[int, int], Claim]
@@ -129,7 +129,7 @@ class Audit:
         client: ClientConfig,
         submit: Submit,
         staging: Path,
-        progress: Progress,
+        progress: AuditProgress,
         *,
         ignore_foreign: bool = False,
     ) -> None:
@@ -142,15 +142,15 @@ class Audit:
         self._log = Log(client, group=loaded.pipeline.name)
         self._topics = Topics(client)
         self._transactions = Transactions(client)
-        self._looks: dict[Place, Look] = {}
-        self._seen: defaultdict[SinkSubtask, defaultdict[int, Lane]] = defaultdict(lambda: defaultdict(Lane))
+        self._looks: dict[Place, LookedAt] = {}
+        self._seen: defaultdict[SinkSubtask, defaultdict[int, Digest]] = defaultdict(lambda: defaultdict(Digest))
         self._dealt_out: defaultdict[SinkSubtask, defaultdict[int, list[Seen]]]
         self._dealt_out = defaultdict(lambda: defaultdict(list))
         self._removed: set[tuple[SinkSubtask, int]] = set()
         self._history: History
-        self._report = Report(loaded.pipeline.name)
+        self._report = AuditReport(loaded.pipeline.name)
 
-    def run(self, first: int | None = None, last: int | None = None) -> Report:
+    def run(self, first: int | None = None, last: int | None = None) -> AuditReport:
         """Judge the checkpoints from *first* to *last*, as far as they are retained."""
         try:
             self._history = read_history(self._client.confluent(), self._loaded.pipeline.name)
@@ -170,7 +170,7 @@ class Audit:
 
     # --- what is judged
 
-    def _chosen(self, first: int | None, last: int | None) -> list[Interval]:
+    def _chosen(self, first: int | None, last: int | None) -> list[CheckpointInterval]:
         """The intervals that can be computed again, oldest first."""
         history, unjudged = self._history, self._report.unjudged
         retained = [each for each in sorted(history.manifests) if each > 0]
@@ -194,7 +194,7 @@ class Audit:
 
     # --- what readers see
 
-    def _look_at(self, intervals: Sequence[Interval]) -> None:
+    def _look_at(self, intervals: Sequence[CheckpointInterval]) -> None:
         """Read every partition that the checkpoints claim records of."""
         claims: defaultdict[Place, list[Claim]] = defaultdict(list)
         for interval in intervals:
@@ -206,7 +206,7 @@ class Audit:
         for place, mine in sorted(claims.items()):
             self._looks[place] = self._look(place, mine, known, to_end=to_end)
 
-    def _look(self, place: Place, mine: list[Claim], known: set[tuple[int, int]], *, to_end: bool) -> Look:
+    def _look(self, place: Place, mine: list[Claim], known: set[tuple[int, int]], *, to_end: bool) -> LookedAt:
         topic, partition = place
         start = max(min(each.first_offset for each in mine), self._topics.start_offsets(topic)[partition])
         stable_end = self._topics.end_offsets(topic, committed=True)[partition]
@@ -222,7 +222,7 @@ class Audit:
                     f"{topic}[{partition}] holds {scanned.counts[claim.writer]} of {claim.records} records of "
                     f"checkpoint {claim.checkpoint}, sink {claim.sink} subtask {claim.subtask}: {why}"
                 )
-        look = Look(there, scanned, start, min(stable_end, scanned.end))
+        look = LookedAt(there, scanned, start, min(stable_end, scanned.end))
         for record in visible(self._reading, *place, look.start, look.end, scanned):
             mine_of = there.get(record.writer)
             if mine_of is not None:
@@ -237,7 +237,7 @@ class Audit:
         lane = (claim.checkpoint, claim.sink, claim.subtask)
         partition = claim.place[1]
         self._report.records_out += 1
-        plain = Record(record.key, record.value, record.headers)
+        plain = PlainRecord(record.key, record.value, record.headers)
         if self._partition_of(record.key, 1) is None:
             self._dealt_out[lane][partition].append(Seen(plain, record.offset))
         else:
@@ -245,7 +245,7 @@ class Audit:
 
     # --- what should be there
 
-    def _judge(self, interval: Interval) -> None:
+    def _judge(self, interval: CheckpointInterval) -> None:
         """Compute one interval again, and compare."""
         manifest = interval.manifest
         try:
@@ -264,11 +264,11 @@ class Audit:
             self._report.unjudged.append(f"checkpoint {manifest.checkpoint} cannot be computed again: {error}")
 
     def _compare(
-        self, interval: Interval, again: Recomputed, sink: str, subtask: int, topic: str, partitions: int
+        self, interval: CheckpointInterval, again: Recomputed, sink: str, subtask: int, topic: str, partitions: int
     ) -> Iterator[Finding]:
         """One sink subtask's records of one checkpoint."""
         place = (interval.manifest.checkpoint, sink, subtask)
-        lanes: defaultdict[int, Lane] = defaultdict(Lane)
+        lanes: defaultdict[int, Digest] = defaultdict(Digest)
         dealt_out: list[Expected] = []
         for output in flat(again.outputs(sink, subtask)):
             partition = self._partition_of(output.key, partitions)
@@ -306,14 +306,14 @@ class Audit:
             return []
         start, end = min(each.start for each in extents), min(look.end, max(each.stop for each in extents))
         return [
-            Seen(Record(record.key, record.value, record.headers), record.offset)
+            Seen(PlainRecord(record.key, record.value, record.headers), record.offset)
             for record in visible(self._reading, *place, start, end, look.scanned)
             if record.writer in mine and self._partition_of(record.key, 1) is not None
         ]
 
     # --- what nobody accounts for
 
-    def _foreign(self, intervals: Sequence[Interval]) -> Iterator[Found]:
+    def _foreign(self, intervals: Sequence[CheckpointInterval]) -> Iterator[Found]:
         """Visible records that no checkpoint names, where every checkpoint that could name them is known.
 
         At the beginning, what an expired checkpoint wrote may lie among what the first judged one wrote; at the end,
@@ -339,7 +339,7 @@ class Audit:
                 is_newer = has_moved and record.offset >= end
                 if record.writer in known or is_older or is_newer:
                     continue
-                plain = Record(record.key, record.value, record.headers)
+                plain = PlainRecord(record.key, record.value, record.headers)
                 yield Found(
                     topic, sinks[topic], None, Finding(FOREIGN, partition, record.offset, None, None, plain)
                 )
@@ -349,9 +349,9 @@ class Audit:
                 )
 
 
-def _record(output: Output) -> Record:
-    return Record(output.key, output.value, tuple(output.headers or ()))
+def _record(output: RecomputedOutput) -> PlainRecord:
+    return PlainRecord(output.key, output.value, tuple(output.headers or ()))
 
 
-def _expected(output: Output) -> Expected:
+def _expected(output: RecomputedOutput) -> Expected:
     return Expected(_record(output), output.origin)

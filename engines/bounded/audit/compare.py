@@ -1,4 +1,4 @@
-"""What should be in a transaction against what readers see of it, record by record. Pure.
+"""The comparison of what should be in a transaction with what readers see of it, record by record. Pure.
 
 Invariants: equal sequences give no finding; every expected record that is not seen, and every seen one that is not
 expected, is in exactly one finding; a record that is seen as often as expected, but elsewhere, is reordered, and as few
@@ -23,7 +23,7 @@ GAP_PAIRS_MAX = 4_000_000
 MISSING, DOUBLED, CHANGED, REORDERED, FOREIGN = KINDS = ("missing", "doubled", "changed", "reordered", "foreign")
 
 
-class Record(NamedTuple):
+class PlainRecord(NamedTuple):
     """What a reader gets, but for its place."""
 
     key: bytes | None
@@ -34,14 +34,14 @@ class Record(NamedTuple):
 class Expected(NamedTuple):
     """A record that the input gives."""
 
-    record: Record
+    record: PlainRecord
     origin: Origin | None
 
 
 class Seen(NamedTuple):
     """A record that readers see."""
 
-    record: Record
+    record: PlainRecord
     offset: int
 
 
@@ -56,8 +56,8 @@ class Finding:
     """Of the record that is seen; of a missing one, of what is seen before it, if anything is."""
     origin: Origin | None
     """The input record that it stems from; None for a foreign one."""
-    expected: Record | None
-    seen: Record | None
+    expected: PlainRecord | None
+    seen: PlainRecord | None
 
 
 def compare(expected: Sequence[Expected], seen: Sequence[Seen], partition: int) -> list[Finding]:
@@ -78,7 +78,7 @@ def compare_dealt_out(expected: Sequence[Expected], seen: Mapping[int, Sequence[
 
     Within a partition their order counts, except that of records that occur more than once.
     """
-    places: defaultdict[Record, deque[int]] = defaultdict(deque)
+    places: defaultdict[PlainRecord, deque[int]] = defaultdict(deque)
     for i, wanted in enumerate(expected):
         places[wanted.record].append(i)
     unique = {record for record, found in places.items() if len(found) == 1}
@@ -116,7 +116,7 @@ class _Finder:
         """Pair what is left: moved, then changed; the rest by itself."""
         missing, surplus = sorted(missing), sorted(surplus)
         found = [self._made(REORDERED, i, j) for i, j in self._pairs(missing, surplus, _whole)]
-        origins: dict[Record, int] = {each.record: i for i, each in enumerate(self._expected)}
+        origins: dict[PlainRecord, int] = {each.record: i for i, each in enumerate(self._expected)}
         for j in [j for j in surplus if self._seen[j][1].record in origins]:
             surplus.remove(j)
             found.append(self._made(DOUBLED, origins[self._seen[j][1].record], j))
@@ -127,7 +127,7 @@ class _Finder:
         return sorted(found, key=lambda each: (each.partition or 0, each.offset or 0, each.kind))
 
     def _pairs(
-        self, missing: list[int], surplus: list[int], same: Callable[[Record, int], object]
+        self, missing: list[int], surplus: list[int], same: Callable[[PlainRecord, int], object]
     ) -> list[tuple[int, int]]:
         """Take out of both lists, in order, what agrees in *same* of a record and its gap."""
         waiting: defaultdict[object, deque[int]] = defaultdict(deque)
@@ -148,11 +148,11 @@ class _Finder:
         return bisect_left(self._anchors, place, key=lambda anchor: anchor[side])
 
     @staticmethod
-    def _gap_and_key(record: Record, gap: int) -> object:
+    def _gap_and_key(record: PlainRecord, gap: int) -> object:
         return gap, record.key
 
     @staticmethod
-    def _gap(record: Record, gap: int) -> object:
+    def _gap(record: PlainRecord, gap: int) -> object:
         return gap
 
     def _made(self, kind: str, i: int | None, j: int | None) -> Finding:
@@ -168,11 +168,11 @@ class _Finder:
         return self._seen[self._anchors[gap - 1][1]][1].offset if gap else None
 
 
-def _whole(record: Record, gap: int) -> object:
+def _whole(record: PlainRecord, gap: int) -> object:
     return record
 
 
-def _aligned(wanted: Sequence[Record], found: Sequence[Record]) -> Iterator[tuple[int, int]]:
+def _aligned(wanted: Sequence[PlainRecord], found: Sequence[PlainRecord]) -> Iterator[tuple[int, int]]:
     """Places of equal records that come in the same order on both sides: many, if not provably the most."""
     first, (end_i, end_j) = 0, (len(wanted), len(found))
     while first < min(end_i, end_j) and wanted[first] == found[first]:
@@ -190,7 +190,7 @@ def _aligned(wanted: Sequence[Record], found: Sequence[Record]) -> Iterator[tupl
 
 
 def _unique_in_both(
-    wanted: Sequence[Record], found: Sequence[Record], first: int, end_i: int, end_j: int
+    wanted: Sequence[PlainRecord], found: Sequence[PlainRecord], first: int, end_i: int, end_j: int
 ) -> list[tuple[int, int]]:
     """(place, place) of the records that occur once on either side, by the first."""
     once = [
@@ -227,7 +227,7 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _in_gap(
-    wanted: Sequence[Record], found: Sequence[Record], range_i: tuple[int, int], range_j: tuple[int, int]
+    wanted: Sequence[PlainRecord], found: Sequence[PlainRecord], range_i: tuple[int, int], range_j: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:
     """Equal records between two anchors, where it is not too much work."""
     (i, end_i), (j, end_j) = range_i, range_j

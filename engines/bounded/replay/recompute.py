@@ -1,4 +1,4 @@
-"""What an interval of a pipeline puts out, computed again from the checkpoint before it: nothing is written but files.
+"""The output of an interval, computed again from the checkpoint before it: nothing is written but files.
 
 Invariants: exactly the records between the two Sn are read, by the manifest's own subtasks, along its order logs, on
 the state of the checkpoint before it; no block, no transaction, no lease; what cannot be computed as it was the first
@@ -33,7 +33,7 @@ from exactlyonce.pipeline.loading import Loaded
 
 
 @dataclass(frozen=True)
-class Interval:
+class CheckpointInterval:
     """What lies between two checkpoints that follow each other: (base, manifest]."""
 
     base: Manifest
@@ -54,7 +54,7 @@ class Interval:
         return sum(each.length for each in self.ranges)
 
 
-def interval_of(history: History, checkpoint: int) -> Interval:
+def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
     """The interval that *checkpoint* ended; Halt where one of its ends is expired."""
     manifest = history.manifests.get(checkpoint)
     if manifest is None:
@@ -63,7 +63,7 @@ def interval_of(history: History, checkpoint: int) -> Interval:
     if base is None or base is manifest:
         what = "was the first" if base is manifest else f"began at checkpoint {manifest.previous}, which is expired"
         raise Halt(f"The interval of checkpoint {checkpoint} {what}: it cannot be computed again.")
-    return Interval(base, manifest)
+    return CheckpointInterval(base, manifest)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,13 @@ class Recomputed:
 
 @contextmanager
 def recomputed(
-    loaded: Loaded, client: ClientConfig, interval: Interval, submit: Submit, staging: Path, *, origins: bool = False
+    loaded: Loaded,
+    client: ClientConfig,
+    interval: CheckpointInterval,
+    submit: Submit,
+    staging: Path,
+    *,
+    origins: bool = False,
 ) -> Iterator[Recomputed]:
     """Compute *interval* again; its outputs are there until the end of the block, with *origins* if they are wanted.
 
@@ -121,7 +127,7 @@ def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
             )
 
 
-def _common(loaded: Loaded, client: ClientConfig, interval: Interval, folder: Path, *, origins: bool) -> Unit:
+def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, folder: Path, *, origins: bool) -> Unit:
     """What all units have in common."""
     manifest = interval.manifest
     return Unit(

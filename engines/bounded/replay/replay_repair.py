@@ -18,8 +18,16 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import Outgoing, write_again
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.audit.sharing import Output, flat, mismatch, placed, places_of, share_of, topic_of
 from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, recomputed
+from exactlyonce.engines.bounded.replay.sharing import (
+    RecomputedOutput,
+    flat,
+    mismatch,
+    placed,
+    places_of,
+    share_of,
+    topic_of,
+)
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
@@ -27,7 +35,7 @@ from exactlyonce.pipeline.loading import Loaded
 
 
 class ReplayRepair:
-    """Answers the request `ReplayTransaction` for one life of a pipeline. Used by one thread."""
+    """Answers the request `ReplayTransaction` for one incarnation of a pipeline. Used by one thread."""
 
     def __init__(
         self,
@@ -84,7 +92,7 @@ class ReplayRepair:
         topic, partitions = topic_of(manifest, lost.sink)
         partition_of = partitioner(self._client.settings)
 
-        def share() -> Iterator[Output]:
+        def share() -> Iterator[RecomputedOutput]:
             return share_of(manifest, whole, flat(again.outputs(lost.sink, lost.subtask)))
 
         places = places_of(share(), partition_of, partitions)

@@ -17,8 +17,8 @@ from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.bounded.audit.sharing import flat, topic_of
 from exactlyonce.engines.bounded.replay.recompute import Recomputed
+from exactlyonce.engines.bounded.replay.sharing import flat, topic_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
 

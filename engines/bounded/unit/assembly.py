@@ -1,4 +1,4 @@
-"""From the plan to one runnable unit: the operators of a task, wired to what is read and to the files that it writes.
+"""The assembly of a unit: the operators of a task, wired to what is read and to the files that it writes.
 
 Invariant: it runs the operators that a local worker runs, made by the same functions; only the ends differ.
 """
@@ -17,7 +17,7 @@ from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.unit.messages import Unit
-from exactlyonce.engines.bounded.unit.ordering import ChannelLane, Clock, Lane, PartitionLane
+from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, Lane, PartitionLane
 from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task
@@ -38,7 +38,7 @@ QUEUE_KILOBYTES_MIN = 4_096
 class Assembly:
     """One subtask of one task, ready to run."""
 
-    clock: Clock
+    clock: BatchTime
     lanes: list[Lane] = field(default_factory=list)
     tables: list[KeyedTable[Any]] = field(default_factory=list)
     sendings: list[Sending] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Assembler:
     def __init__(self, unit: Unit, plan: Plan, label: str) -> None:
         self.unit, self.plan, self.label = unit, plan, label
         self.config = ClientConfig(unit.client)
-        self.made = Assembly(Clock())
+        self.made = Assembly(BatchTime())
         self.blocks = BlockReader(self.config.confluent(), unit.topic)
         self.operators: dict[str, Any] = {}
 

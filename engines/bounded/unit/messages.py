@@ -1,4 +1,4 @@
-"""What a driver and its units say to each other, in msgpack: nothing of the user's code, and no pickle.
+"""The messages between a driver and its units, in msgpack: nothing of the user's code, and no pickle.
 
 The client configuration, whose secrets may be references, is part of what is sent; nothing here is ever shown.
 """

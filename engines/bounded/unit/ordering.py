@@ -1,4 +1,4 @@
-"""In which order a subtask takes what it has to read: by time, or along the order log of an earlier run.
+"""The order in which a subtask takes what it has to read: by time, or along the order log of an earlier run.
 
 Invariants: within a lane (a partition of a source, a channel) the order is the lane's own; all that is in the lanes is
 taken, once; what was taken is noted in the form of `engines.order_log`, under the names that the local engine gives its
@@ -114,13 +114,13 @@ class ChannelLane:
 
 
 @dataclass
-class Clock:
+class BatchTime:
     """The time of the batch that is going through the operators; what they send on stems from it."""
 
     time_ms: int = 0
 
 
-def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: Clock) -> None:
+def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: BatchTime) -> None:
     """Push all that is in *lanes*: the oldest batch, by its first record, goes first; ties by name and partition."""
     places = enumerate(sorted(lanes, key=lambda lane: (lane.name, lane.partition)))
     waiting = [(time_ms, place, lane) for place, lane in places if (time_ms := lane.time_ms()) is not None]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.engines.batch_codec import BatchCodec
-from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, TIME_BYTES, Clock
+from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, TIME_BYTES, BatchTime
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, FrameWriter, OutputBatch, OutputFile
 from exactlyonce.engines.operators import Batch, Origin
 from exactlyonce.pipeline.keys import key_groups
@@ -57,7 +57,7 @@ class Sending:
         max_parallelism: int,
         codec: BatchCodec,
         writers: Sequence[FrameWriter],
-        clock: Clock,
+        clock: BatchTime,
     ) -> None:
         self._edge, self._sender, self._max_parallelism, self._clock = edge, sender, max_parallelism, clock
         self._owners = [subtask_of(group, len(writers), max_parallelism) for group in range(max_parallelism)]

@@ -1,4 +1,4 @@
-"""What a write is told: the options of `df.write` and `df.writeStream`, and the columns, checked.
+"""The options of `df.write` and `df.writeStream`, and the columns, checked.
 
 Invariants: nothing is opened; an option that is not known is an error that names what there is; a secret is a reference
 (`env:NAME`, `file:/path`), because Spark shows options to whoever may see its plans and event logs.

@@ -1,4 +1,4 @@
-"""How far the jobs that write to a sink have come: what its manifests carry instead of a pipeline's offsets.
+"""The position of the jobs that write to a sink: what its manifests carry instead of a pipeline's offsets.
 
 Invariants: a job that is held here is decided, and its rows are never written again; of a streaming query the number of
 its batch only grows; only one query writes to a sink, until another one adopts it by its name. Of the last batch that
@@ -42,7 +42,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs are decided."""
+    """The jobs that are decided."""
 
     query: str = ""
     """The id of the streaming query that Spark keeps in its checkpoint location; empty before the first batch."""
@@ -99,7 +99,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def place(self, job: Job) -> int:
-        """Which write of its batch *job* is."""
+        """The number of *job* among the writes of its batch."""
         is_same_run = job.run and (job.query, job.batch + 1, job.run) == (self.query, self.batch_next, self.run)
         return self.passed if is_same_run else 0
 

@@ -6,10 +6,10 @@ a delivery error fails the task; the producer is dropped, never closed, for that
 A row of a decided job is not written again, but counted and hashed, so that the driver sees whether it is one of those
 that were decided.
 
-An id is `eo:<sinkId>:spark:<partition>:<life>.0-<attempt>:<slot>`, where Spark counts the attempts of a task. It is
-used again by a later job, once the one that used it is finalized, so that a stream does not leave ids behind with every
-batch, which the broker remembers for a week. A task that runs again because what it wrote from was lost begins with
-attempt 0 again, and takes another slot.
+An id is `eo:<sinkId>:spark:<partition>:<incarnation>.0-<attempt>:<slot>`, where Spark counts the attempts of a task. It
+is used again by a later job, once the one that used it is finalized, so that a stream does not leave ids behind with
+every batch, which the broker remembers for a week. A task that runs again because what it wrote from was lost begins
+with attempt 0 again, and takes another slot.
 """
 
 from __future__ import annotations

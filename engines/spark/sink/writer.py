@@ -1,4 +1,4 @@
-"""What the writers of a stream and of a batch have in common: what tasks are told, do, and tell."""
+"""The common part of the writers of a stream and of a batch: what tasks are told, do, and tell."""
 
 from __future__ import annotations
 

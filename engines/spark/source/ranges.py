@@ -1,4 +1,4 @@
-"""Which offsets are read: bounds as the user wrote them against what the topics hold.
+"""The offsets of a read: bounds as the user wrote them against what the topics hold.
 
 Invariants: everything is resolved once, on the driver, before a record is read; "latest" is the last stable offset, so
 that no range ends within an open transaction; what the topics no longer hold is an error, or, if the user said so

@@ -1,4 +1,4 @@
-"""What a read is told: the options of `spark.read` and `spark.readStream`, checked, in Spark's own words.
+"""The options of `spark.read` and `spark.readStream`, checked, in Spark's own words.
 
 Invariants: nothing is opened; an option that is not known, or means nothing here, is an error that names what there is;
 a secret written as a reference (`env:NAME`, `file:/path`) stays one, in every process, until a client is made.

@@ -1,4 +1,4 @@
-"""What tests of audits share: a run of the pipeline that does wrong, and a look at the input."""
+"""The common part of tests of audits: a run of the pipeline that does wrong, and a look at the input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET = "flawed_pipelines:flawed"
 
 
 class Quiet(Silent):
-    """The `Progress` of an audit."""
+    """The `AuditProgress` of an audit."""
 
     def passed(self, offsets: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What tests of bounded work share: input, the state of a checkpoint, and what output must hold, by plain folds."""
+"""The common part of tests of bounded work: input, the state of a checkpoint, the right output, by plain folds."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str
 
 
 class Silent:
-    """A `Progress` that keeps what it is told."""
+    """A `CatchUpProgress` that keeps what it is told."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -1,4 +1,4 @@
-"""What the decision log says, as a fold over its records."""
+"""The history of the decision log is a fold over its records."""
 
 from __future__ import annotations
 

@@ -252,9 +252,9 @@ class TestOutcomes:
         assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
         assert read_history(store.config, store.pipeline).manifests == {0: store.manifest(0)}
 
-    def test_a_broker_that_is_gone_before_the_append(self, own_broker: Any, new_store: Any, topic_name: str) -> None:
+    def test_a_broker_that_is_gone_before_the_append(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """Nothing is written while the broker is away, for certain; once it is back, the same log goes on."""
-        cluster = own_broker()
+        cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         log = store.living()
         cluster.broker.kill()
@@ -265,9 +265,9 @@ class TestOutcomes:
         assert log.appended(store.manifest(0, parallelism=3)) is Outcome.DONE
         assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
 
-    def test_a_broker_that_is_away_for_a_moment(self, own_broker: Any, new_store: Any, topic_name: str) -> None:
+    def test_a_broker_that_is_away_for_a_moment(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """A broker that restarts costs an append time, and nothing else."""
-        cluster = own_broker()
+        cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         log = store.living()
         assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
@@ -305,17 +305,18 @@ class TestDamage:
         with pytest.raises(Halt, match="its manifest is gone"):
             store.opened().history.halt_if_damaged()
 
-    def test_a_stray_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_orphaned_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A transaction of somebody else in partition 0 is named, instead of waiting or reading only up to it."""
-        monkeypatch.setattr(decision_log, "STABLE_TIMEOUT_MS", 1_000)
         store.living()
         orphan = Producer({**store.config, "transactional.id": store.pipeline})
         orphan.init_transactions(LIMIT_S)
         orphan.begin_transaction()
         orphan.produce(store.topic.name, b"x", b"x", 0)
         assert orphan.flush(LIMIT_S) == 0
-        with pytest.raises(Halt, match="has an open transaction at offset 2"):
-            store.opened()
+        with monkeypatch.context() as patched:
+            patched.setattr(decision_log, "STABLE_TIMEOUT_MS", 1_000)
+            with pytest.raises(Halt, match="has an open transaction at offset 2"):
+                store.opened()
         orphan.abort_transaction(LIMIT_S)
         assert store.opened().history.damaged == {}
 

@@ -21,6 +21,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 PRODUCE, END_TXN = 0, 26
+HASTY_MS = 10_000
+"""What an append is given that is to fail: time enough to come to the request that gets lost, on any machine."""
 
 
 class LossyProxy:
@@ -117,7 +119,7 @@ def store(own_broker: Any, new_store: Any, topic_name: str, proxy: LossyProxy) -
 @pytest.mark.parametrize(("lost", "written"), [("request", []), ("answer", [0])])
 def test_a_commit_without_an_answer(store: Any, proxy: LossyProxy, lost: str, written: list[int]) -> None:
     """Whether the commit or only its answer was lost cannot be told: the life ends; the next one reads the truth."""
-    log = store.living(append_timeout_ms=3_000)
+    log = store.living(append_timeout_ms=HASTY_MS)
     proxy.armed = END_TXN, lost
     assert log.appended(store.manifest(0)) is Outcome.UNKNOWN
     assert proxy.lost.is_set()
@@ -132,7 +134,7 @@ def test_a_commit_without_an_answer(store: Any, proxy: LossyProxy, lost: str, wr
 def test_records_without_an_answer(store: Any, proxy: LossyProxy) -> None:
     """Records that reached the broker are not written unless their commit was asked for; the same log goes on, once
     the broker has confirmed that it took them back."""
-    log = store.living(append_timeout_ms=3_000)
+    log = store.living(append_timeout_ms=HASTY_MS)
     proxy.armed = PRODUCE, "answer"
     assert log.appended(store.manifest(0)) is Outcome.NOT_WRITTEN
     assert proxy.lost.is_set()

@@ -177,7 +177,7 @@ def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
     """Where the broker's certificate is of no known authority, we do not talk to it, and say why."""
     config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
     with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        Transactions(config, timeout_ms=1_000).cluster_id()
+        Transactions(config, timeout_ms=5_000).cluster_id()
 
 
 def test_sessions_that_end(broker: SecuredBroker) -> None:

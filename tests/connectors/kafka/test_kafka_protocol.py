@@ -51,7 +51,7 @@ def holdings() -> tuple[int, int]:
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 
-class TestPatience:
+class TestRetries:
     """How often and how long an attempt is made."""
 
     def test_pauses_double(self) -> None:

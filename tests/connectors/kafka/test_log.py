@@ -1,4 +1,4 @@
-"""What the log shows of a transaction: its fate, and its records verbatim."""
+"""The log shows the fate of a transaction, and its records verbatim."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUES = [b"%03d" % number for number in range(100)]
 
 @pytest.fixture
 def log(cluster: Any) -> Iterator[Log]:
-    log = Log(cluster.config, timeout_ms=10_000)
+    log = Log(cluster.config, timeout_ms=60_000)
     yield log
     log.close()
 
@@ -71,18 +71,18 @@ class TestFate:
             end(cluster, committable, commit=True)
             assert fate.result(LIMIT_S) is Fate.COMMITTED
 
-    def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str) -> None:
+    def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str, log: Log) -> None:
         """While another's transaction holds the readers back, the error names the partition and both offsets."""
         cluster.open(f"{topic}-other", topic, VALUES)
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         end(cluster, committable, commit=True)
-        hasty = Log(cluster.config, timeout_ms=500)
+        hasty = Log(cluster.config, timeout_ms=3_000)
         with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
             hasty.fate(committable)
-        end(cluster, cluster.committable(f"{topic}-other"), commit=False)
-        assert hasty.fate(committable) is Fate.COMMITTED
         hasty.close()
+        end(cluster, cluster.committable(f"{topic}-other"), commit=False)
+        assert log.fate(committable) is Fate.COMMITTED
 
     def test_removed(self, cluster: Any, topic: str, log: Log) -> None:
         """Where the records are gone, the next producer's record at that place is not taken for ours."""

@@ -61,10 +61,10 @@ def test_what_statistics_show(told: str, silent: bool) -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_a_broker_that_hangs(own_broker: Callable[..., OwnCluster]) -> None:
+def test_a_broker_that_hangs(stoppable: OwnCluster, topic_name: str) -> None:
     """An idle source is not waiting; with a stopped broker it says for which partitions it waits, until it answers."""
-    cluster = own_broker()
-    topic = cluster.create_topic("orders", 2)
+    cluster = stoppable
+    topic = cluster.create_topic(topic_name, 2)
     config: Any = {"bootstrap.servers": cluster.bootstrap_servers}
     reader = KafkaReader("orders", topic, {0: 0, 1: 0}, {}, config)
     reader.open()
@@ -80,7 +80,7 @@ def test_a_broker_that_hangs(own_broker: Callable[..., OwnCluster]) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert "source 'orders' has waited" in said
-    assert "orders[0], orders[1]" in said
+    assert f"{topic}[0], {topic}[1]" in said
     assert polled_until(reader, lambda: reader.waiting == "") == ""
     reader.close()
 

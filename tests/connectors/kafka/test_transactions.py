@@ -1,4 +1,4 @@
-"""What the broker answers about transactions, row by row, and that a fence holds."""
+"""The broker's answers about transactions, row by row; and a fence holds."""
 
 from __future__ import annotations
 

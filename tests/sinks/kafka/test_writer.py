@@ -100,11 +100,11 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("barrier", [False, True])
 def test_a_broker_that_takes_nothing(
-    own_broker: Callable[..., OwnCluster], topic_name: str, writer_at: Make, barrier: bool
+    stoppable: OwnCluster, topic_name: str, writer_at: Make, barrier: bool
 ) -> None:
     """While the broker hangs, records of a megabyte fill no more than the bounds, before a barrier and behind one; then
     all of them are flushed."""
-    cluster = own_broker()
+    cluster = stoppable
     cluster.create_topic(topic_name, max_message_bytes=2 * MEGABYTE)
     writer = writer_at(cluster, topic_name, {"message.max.bytes": 2 * MEGABYTE})
     pid = cluster.broker.status().pid

@@ -1,4 +1,4 @@
-"""Which of the recomputed outputs of a sink subtask are whose, and where they go. Pure.
+"""The shares of a sink subtask's recomputed outputs: which committable held which, and where they go. Pure.
 
 Invariants: a committable gets its share of the outputs by the broker's counts, in the order of the checkpoints that
 flushed them; a record goes where the writer's partitioner put it, with the manifest's partition count; one that was
@@ -21,7 +21,7 @@ from exactlyonce.pipeline.errors import require
 Origin = tuple[str, int, int]
 
 
-class Output(NamedTuple):
+class RecomputedOutput(NamedTuple):
     """One recomputed output."""
 
     key: bytes | None
@@ -30,16 +30,18 @@ class Output(NamedTuple):
     origin: Origin | None
 
 
-def flat(batches: Iterable[OutputBatch]) -> Iterator[Output]:
+def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
     """The outputs one by one."""
     for batch in batches:
         nothing: list[None] = [None] * len(batch.values)
         yield from map(
-            Output, batch.keys or nothing, batch.values, batch.headers or nothing, batch.origins or nothing
+            RecomputedOutput, batch.keys or nothing, batch.values, batch.headers or nothing, batch.origins or nothing
         )
 
 
-def share_of(manifest: Manifest, committable: Committable, outputs: Iterable[Output]) -> Iterator[Output]:
+def share_of(
+    manifest: Manifest, committable: Committable, outputs: Iterable[RecomputedOutput]
+) -> Iterator[RecomputedOutput]:
     """Those of *outputs*, all of its sink subtask, that *committable* holds."""
     share = shares(manifest.committables)[committable.transactional_id]
     return islice(outputs, share.start, share.stop)
@@ -68,15 +70,15 @@ def mismatch(whole: Committable, lost: Committable, topic: str, places: Iterable
         )
     if at_random and lost.counts != whole.counts:
         return (
-            f"{at_random} of the records have no key, so that the client dealt them out at random, and only some "
+            f"{at_random} of the records have no key, so that the client distributed them at random, and only some "
             f"partitions have lost theirs: which records those were cannot be known."
         )
     return ""
 
 
 def placed(
-    lost: Committable, topic: str, outputs: Iterable[Output], places: list[int | None]
-) -> Iterator[tuple[int, Output]]:
+    lost: Committable, topic: str, outputs: Iterable[RecomputedOutput], places: list[int | None]
+) -> Iterator[tuple[int, RecomputedOutput]]:
     """Each output that goes to a partition of *lost*, with its partition; `mismatch` has found nothing wrong."""
     room = Counter({partition: count for (_, partition), count in lost.counts.items()})
     room.subtract(place for place in places if place is not None and (topic, place) in lost.counts)
@@ -89,6 +91,6 @@ def placed(
             yield partition, output
 
 
-def places_of(outputs: Iterable[Output], partition_of: Partitioner, partitions: int) -> list[int | None]:
+def places_of(outputs: Iterable[RecomputedOutput], partition_of: Partitioner, partitions: int) -> list[int | None]:
     """Where the writer's partitioner puts each output; None: anywhere."""
     return [partition_of(output.key, partitions) for output in outputs]
