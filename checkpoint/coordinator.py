@@ -372,17 +372,16 @@ class Coordinator:
     def _trigger(self, now_ms: int) -> list[Effect]:
         if now_ms < self._next_trigger_ms or not self._may_trigger:
             return []
-        final = self._final
         assert self.manifest is not None
         self._checkpoint_latest, base = self._checkpoint_latest + 1, self.manifest.checkpoint
         previous = self.in_flight[-1].checkpoint if self.in_flight else base
         plan = PendingCheckpoint(
-            checkpoint=self._checkpoint_latest, base=base, previous=previous, final=final, attempt=self.attempt,
-            triggered_ms=now_ms,
+            checkpoint=self._checkpoint_latest, base=base, previous=previous, final=self._final,
+            triggered_ms=now_ms, attempt=self.attempt,
         )  # fmt: skip
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
-        return [Trigger(plan.checkpoint, base, final)]
+        return [Trigger(plan.checkpoint, base, plan.final)]
 
     def _hang(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""

@@ -49,7 +49,11 @@ def _finish_drops_nothing() -> Iterable[Any]:
     real = decision.finish
 
     def finish(manifest: Any, repairs: Any, life: Any, at_ms: int, expire: Any, **options: Any) -> Any:
-        return real(manifest, repairs, life, at_ms, **options)
+        def nothing(manifest: Any) -> Any:
+            yield from expire(manifest)
+            return (), ()
+
+        return real(manifest, repairs, life, at_ms, nothing, **options)
 
     yield patch.object(leader, "finish", finish)
 
