@@ -1,4 +1,4 @@
-"""What stands in for client libraries: producers, consumers, blocks and channels over the broker model.
+"""Stand-ins for client libraries: producers, consumers, blocks and channels over the broker model.
 
 These and the processes are all that is not the shipped code in a simulated worker. A client queues what it is asked to
 do, and its own simulated thread does it, one request a step; so the process can be killed or paused between any two,
