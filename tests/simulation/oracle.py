@@ -77,7 +77,7 @@ class Oracle:
         self.readers = Readers(topology, inputs, self._ways, self.decided)
         self._stand_ins: list[Committable] = []
         self._attempt_decided = (0, 0)
-        """The newest attempt, of the newest incarnation, that has completed a checkpoint."""
+        """The newest attempt, of the newest incarnation, that has completed a checkpoint, or is behind a clean end."""
         self._of_zombies: set[str] = set()
         """Blocks that older attempts wrote after that: nobody looks for them."""
         self._read_to = {(sink, p): 0 for sink in self.sinks for p in range(output_partitions)}
@@ -212,7 +212,7 @@ class Oracle:
             demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
         self._retained[n], self._stands_on[n] = manifest, self._references(manifest)
         self.manifests[n], self.unfinalized = manifest, manifest
-        self._attempt_decided = (manifest.incarnation, manifest.attempt)
+        self._attempt_decided = max(self._attempt_decided, (manifest.incarnation, manifest.attempt))
         self.binding = {c.transactional_id: named(c) for c in manifest.committables}
         self.ever_named.update(self.binding.values())
 
@@ -277,6 +277,10 @@ class Oracle:
         """By a worker, perhaps of an attempt that is over."""
         parsed = [(text, key) for text in keys if (key := BlockKey.parse(text)) is not None]
         self._of_zombies.update(text for text, key in parsed if (key.incarnation, key.attempt) < self._attempt_decided)
+
+    def concluded(self, incarnation: int) -> None:
+        """It has ended cleanly, so that the next one looks for no late blocks of those before it."""
+        self._attempt_decided = max(self._attempt_decided, (incarnation + 1, 0))
 
     def _no_orphans(self, manifest: Manifest) -> None:
         """Now that *manifest* is finalized every block in the topic is referred to, but for those of checkpoints that

@@ -298,6 +298,7 @@ class World:
         """Everything decided is committed and nothing of this life is open."""
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
         assert end.manifest is not None
+        self.oracle.concluded(life.log.incarnation.incarnation)
         self.clock.advance(100)
         self.oracle.nothing_open(life.log.incarnation.incarnation)
         if not any(each.owner.alive for each in self._threads):
