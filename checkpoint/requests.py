@@ -190,8 +190,9 @@ class CreateOutputs:
 
 
 @dataclass(frozen=True)
-class LookAtOutputs:
-    """-> None. Raises Halt if an output is not the one that is written to any more; *newest* is the newest manifest."""
+class LookAtTopics:
+    """-> None. As `LookAtInputs`, and of outputs alike: raises Halt if one is not the one that is written to any more,
+    and counts its partitions. One question is of them all."""
 
     newest: Manifest
 
@@ -269,6 +270,8 @@ class LookOnce:
     producer: Producer
     offsets: tuple[tuple[int, int], ...]
     """(partition, offset)"""
+    wait_ms: int = 0
+    """How long the brokers may wait for readers to get there, before they answer that they have not."""
 
 
 @dataclass(frozen=True)
@@ -364,7 +367,7 @@ Request = (
     | LookAtInputs
     | GoOnFrom
     | CreateOutputs
-    | LookAtOutputs
+    | LookAtTopics
     | CountOutputs
     | Reached
     | InitTransactions

@@ -6,7 +6,7 @@ Some histories know only a few kinds of faults, but those well. Every one that h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.records.committable import coordinator_id
@@ -91,6 +91,12 @@ class FaultInjector:
         lost = self.world.chaos and self.rng.random() < self._delivery_chance
         self.world.seen["delivery lost"] += lost
         return lost
+
+    def shuffled(self, numbers: Iterable[int]) -> list[int]:
+        """In any order."""
+        found = list(numbers)
+        self.rng.shuffle(found)
+        return found
 
     def after_end(self) -> None:
         """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending."""

@@ -25,7 +25,7 @@ from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.coordinator import End
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions import markers
+from exactlyonce.checkpoint.transactions import markers, writing
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Undetermined
 from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
@@ -276,6 +276,7 @@ def simulate(seed: int) -> World:
         with (
             patch.object(markers, "MARKERS_LOST_AFTER_MS", MARKERS_LOST_AFTER_MS),
             patch.object(decision_log, "STABLE_TIMEOUT_MS", STABLE_TIMEOUT_MS),
+            patch.object(writing, "MARKERS_TIMEOUT_MS", STABLE_TIMEOUT_MS),
             patch.object(leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
         ):
             world.run()

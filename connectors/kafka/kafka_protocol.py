@@ -95,6 +95,27 @@ class PartitionLeader(NamedTuple):
     topic_id: UUID
 
 
+class Places:
+    """Who was right to ask the last time. What fails is looked up anew.
+
+    Several clients of a cluster may share it, each in a thread of its own: what is forgotten is replaced, not changed.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Look everything up anew."""
+        self.nodes: frozenset[int] = frozenset()
+        """All brokers."""
+        self.leaders: dict[tuple[str, int], PartitionLeader] = {}
+        self.coordinators: dict[str, int] = {}
+        """By transactional id."""
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.leaders or self.coordinators)
+
+
 class Wire:
     """A way to ask the brokers of one cluster.
 
@@ -109,6 +130,7 @@ class Wire:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         observe: Observe | None = None,
+        places: Places | None = None,
     ) -> None:
         self.config, self.timeout_ms = config, timeout_ms
         self._clock, self._sleep, self._observe = clock, sleep, observe
@@ -116,10 +138,7 @@ class Wire:
         self._manager: Any = None
         self._turn = 0
         self._deadline: float | None = None
-        self._nodes: frozenset[int] = frozenset()
-        """All brokers, as they were last seen; so are the places below. What fails is looked up anew."""
-        self._leaders: dict[tuple[str, int], Leader] = {}
-        self._coordinators: dict[str, int] = {}
+        self.places = Places() if places is None else places
 
     def retrying(self, attempt: Callable[[], T], doing: str, *, timeout_ms: int | None = None) -> T:
         """The result of *attempt*, made again while it raises `Again`, with growing pauses, until the time is over.
@@ -182,16 +201,12 @@ class Wire:
     def remembering(self, attempt: Callable[[], T]) -> T:
         """The result of *attempt*, which may go to the brokers that were right the last time; where that fails, for
         whatever reason, it is made again with what is looked up anew, and that is what counts."""
-        if self._nodes or self._leaders or self._coordinators:
+        if self.places:
             try:
                 return attempt()
             except (Again, ExactlyOnceError):
-                self.forget()
+                self.places.forget()
         return attempt()
-
-    def forget(self) -> None:
-        """Look up anew who is to be asked."""
-        self._nodes, self._leaders, self._coordinators = frozenset(), {}, {}
 
     def metadata(self, topics: Iterable[str] = ()) -> Any:
         """The cluster's brokers, and these *topics* with their leaders; creates none."""
@@ -202,11 +217,11 @@ class Wire:
 
         Live are all that any of the answers names. A broker that is remembered and gone does not answer.
         """
-        nodes = self._nodes or {broker.node_id for broker in self.metadata().brokers}
+        nodes = self.places.nodes or {broker.node_id for broker in self.metadata().brokers}
         question = metadata_request(topics)
         answers = self.ask_all([Request(question, node) for node in sorted(nodes)])
         live = frozenset(broker.node_id for answer in answers for broker in answer.brokers)
-        self._nodes = live if live <= nodes else frozenset()
+        self.places.nodes = live if live <= nodes else frozenset()
         if not live <= nodes:
             raise Again("a broker joined the cluster while the others were being asked")
         return answers
@@ -230,15 +245,15 @@ class Wire:
             error_code, _ = leaders.get((name, partition), (UNKNOWN_TOPIC, None))
             refuse(error_code, f"Finding the leader of {name}-{partition}")
         found = {each: leaders[each][1] for each in wanted}
-        self._leaders.update(found)
+        self.places.leaders.update(found)
         return found
 
-    def leaders_remembered(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Leader]:
+    def leaders_remembered(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionLeader]:
         """As `leaders`, but those that are remembered are not asked for; for use within `remembering`."""
-        wanted = list(partitions)
-        if any(each not in self._leaders for each in wanted):
+        wanted, known = list(partitions), self.places.leaders
+        if any(each not in known for each in wanted):
             return self.leaders(wanted)
-        return {each: self._leaders[each] for each in wanted}
+        return {each: known[each] for each in wanted}
 
     def coordinators(self, transactional_ids: Iterable[str]) -> dict[str, int]:
         """The broker that keeps each transactional id."""
@@ -250,23 +265,23 @@ class Wire:
         for each in self.ask(question).coordinators:
             refuse(each.error_code, f"Finding the coordinator of {each.key}")
             found[each.key] = each.node_id
-        if len(self._coordinators) > COORDINATORS_REMEMBERED:
-            self._coordinators.clear()
-        self._coordinators.update(found)
+        if len(self.places.coordinators) > COORDINATORS_REMEMBERED:
+            self.places.coordinators = {}
+        self.places.coordinators.update(found)
         return found
 
     def coordinators_remembered(self, transactional_ids: Iterable[str]) -> dict[str, int]:
         """As `coordinators`, but those that are remembered are not asked for; for use within `remembering`."""
-        wanted = list(transactional_ids)
-        if any(each not in self._coordinators for each in wanted):
+        wanted, known = list(transactional_ids), self.places.coordinators
+        if any(each not in known for each in wanted):
             return self.coordinators(wanted)
-        return {each: self._coordinators[each] for each in wanted}
+        return {each: known[each] for each in wanted}
 
     def close(self) -> None:
         """Let go of the connections. The next request makes new ones."""
         net, manager = self._net, self._manager
         self._net = self._manager = None
-        self.forget()
+        self.places.forget()
         if net is not None:
             if manager is not None:
                 with suppress(Exception):  # a loop that crashed runs nothing more; its sockets go with it

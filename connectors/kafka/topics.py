@@ -22,8 +22,8 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     UNKNOWN_TOPIC,
     UNKNOWN_TOPIC_ID,
     Again,
-    Leader,
     Observe,
+    PartitionLeader,
     Request,
     Wire,
     metadata_request,
@@ -221,7 +221,7 @@ class Topics:
         return _offsets(name, self._wire.ask_all(questions))
 
 
-def _by_node(leaders: Mapping[tuple[str, int], Leader]) -> dict[int, list[int]]:
+def _by_node(leaders: Mapping[tuple[str, int], PartitionLeader]) -> dict[int, list[int]]:
     """The partitions that each broker leads."""
     by_node: dict[int, list[int]] = {}
     for (_, partition), leader in leaders.items():

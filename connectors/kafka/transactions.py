@@ -50,7 +50,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
     TransactionState,
 )
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import Again, Observe, Request, Wire, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Again, Observe, Places, Request, Wire, refuse
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
 ANSWERS: Mapping[int, EndAnswer] = {
@@ -92,8 +92,9 @@ class Transactions:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         observe: Observe | None = None,
+        places: Places | None = None,
     ) -> None:
-        self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observe)
+        self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observe, places=places)
         self._version: int | None = None
 
     def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionState | None]:
@@ -279,7 +280,7 @@ class Transactions:
         requests = [Request(m, nodes[each.transactional_id]) for m, each in zip(messages, endings, strict=True)]
         answers = self._wire.ask_all(requests) if requests else []
         if any(answer.error_code in MOVED for answer in answers):
-            self._wire.forget()
+            self._wire.places.forget()
         return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
 
     def _rewrite(self, name: str, producer_id: int, partitions: Sequence[tuple[str, int]], commit: bool) -> None:

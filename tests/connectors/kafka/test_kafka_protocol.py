@@ -132,14 +132,14 @@ class TestMemory:
     def test_what_fails_by_memory_is_tried_without(self, stale: Exception) -> None:
         """What a remembered broker refuses proves nothing: all is forgotten, and the second answer counts."""
         wire = wire_at("127.0.0.1:1")
-        wire._nodes = frozenset({1})
+        wire.places.nodes = frozenset({1})
         outcomes: Iterator[Exception | int] = iter([stale, 7])
 
         def attempt() -> int:
             outcome = next(outcomes)
             if isinstance(outcome, Exception):
                 raise outcome
-            assert not wire._nodes
+            assert not wire.places
             return outcome
 
         assert wire.remembering(attempt) == 7
@@ -147,10 +147,10 @@ class TestMemory:
     def test_a_client_that_failed_takes_its_memory_along(self) -> None:
         """After a failure nothing is remembered: no stale address outlives it."""
         wire = wire_at(f"127.0.0.1:{free_port()}", timeout_ms=10)
-        wire._nodes = frozenset({1})
+        wire.places.nodes = frozenset({1})
         with pytest.raises(NoAnswer):
             wire.metadata()
-        assert not wire._nodes
+        assert not wire.places
 
 
 def test_error_codes() -> None:
