@@ -31,6 +31,7 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.connectors.trace import Trace, as_fields
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
@@ -39,7 +40,6 @@ from exactlyonce.engines.pipeline_topics import PipelineTopics
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.preflight import Inputs, Offsets
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.engines.trace import Trace, as_fields
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 

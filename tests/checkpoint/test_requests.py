@@ -77,7 +77,7 @@ def test_of_several_errors_that_of_the_first_procedure_is_raised() -> None:
 def test_an_error_goes_into_the_procedure_that_asked() -> None:
     """A procedure that handles the error of its request goes on, and the others never hear of it."""
 
-    def patient() -> Procedure[str]:
+    def trying_again() -> Procedure[str]:
         try:
             yield Pause(1)
         except BrokerUnavailable:
@@ -86,7 +86,7 @@ def test_an_error_goes_into_the_procedure_that_asked() -> None:
         return "at once"
 
     world = Doubling(1)
-    assert drive(concurrently(patient(), pausing(4, 5)), world) == ("again", [8, 10])
+    assert drive(concurrently(trying_again(), pausing(4, 5)), world) == ("again", [8, 10])
     assert world.rounds == [[1, 4], [7, 5]]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from running import QUICK, Run, orders
 
-from exactlyonce.engines.trace import Sent, Trace, as_fields, in_sequence
+from exactlyonce.connectors.trace import Sent, Trace, as_fields, in_sequence
 from exactlyonce.testing.cluster import KafkaCluster
 
 NEEDED = 4
