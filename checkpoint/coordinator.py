@@ -363,8 +363,8 @@ class Coordinator:
         # The last one comes alone: nothing is written beside it, so that it may note its own block ends.
         if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
             return False
-        # At a barrier a sink flushes one producer's transaction and goes on with the next: it has two, or it the job
-        # stand still behind the barrier. Behind the last one nothing is written. An awaited one may use one up as well.
+        # At a barrier a sink flushes a transaction and goes on with the next producer: it has two, or all stand still
+        # behind it. Behind the last one nothing is written. Each that is awaited may use one up as well.
         awaited = sum(each.state is CheckpointState.TRIGGERED for each in self.in_flight)
         needed = awaited + (1 if self._final else 2)
         return all(self._producers.get(sink, 0) >= needed for sink in self.sinks)

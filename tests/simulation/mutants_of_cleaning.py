@@ -39,8 +39,8 @@ def _scan_from_the_newest() -> Iterable[Any]:
 def _note_the_ends() -> Iterable[Any]:
     real = orphans.KnownBlocks.ends_to_note
 
-    def ends_to_note(self: Any, checkpoint: int, base: int, ends: Any, **_: Any) -> Any:
-        return real(self, checkpoint, base, ends, final=True)
+    def ends_to_note(self: Any, checkpoint: int, base: int, **_: Any) -> Any:
+        return real(self, checkpoint, base, final=True)
 
     yield patch.object(orphans.KnownBlocks, "ends_to_note", ends_to_note)
 
