@@ -39,6 +39,7 @@ BOUNDS = {
     "running total, 1,000 keys, ratio": Bound(0.75, 0.9, at_least=True),
     "running total, 1,000,000 keys, ratio": Bound(0.55, 0.7, at_least=True),
     "p99 visibility minus the interval": Bound(300, 100, at_least=False),
+    "p99 from produce to visible, interval 100 ms": Bound(300, 150, at_least=False),
     "1 % of 1,000,000 keys changed, bytes against all": Bound(0.05, 0.02, at_least=False),
     "longest gap between batches, 1,000,000 keys": Bound(100, 30, at_least=False),
     "start to first new record, 1,000,000 keys": Bound(10, 4, at_least=False),

@@ -36,6 +36,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "totals": throughput.totals,
     "many-totals": throughput.many_totals,
     "visibility": visibility.visible,
+    "visibility-dense": visibility.dense,
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,

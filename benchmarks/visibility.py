@@ -1,4 +1,5 @@
-"""From produced to visible to a read_committed reader, by one clock, at half of the rate that the machine sustains.
+"""From produced to visible to a read_committed reader, by one clock: at half of the rate that the machine sustains, and
+with checkpoints in quick succession at a rate that any machine sustains.
 
 Nothing is fed before the job takes checkpoints and the observer reads, and the feeder feeds on, on a machine that is
 slow, until as many checkpoints as a figure needs were completed meanwhile.
@@ -25,6 +26,9 @@ from job import Event, Failed, Job
 
 HERE = Path(__file__).parent
 INTERVAL_MS = 500
+DENSE_INTERVAL_MS = 100
+DENSE_RATE = 20_000
+"""Records a second."""
 WARM_UP_S = 5
 CUSTOMERS = 1_000
 CHECKPOINTS_MIN = 3
@@ -45,7 +49,7 @@ class Load(NamedTuple):
 def visible(bench: Bench) -> Iterator[Figure]:
     """Running totals under a steady load."""
     rate, seconds = _sustained(bench) / 2, bench.size(65, 10)
-    fed, checkpoints, seen = _load(bench, rate, seconds)
+    fed, checkpoints, seen = _load(bench, rate, seconds, INTERVAL_MS)
     bench.say(f"{fed['records']:,} records fed; {seen['records']:,} of them timed")
     durations = sorted(each["duration_ms"] for each in checkpoints)
     load = f"{rate:,.0f} records/s, interval {INTERVAL_MS} ms, {seconds} s"
@@ -55,19 +59,30 @@ def visible(bench: Bench) -> Iterator[Figure]:
     yield Figure("duration of its checkpoints", durations[len(durations) // 2], "ms", f"at most {durations[-1]} ms")
 
 
+def dense(bench: Bench) -> Iterator[Figure]:
+    """Running totals with many checkpoints a second: what a checkpoint costs shows, and hardly what a record does."""
+    seconds = bench.size(35, 10)
+    fed, checkpoints, seen = _load(bench, DENSE_RATE, seconds, DENSE_INTERVAL_MS)
+    durations = sorted(each["duration_ms"] for each in checkpoints)
+    latest = f"p50 {seen['p50_ms']:,.0f} ms, at most {seen['p100_ms']:,.0f} ms; {seen['records']:,} records timed"
+    yield Figure("p99 from produce to visible, interval 100 ms", seen["p99_ms"], "ms", latest)
+    per_s = f"{len(checkpoints)} checkpoints; p99 of the feeder's delays {fed['p99_late_ms']:.0f} ms"
+    yield Figure("duration of its dense checkpoints", durations[len(durations) // 2], "ms", per_s)
+
+
 def _sustained(bench: Bench) -> float:
     """Records a second that the engine processes while as many as possible are fed, and an observer reads."""
-    first, *_, last = _load(bench, math.inf, bench.size(15, 6)).checkpoints
+    first, *_, last = _load(bench, math.inf, bench.size(15, 6), INTERVAL_MS).checkpoints
     rate: float = (last["records_in"] - first["records_in"]) / (last["at_ms"] - first["at_ms"]) * 1000
     bench.say(f"{rate:,.0f} records/s are sustained, fed and observed")
     return rate
 
 
-def _load(bench: Bench, rate: float, seconds: float) -> Load:
+def _load(bench: Bench, rate: float, seconds: float, interval_ms: int) -> Load:
     source, sink = f"orders-{uuid.uuid4().hex[:8]}", f"totals-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(source, sink)
     with (
-        Job(bench.cluster.servers, "totals", interval=f"{INTERVAL_MS}ms", name=sink, source=source, sink=sink) as job,
+        Job(bench.cluster.servers, "totals", interval=f"{interval_ms}ms", name=sink, source=source, sink=sink) as job,
         _script("observer.py", bench, sink, WARM_UP_S) as observer,
     ):
         _await_line(observer)

@@ -363,8 +363,8 @@ class Coordinator:
         # The last one comes alone: nothing is written beside it, so that it may note its own block ends.
         if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
             return False
-        # At a barrier a sink flushes one producer's transaction and goes on with the next: it has two, or it the job
-        # stand still behind the barrier. Behind the last one nothing is written. An awaited one may use one up as well.
+        # At a barrier a sink flushes a transaction and goes on with the next producer: it has two, or all stand still
+        # behind it. Behind the last one nothing is written. Each that is awaited may use one up as well.
         awaited = sum(each.state is CheckpointState.TRIGGERED for each in self.in_flight)
         needed = awaited + (1 if self._final else 2)
         return all(self._producers.get(sink, 0) >= needed for sink in self.sinks)
@@ -372,17 +372,16 @@ class Coordinator:
     def _trigger(self, now_ms: int) -> list[Effect]:
         if now_ms < self._next_trigger_ms or not self._may_trigger:
             return []
-        final = self._final
         assert self.manifest is not None
         self._checkpoint_latest, base = self._checkpoint_latest + 1, self.manifest.checkpoint
         previous = self.in_flight[-1].checkpoint if self.in_flight else base
         plan = PendingCheckpoint(
-            checkpoint=self._checkpoint_latest, base=base, previous=previous, final=final, attempt=self.attempt,
-            triggered_ms=now_ms,
+            checkpoint=self._checkpoint_latest, base=base, previous=previous, final=self._final,
+            triggered_ms=now_ms, attempt=self.attempt,
         )  # fmt: skip
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
-        return [Trigger(plan.checkpoint, base, final)]
+        return [Trigger(plan.checkpoint, base, plan.final)]
 
     def _hang(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""

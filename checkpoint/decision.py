@@ -8,28 +8,30 @@ Every function is a procedure (see `requests`): it can be stopped between any tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from exactlyonce.checkpoint.manifest_writer import ManifestWriter
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
 from exactlyonce.checkpoint.requests import (
     Append,
-    BlockEndOffsets,
     CopyTransaction,
     DescribeProducers,
     DescribeTransactions,
     Procedure,
+    Reached,
     ReplayTransaction,
+    concurrently,
 )
 from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED, Resolution, places_of
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome, ProducerState, TransactionState
 from exactlyonce.checkpoint.transactions.commit import Commits, commit, end, look, sweep
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, Undetermined, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Halt, Undetermined, require
 
 Dropped = tuple[tuple[int, ...], tuple[BlockRef, ...]]
 """Checkpoints whose manifests may go, and blocks that may."""
@@ -72,6 +74,9 @@ class Refuse:
     """The checkpoint was not decided: it never happened."""
 
     reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,58 @@ def _written(
     ]
 
 
+def _committable(
+    precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState], life: Life
+) -> Committable:
+    return Committable(
+        transactional_id=precommit.transactional_id,
+        producer_id=precommit.producer_id,
+        epoch=precommit.epoch,
+        transaction_version=life.transaction_version,
+        cluster_id=life.cluster_id,
+        sink=precommit.sink,
+        subtask=precommit.subtask,
+        checkpoint=precommit.checkpoint,
+        written=tuple(_written(precommit, partitions, producers)),
+    )
+
+
+def _is_whole(committable: Committable, precommit: Precommit) -> bool:
+    """Whether the broker has as many records as were produced."""
+    return committable.records == precommit.records
+
+
+def count(
+    precommits: Iterable[Precommit], outputs: Mapping[str, Collection[tuple[str, int]]], life: Life
+) -> Procedure[dict[str, Committable]]:
+    """Make committables, in the broker's own words, of those precommits of which it has as many records as were
+    produced. *outputs* are the partitions that each sink writes to, as far as they are known.
+
+    It may be asked as soon as a precommit is there, and holds when it is decided: a sink writes nothing behind its
+    flush, and no other transaction has this producer id and epoch. Whether that one is still open is asked then, and
+    those that are left out here are checked again, in all partitions that the broker knows of.
+    """
+    wanted = [each for each in precommits if each.records]
+    partitions = {partition for each in wanted for partition in outputs.get(each.sink, ())}
+    if not partitions:
+        return {}
+    producers = yield DescribeProducers(tuple(sorted(partitions)))
+    found = ((each, _committable(each, outputs.get(each.sink, ()), producers, life)) for each in wanted)
+    return {each.transactional_id: made for each, made in found if _is_whole(made, each)}
+
+
+def _are_open(precommits: Sequence[Precommit], ages_ms: Mapping[str, int], life: Life) -> Procedure[Refuse | None]:
+    """Why one of them cannot be decided on, whatever was counted."""
+    if not precommits:
+        return None
+    states = yield DescribeTransactions(tuple(each.transactional_id for each in precommits))
+    for each in precommits:
+        problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], life)
+        if problem:
+            return Refuse(problem)
+    return None
+
+
 def check(
     precommits: Iterable[Precommit], ages_ms: Mapping[str, int], life: Life
 ) -> Procedure[list[Committable] | Refuse]:
@@ -138,12 +195,8 @@ def check(
     producers = yield DescribeProducers(tuple(sorted({p for partitions in touched.values() for p in partitions})))
     committables = []
     for each, partitions in touched.items():
-        committable = Committable(
-            transactional_id=each.transactional_id, producer_id=each.producer_id, epoch=each.epoch,
-            transaction_version=life.transaction_version, cluster_id=life.cluster_id, sink=each.sink,
-            subtask=each.subtask, checkpoint=each.checkpoint, written=tuple(_written(each, partitions, producers)),
-        )  # fmt: skip
-        if committable.records != each.records:
+        committable = _committable(each, partitions, producers, life)
+        if not _is_whole(committable, each):
             return Refuse(
                 f"transaction {each.transactional_id} holds {committable.records} records on the broker, "
                 f"but {each.records} were produced"
@@ -158,29 +211,57 @@ def keep_all(manifest: Manifest) -> Procedure[Dropped]:
     yield  # never: it makes this a procedure
 
 
+@dataclass(frozen=True)
+class Grounds:
+    """What a decision stands on, beside its precommits."""
+
+    counted: Mapping[str, Committable]
+    """By transactional id, what was counted as it arrived; see `count`."""
+    checks: Callable[[], Sequence[Procedure[Refuse | None]]] = tuple
+    """What must hold once all have acknowledged, each asked for by itself, and at the same time."""
+
+
 def decide(
     precommits: Iterable[Precommit],
     ages_ms: Mapping[str, int],
     life: Life,
-    make_manifest: Callable[[tuple[Committable, ...], tuple[int, ...]], Manifest],
+    writer: ManifestWriter,
+    *,
+    make_manifest: Callable[[tuple[Committable, ...]], Procedure[Manifest]],
     expire: Expire,
+    grounds: Grounds,
 ) -> Procedure[Decided | Refuse | Unresolved]:
     """Check, then decide, then commit and finalize a checkpoint.
 
-    *make_manifest* is given the committables and the block partitions' end offsets; *expire* is told that the manifest
-    is durable and all of it committed.
+    The manifest is produced while the last checks are under way; only its commit waits for them, and it is taken back
+    if one fails. *make_manifest* is given the committables, and asked again after the checks: what a manifest says of
+    its sinks' topics, they may have found changed. *expire* is told that the manifest is durable and all of it
+    committed.
     """
-    try:
-        checked = yield from check(precommits, ages_ms, life)
-        if isinstance(checked, Refuse):
-            return checked
-        manifest = make_manifest(tuple(checked), (yield BlockEndOffsets()))
-    except BrokerUnavailable as error:
-        return Refuse(str(error))
-    outcome = yield Append((manifest,))
-    if outcome is Outcome.NOT_WRITTEN:
-        return Refuse(f"the manifest of checkpoint {manifest.checkpoint} was not written")
-    if outcome is Outcome.UNKNOWN:
+    wanted = [each for each in precommits if each.records]
+    committables = yield from _committables(wanted, ages_ms, life, grounds)
+    if isinstance(committables, Refuse):
+        return committables
+    while True:
+        manifest = yield from make_manifest(committables)
+        checks = (_are_open(wanted, ages_ms, life), *grounds.checks())
+        produced, *verdicts = yield from concurrently(writer.produce(manifest), *map(_verdict, checks))
+        problem = _worst(verdicts)
+        if not produced:
+            why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {writer.refusal}"
+            problem = problem or Refuse(why)
+        elif problem is not None:
+            yield from writer.take_back(str(problem))
+        elif (yield from make_manifest(committables)).sinks != manifest.sinks:
+            yield from writer.take_back("a topic of its sinks has more partitions")
+            continue
+        if isinstance(problem, Exception):
+            raise problem
+        if problem is not None:
+            return problem
+        break
+    yield Reached("coordinator-checked")
+    if (yield from writer.commit()) is not Outcome.DONE:
         return Unresolved(manifest.checkpoint)
     commits = yield from commit(manifest.committables)
     decided = Decided(manifest, commits)
@@ -188,6 +269,41 @@ def decide(
         dropped = yield from expire(manifest)
         yield from finalize(manifest, commits.fates, life.incarnation, manifest.completed_at_ms, *dropped)
     return decided
+
+
+def _committables(
+    wanted: Sequence[Precommit], ages_ms: Mapping[str, int], life: Life, grounds: Grounds
+) -> Procedure[tuple[Committable, ...] | Refuse]:
+    """Those that were counted; the others are checked first, all else before them, so that it says why they fail."""
+    found = dict(grounds.counted)
+    missing = [each for each in wanted if each.transactional_id not in found]
+    if missing:
+        problem = _worst((yield from concurrently(*map(_verdict, grounds.checks()))))
+        if isinstance(problem, Exception):
+            raise problem
+        try:
+            checked = problem or (yield from check(missing, ages_ms, life))
+        except BrokerUnavailable as error:
+            return Refuse(str(error))
+        if isinstance(checked, Refuse):
+            return checked
+        found.update((each.transactional_id, each) for each in checked)
+    return tuple(found[each.transactional_id] for each in wanted)
+
+
+def _verdict(check: Procedure[Refuse | None]) -> Procedure[Refuse | ExactlyOnceError | None]:
+    """What stands against the decision. An error is kept until nothing is under way any more."""
+    try:
+        return (yield from check)
+    except BrokerUnavailable as error:
+        return Refuse(str(error))
+    except ExactlyOnceError as error:
+        return error
+
+
+def _worst(verdicts: Sequence[Refuse | ExactlyOnceError | None]) -> Refuse | ExactlyOnceError | None:
+    errors = (each for each in verdicts if isinstance(each, Exception))
+    return next(errors, None) or next((each for each in verdicts if each is not None), None)
 
 
 def finalize(

@@ -9,6 +9,7 @@ is a procedure (see `requests`).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ from exactlyonce.checkpoint.requests import (
     Request,
     Unreadable,
     Write,
+    concurrently,
     retrying,
 )
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
@@ -53,6 +55,8 @@ APPEND_TIMEOUT_MS = 120_000
 """How long an append, what is asked beside it, and a coordinator's other requests outlast a broker that is away."""
 STABLE_TIMEOUT_MS = 10_000
 STABLE_PAUSE_MS = 2
+LOOK_WAIT_MS = 250
+"""How long the first look waits: markers take some 10 ms, on a busy machine some 100."""
 STABLE_PAUSE_SHARE = 10
 """Later pauses are this fraction of what was waited: markers take milliseconds, or do not come."""
 SUCCESSOR_TIMEOUT_MS = 3_000
@@ -309,13 +313,17 @@ class DecisionLog:
             raise self._ended_by(Fenced((yield from self._who_fenced()))) from error
 
     def commit(self, staged: Staged) -> Procedure[Outcome]:
-        """Decide what was produced: `DONE` once readers see it, or `UNKNOWN`."""
+        """Decide what was produced: `DONE` once readers see it, or `UNKNOWN`.
+
+        A look waits at the brokers while the commit is asked for, and is answered as soon as the markers are there.
+        """
         look = self._writer.look
+        outcome: Outcome
         try:
-            outcome = yield from self._writer.commit(staged.deadline_ms)
+            outcome, seen = yield from concurrently(self._writer.commit(staged.deadline_ms), _waited(look))
         except Fenced as error:
             raise self._ended_by(Fenced((yield from self._who_fenced()))) from error
-        if outcome is Outcome.DONE and not (yield from self._is_visible(look)):
+        if outcome is Outcome.DONE and not (seen or (yield from self._is_visible(look))):
             self._ended_by(
                 BrokerUnavailable(
                     f"The broker took a decision into {self.topic.name}, but does not show it to readers. This "
@@ -409,6 +417,15 @@ class DecisionLog:
         that the next incarnation may read, so it is left to that one's initialisation.
         """
         self._writer.end(BrokerUnavailable(f"The decision log of {self.pipeline} is closed."))
+
+
+def _waited(look: LookOnce) -> Procedure[bool]:
+    """Whether readers see it before a short time is over; not to know is no."""
+    try:
+        fates: dict[int, Fate | None] = yield dataclasses.replace(look, wait_ms=LOOK_WAIT_MS)
+    except BrokerUnavailable:
+        return False
+    return set(fates.values()) == {Fate.COMMITTED}
 
 
 def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:

@@ -20,15 +20,19 @@ from exactlyonce.checkpoint.decision import (
     Decided,
     Dropped,
     Expire,
+    Grounds,
     Life,
+    Precommit,
     Refuse,
     Unresolved,
+    count,
     decide,
     finalize,
     finish,
     standing,
 )
 from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.manifest_writer import ManifestWriter
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
@@ -42,7 +46,7 @@ from exactlyonce.checkpoint.requests import (
     ListTransactions,
     Look,
     LookAtInputs,
-    LookAtOutputs,
+    LookAtTopics,
     Pause,
     Procedure,
     R,
@@ -52,7 +56,7 @@ from exactlyonce.checkpoint.requests import (
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
 
 UPKEEP_INTERVAL_S = 10.0
 """How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
@@ -72,7 +76,10 @@ class Retention(Protocol):
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
         """Look for what the attempt before has left behind *newest*."""
 
-    def ends_to_note(self, checkpoint: int, base: int, ends: tuple[int, ...], *, final: bool) -> tuple[int, ...]:
+    def nothing_yet(self, ends: tuple[int, ...]) -> None:
+        """The pipeline is new, and its block partitions end there."""
+
+    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
         """The `Manifest.block_end_offsets` of *checkpoint*."""
 
     def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
@@ -143,6 +150,8 @@ class Leader:
         self._last_committables: tuple[Committable, ...] = ()
         self._swept_ms = clock.monotonic_ms()
         self._written_blocks = _Written()
+        self._counted: dict[str, Committable] = {}
+        """By transactional id, the precommits of this attempt that were counted as they arrived."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -229,8 +238,8 @@ class Leader:
             checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
-        outputs = yield CountOutputs()
-        manifest = self._manifest(first, (), (yield BlockEndOffsets()), outputs, kind="initial")
+        self.retention.nothing_yet((yield BlockEndOffsets()))
+        manifest = yield from self._manifest(first, (), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -305,6 +314,7 @@ class Leader:
         """
         yield from self._confirm_leading()
         self.attempt = attempt
+        self._counted.clear()
         if unfinished is not None:
             yield from self.finish(unfinished, lambda manifest: self.retention.expire(manifest, ()))
         yield from self.sweep()
@@ -332,47 +342,75 @@ class Leader:
         """Blocks were written. From any thread, before `decide` is told of the checkpoint."""
         self._written_blocks.acknowledged.append(ack)
 
+    def count_acknowledged(self) -> Procedure[None]:
+        """Take in what has been acknowledged by now, and count what the sinks have flushed for it.
+
+        To be called as acknowledgements come: the decision need not wait for it then. What cannot be counted now is
+        checked there.
+        """
+        outputs: dict[str, list[tuple[str, int]]] = {}
+        for sink, topic, partitions in (yield CountOutputs()):
+            outputs.setdefault(sink, []).extend((topic, partition) for partition in range(partitions))
+        arrived = self._take_up()
+        with suppress(BrokerUnavailable, TopicError):
+            self._counted.update((yield from count(arrived, outputs, self._life())))
+
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
         """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
 
         Raises Halt, before anything is decided, if what was acknowledged may have been read from another topic.
         """
-        self._take_up()
-        refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
-        if refs and (dead := (yield from self.log.dead(refs))):
-            return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
-        try:
-            if self.log.history.latest is not None:
-                yield from self.look_at_inputs()
-                yield LookAtOutputs(self.manifest)
-        except BrokerUnavailable as error:
-            return Refuse(str(error))
-        outputs = yield CountOutputs()
+        yield from self.count_acknowledged()
         verdict = yield from self.run(
             decide(
                 plan.precommits,
                 plan.ages_ms,
                 self._life(),
-                lambda committables, ends: self._manifest(plan, committables, ends, outputs),
-                lambda manifest: self._expire(plan, manifest, pinned),
+                ManifestWriter(self.log),
+                make_manifest=lambda committables: self._manifest(plan, committables),
+                expire=lambda manifest: self._expire(plan, manifest, pinned),
+                grounds=Grounds(self._counted, lambda: (self._topics_stand(), self._blocks_stand(plan))),
             )
         )
-        if isinstance(verdict, Refuse) and self.log.refusal:
-            return Refuse(f"{verdict.reason}: {self.log.refusal}")
         if isinstance(verdict, Decided):
-            yield GoOnFrom(verdict.manifest)
-            self._last_committables = verdict.manifest.committables or self._last_committables
-            if not verdict.finalized:
-                self.retention.completed(verdict.manifest.checkpoint, references_of(plan, verdict.manifest))
+            yield from self._decided(plan, verdict)
         return verdict
 
-    def _take_up(self) -> None:
-        written = self._written_blocks
+    def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
+        yield GoOnFrom(verdict.manifest)
+        self._last_committables = verdict.manifest.committables or self._last_committables
+        for each in verdict.manifest.committables:
+            self._counted.pop(each.transactional_id, None)
+        sizes = self._written_blocks.bytes
+        for n in [each for each in sizes if each <= plan.checkpoint]:
+            del sizes[n]
+        if not verdict.finalized:
+            self.retention.completed(verdict.manifest.checkpoint, references_of(plan, verdict.manifest))
+
+    def _topics_stand(self) -> Procedure[Refuse | None]:
+        """What was read and written is what it was; raises Halt otherwise."""
+        if self.log.history.latest is not None:
+            yield LookAtTopics(self.manifest)
+            yield GoOnFrom(self.manifest)
+        return None
+
+    def _blocks_stand(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
+        """The blocks that the manifest names are there."""
+        refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
+        if refs and (dead := (yield from self.log.dead(refs))):
+            return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
+        return None
+
+    def _take_up(self) -> list[Precommit]:
+        """What was acknowledged; returns what the sinks have flushed for it."""
+        written, precommits = self._written_blocks, list[Precommit]()
         while written.acknowledged:
             ack = written.acknowledged.popleft()
             self.retention.written(ack.checkpoint, ack.written)
             size = sum(ref.size for ref in ack.written)
             written.bytes[ack.checkpoint] = written.bytes.get(ack.checkpoint, 0) + size
+            precommits += ack.precommits
+        return precommits
 
     def _life(self) -> Life:
         led = self.led
@@ -387,14 +425,9 @@ class Leader:
         )
 
     def _manifest(
-        self,
-        plan: PendingCheckpoint,
-        committables: tuple[Committable, ...],
-        ends: tuple[int, ...],
-        outputs: tuple[tuple[str, str, int], ...],
-        *,
-        kind: str | None = None,
-    ) -> Manifest:
+        self, plan: PendingCheckpoint, committables: tuple[Committable, ...], *, kind: str | None = None
+    ) -> Procedure[Manifest]:
+        outputs: tuple[tuple[str, str, int], ...] = yield CountOutputs()
         led, now_ms, sizes = self.led, self._clock.now_ms(), self._written_blocks.bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
@@ -411,8 +444,8 @@ class Leader:
             max_parallelism=led.max_parallelism,
             parallelism=led.parallelism,
             block_partitions=self.log.topic.partitions,
-            block_end_offsets=self.retention.ends_to_note(plan.checkpoint, plan.base, ends, final=plan.final),
-            written_bytes=sum(sizes.pop(n) for n in list(sizes) if n <= plan.checkpoint),
+            block_end_offsets=self.retention.ends_to_note(plan.checkpoint, plan.base, final=plan.final),
+            written_bytes=sum(size for n, size in sizes.items() if n <= plan.checkpoint),
             offsets=tuple(offsets),
             operators=operators_of(plan),
             order_logs=tuple(plan.order_logs),

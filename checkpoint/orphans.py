@@ -5,9 +5,9 @@ leaves blocks that nobody knows of any more. They are looked for in the topic it
 decision log that drops anything drops them.
 
 Invariants: a checkpoint writes nothing before it is triggered, which comes after its base was decided, so that its
-blocks lie behind the ends that were read at that decision; a manifest notes ends behind which all blocks lie that may
-be orphans once it is finalized; an incarnation looks from there, and while the newest manifest is not finalized from
-the ends that the one before it notes, for what older incarnations knew of orphans ended with them; the transaction that
+blocks lie behind all that was known at that decision; a manifest notes ends behind which all blocks lie that may be
+orphans once it is finalized; an incarnation looks from there, and while the newest manifest is not finalized from the
+ends that the one before it notes, for what older incarnations knew of orphans ended with them; the transaction that
 finalizes a checkpoint drops all orphans that are known by then. Whatever asks is a procedure (see `requests`).
 """
 
@@ -43,6 +43,8 @@ class KnownBlocks:
         """By completed checkpoint that may be a base, ends behind which everything lies that builds on it."""
         self._attempt = (0, 0)
         self._begun_at: Offsets = ()
+        self._seen_to: Offsets = ()
+        """Ends behind which nothing is known of, which only grow: what is written later lies there."""
         self._look_again = False
         self._own_too = False
 
@@ -83,6 +85,7 @@ class KnownBlocks:
     def _begin(self, newest: Manifest, start: Offsets, attempt: tuple[int, int], *, late: bool) -> Procedure[None]:
         self.ledger.written(newest.checkpoint, (yield from self._scanned(start)))
         self._ends = {newest.checkpoint: self._begun_at}
+        self._seen_to = self._begun_at
         self._attempt, self._look_again, self._own_too = attempt, late, False
 
     def _scanned(self, start: Offsets) -> Procedure[tuple[BlockRef, ...]]:
@@ -95,21 +98,31 @@ class KnownBlocks:
     # --- at a decision
 
     def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*blocks* were written for *checkpoint*."""
-        self.ledger.written(checkpoint, blocks)
+        """*blocks* were acknowledged for *checkpoint*, whether or not it ever completes."""
+        refs = tuple(blocks)
+        self.ledger.written(checkpoint, refs)
+        ends = list(self._seen_to)
+        for each in refs:
+            ends[each.partition] = max(ends[each.partition], each.offset + 1)
+        self._seen_to = tuple(ends)
 
     def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
         """*checkpoint* is decided, and stands on *blocks*."""
         self.ledger.completed(checkpoint, blocks)
 
-    def ends_to_note(self, checkpoint: int, base: int, ends: Offsets, *, final: bool) -> Offsets:
-        """The `Manifest.block_end_offsets` of *checkpoint*, which builds on *base*; *ends* were read just now.
+    def nothing_yet(self, ends: Offsets) -> None:
+        """The pipeline is new: nobody has written a block behind *ends*, and nobody will in front of them."""
+        self._seen_to = ends
+
+    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> Offsets:
+        """The `Manifest.block_end_offsets` of *checkpoint*, which builds on *base*.
 
         A checkpoint that is in flight behind it, or was and is aborted, was triggered after it: its base is *base* or a
-        newer one.
+        newer one. What is behind it is triggered later still, and lies behind all blocks that are known by now. The
+        ends of the partitions may lie further on: to begin before them finds the same, and needs no question.
         """
-        self._ends = {each: known for each, known in self._ends.items() if each >= base} | {checkpoint: ends}
-        return self._ends[base] if self._concurrent and not final else ends
+        self._ends = {each: known for each, known in self._ends.items() if each >= base} | {checkpoint: self._seen_to}
+        return self._ends[base] if self._concurrent and not final else self._seen_to
 
     def expect_own_orphans(self) -> None:
         """Work of the present attempt was tried more than once: what its checkpoint does not name is orphaned."""

@@ -190,8 +190,9 @@ class CreateOutputs:
 
 
 @dataclass(frozen=True)
-class LookAtOutputs:
-    """-> None. Raises Halt if an output is not the one that is written to any more; *newest* is the newest manifest."""
+class LookAtTopics:
+    """-> None. As `LookAtInputs`, and of outputs alike: raises Halt if one is not the one that is written to any more,
+    and counts its partitions. One question is of them all."""
 
     newest: Manifest
 
@@ -269,6 +270,8 @@ class LookOnce:
     producer: Producer
     offsets: tuple[tuple[int, int], ...]
     """(partition, offset)"""
+    wait_ms: int = 0
+    """How long the brokers may wait for readers to get there, before they answer that they have not."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +324,24 @@ class FirstOffsets:
 
 
 @dataclass(frozen=True)
+class Together:
+    """-> tuple[Answer, ...] to *requests*, in their order. None needs another's answer: all go out at once.
+
+    It is answered when all are; what one of them raises is its answer. See `concurrently`.
+    """
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of one of several requests: *value*, or the *error* to be thrown."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
 class Pause:
     """-> None, after *duration_ms*."""
 
@@ -346,7 +367,7 @@ Request = (
     | LookAtInputs
     | GoOnFrom
     | CreateOutputs
-    | LookAtOutputs
+    | LookAtTopics
     | CountOutputs
     | Reached
     | InitTransactions
@@ -356,9 +377,44 @@ Request = (
     | LogEnds
     | ReadLog
     | FirstOffsets
+    | Together
     | Pause
 )
 Procedure = Generator[Request, Any, R]
+
+
+def answered(request: Request, perform: Callable[[Request], Any]) -> Answer:
+    """What *perform* answers to one of several requests, or raises."""
+    try:
+        return Answer(perform(request))
+    except Exception as error:
+        return Answer(error=error)
+
+
+def concurrently(*procedures: Procedure[Any]) -> Procedure[tuple[Any, ...]]:
+    """The results of all *procedures*, which must not depend on each other's effects.
+
+    In each round one request of each goes out, together. What one raises is raised once all have ended, so that nothing
+    is under way any more; if several do, it is what the first of them in their order has raised.
+    """
+    results: list[Any] = [None] * len(procedures)
+    errors: dict[int, Exception] = {}
+    answers = dict.fromkeys(range(len(procedures)), Answer())
+    while answers:
+        asked: dict[int, Request] = {}
+        for number, answer in answers.items():
+            procedure = procedures[number]
+            try:
+                asked[number] = procedure.throw(answer.error) if answer.error else procedure.send(answer.value)
+            except StopIteration as end:
+                results[number] = end.value
+            except Exception as error:
+                errors[number] = error
+        given: tuple[Answer, ...] = (yield Together(tuple(asked.values()))) if asked else ()
+        answers = dict(zip(asked, given, strict=True))
+    if errors:
+        raise errors[min(errors)]
+    return tuple(results)
 
 
 def drive(procedure: Procedure[R], perform: Callable[[Request], Any]) -> R:

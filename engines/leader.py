@@ -1,20 +1,22 @@
 """Who leads a pipeline at a real broker: a pure `Leader`, and who answers what it asks.
 
 Making one connects to nothing and fences nobody; `recover` does. All of it is called from one thread, the job's broker
-thread, except `start_message` and `added_for`, which only read, and `acknowledged`, which hands over what `decide`
-takes up. No sink producer is made before `recover` or `begin_attempt` has fenced everything older.
+thread, except `describe`, `start_message` and `added_for`, which only read, and `acknowledged`, which hands over what
+`decide` takes up. No sink producer is made before `recover` or `begin_attempt` has fenced everything older.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
+from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
 from exactlyonce.checkpoint.leader import Leader, Led, Verdict
 from exactlyonce.checkpoint.orphans import KnownBlocks
@@ -24,10 +26,12 @@ from exactlyonce.checkpoint.requests import Procedure, R, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
+from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.connectors.trace import Trace, as_fields
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
@@ -36,7 +40,6 @@ from exactlyonce.engines.pipeline_topics import PipelineTopics
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.preflight import Inputs, Offsets
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -48,7 +51,7 @@ class PipelineLeader:
         plan: Plan,
         options: RunOptions,
         note: Callable[[str], None],
-        step: Callable[[str, int], None],
+        step: Callable[..., None],
         reference: Reference,
         units: tuple[Submit, Path] | None = None,
     ) -> None:
@@ -57,9 +60,15 @@ class PipelineLeader:
         self._plan, self._options, self._note, self._step = plan, options, note, step
         self._reference, self._units = reference, units
         self._clock = SystemClock()
-        self._transactions = Transactions(options.client, timeout_ms=APPEND_TIMEOUT_MS)
+        self._trace = Trace()
+        places = Places()
+        self._transactions = Transactions(
+            options.client, timeout_ms=APPEND_TIMEOUT_MS, observe=self._trace.client(), places=places
+        )
+        self._producers = Transactions(options.client, timeout_ms=APPEND_TIMEOUT_MS, places=places)
+        """For `describe`, which holds up no decision, and is held up by none."""
         self._output_log = Log(options.client, group=plan.graph.pipeline_id)
-        self._topics = Topics(options.client)
+        self._topics = Topics(options.client, observe=self._trace.client())
         self._groups = GroupOffsets(options.client, plan.graph.pipeline_id)
         self._surroundings = PipelineTopics(
             self._topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
@@ -67,7 +76,7 @@ class PipelineLeader:
         self._known_blocks = KnownBlocks(options.checkpoint)
         self._replays: ReplayRepair | None = None
         self._log_requests: LogRequests | None = None
-        self._performer: Performer
+        self._performer: Performer | None = None
         self._timeout_ms = 0
         self.leader: Leader
         """Known once `recover` was called."""
@@ -96,7 +105,7 @@ class PipelineLeader:
         led = self._led()
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-        self._log_requests = LogRequests(options.client, topic)
+        self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock)
         self._replays = ReplayRepair(
             Loaded(load_reference(self._reference), self._reference), options.client, self._transactions,
@@ -124,11 +133,16 @@ class PipelineLeader:
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
-        return drive(procedure, self._answer)
+        return drive(procedure, self._ask)
+
+    def _ask(self, request: ask.Request) -> Any:
+        self._trace.next_round()
+        return self._answer(request)
 
     def _answer(self, request: ask.Request) -> Any:
-        if isinstance(request, ask.BlockEndOffsets) and self.leader.log.history.latest is not None:  # not manifest 0's
-            hit("coordinator-checked")
+        assert self._performer is not None
+        if isinstance(request, ask.Together):
+            return self._performer.together(request.requests, self._answer)
         answer = self._surroundings(request)
         return self._performer(request) if answer is NotImplemented else answer
 
@@ -200,16 +214,39 @@ class PipelineLeader:
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def describe(self, transactional_id: str) -> TransactionState | None:
-        """The state of a freshly initialised transaction."""
-        return self._transactions.describe([transactional_id])[transactional_id]
+        """The state of a freshly initialised transaction. From one thread, whatever the others do."""
+        return self._producers.describe([transactional_id])[transactional_id]
+
+    def close_producers(self) -> None:
+        """Nothing more will be described; from the thread that described."""
+        self._producers.close()
 
     def acknowledged(self, ack: Ack) -> None:
         """Blocks were written; called from the main thread, before the core hears of it."""
         self.leader.acknowledged(ack)
 
-    def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Verdict:
-        """Run the decision procedure for *plan*; see `Leader.decide`."""
-        return self._drive(self.leader.decide(plan, pinned))
+    def count_acknowledged(self) -> None:
+        """Take in what has been acknowledged by now; see `Leader.count_acknowledged`."""
+        self._drive(self.leader.count_acknowledged())
+
+    def decide(self, plan: PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float) -> Verdict:
+        """Run the decision procedure for *plan*; see `Leader.decide`.
+
+        *acknowledged_s* is when its turn came: by then the last subtask had acknowledged it.
+        """
+        verdict = self._drive(self.leader.decide(plan, pinned))
+        if isinstance(verdict, Decided) and verdict.finalized:
+            self._tell_requests(plan.checkpoint, acknowledged_s)
+        return verdict
+
+    def _tell_requests(self, checkpoint: int, acknowledged_s: float) -> None:
+        """Which requests a decision took; without output, it is visible when it is decided."""
+        assert self._performer is not None
+        finalized_s = time.monotonic()
+        visible_s = max(self._performer.visible_s, acknowledged_s)
+        for name, begin_s, end_s in (("visible", acknowledged_s, visible_s), ("finalized", visible_s, finalized_s)):
+            sent = self._trace.between(begin_s, end_s)
+            self._step(f"requests until {name}", checkpoint, **as_fields(sent, begin_s, end_s))
 
     # --- beside it ----------------------------------------------------------------------------------------------
 
@@ -252,6 +289,8 @@ class PipelineLeader:
     def close(self) -> None:
         """Let go of all connections; nothing is ended by it."""
         self._finished()
+        if self._performer is not None:
+            self._performer.close()
         if self._log_requests is not None:
             self._log_requests.close()
         self._transactions.close()

@@ -1,12 +1,16 @@
 """Performs what the protocol's procedures ask for, against a real broker. Called by one thread only.
 
-Invariant: an EndTxn whose answer is unknown is asked again as it was; while no broker answers, that is a pause, not a
-failure.
+Invariants: an EndTxn whose answer is unknown is asked again as it was; while no broker answers, that is a pause, not a
+failure. Of requests that go out together, those of one client go one after the other: a client is used by one thread at
+a time.
 """
 
 from __future__ import annotations
 
+import enum
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +45,28 @@ def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> s
     return "the run was told to halt instead (--repair halt)."
 
 
+class _Lane(enum.Enum):
+    """Whose client answers a request."""
+
+    TRANSACTIONS = "transactions"
+    LOG = "log"
+    LOOKS = "looks"
+    BLOCKS = "blocks"
+    TOPICS = "topics"
+
+
+_LANES: dict[type, _Lane] = {
+    ask.InitTransactions: _Lane.LOG,
+    ask.ProduceBatches: _Lane.LOG,
+    ask.EndTransaction: _Lane.LOG,
+    ask.LookOnce: _Lane.LOOKS,
+    ask.FirstOffsets: _Lane.BLOCKS,
+    ask.LookAtTopics: _Lane.TOPICS,
+    ask.GoOnFrom: _Lane.TOPICS,
+}
+"""All others ask about the sinks' transactions, or are never asked together with another."""
+
+
 class Performer:
     """Answers the requests of `checkpoint.requests`."""
 
@@ -61,6 +87,13 @@ class Performer:
         self.transaction_timeout_ms = transaction_timeout_ms
         self.step = step
         self.replay = replay
+        self.visible_s = 0.0
+        """When output of a decision became visible last, or would have: seconds that only grow."""
+        self._lanes = ThreadPoolExecutor(len(_Lane), "lane")
+
+    def close(self) -> None:
+        """Let go of the threads; the clients are whose they were."""
+        self._lanes.shutdown()
 
     def __call__(self, request: ask.Request) -> Any:
         match request:
@@ -80,6 +113,8 @@ class Performer:
                 return hit(place)
             case ask.Appended(records):
                 return self._appended(records)
+            case ask.Together(requests):
+                return self.together(requests, self)
             case ask.BlockEndOffsets():
                 return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets):
@@ -102,6 +137,24 @@ class Performer:
                 return replayed
         return self.log(request)
 
+    def together(
+        self, requests: tuple[ask.Request, ...], perform: Callable[[ask.Request], Any]
+    ) -> tuple[ask.Answer, ...]:
+        """The answers of *perform*, each lane in a thread of its own, but for the first, which is this one's."""
+        lanes: dict[_Lane, list[int]] = {}
+        for number, request in enumerate(requests):
+            lanes.setdefault(_LANES.get(type(request), _Lane.TRANSACTIONS), []).append(number)
+
+        def answers(numbers: list[int]) -> list[ask.Answer]:
+            return [ask.answered(requests[each], perform) for each in numbers]
+
+        first, *others = lanes.values()
+        futures = [self._lanes.submit(answers, each) for each in others]
+        given = dict(zip(first, answers(first), strict=True))
+        for numbers, future in zip(others, futures, strict=True):
+            given.update(zip(numbers, future.result(), strict=True))
+        return tuple(given[number] for number in range(len(requests)))
+
     def _persistently(self, asked: Callable[[], Any]) -> Any:
         """The answer of *asked*, asked again while the broker is away: for as long as an append is tried."""
 
@@ -118,11 +171,14 @@ class Performer:
         except BrokerUnavailable:
             return [EndAnswer.BUSY] * len(endings)
         if commit and endings:
+            self.visible_s = time.monotonic()
             hit("coordinator-committed")
         return answers
 
     def _appended(self, records: tuple[Manifest | Finalized | Repair, ...]) -> None:
         for record in records:
             name, failpoint = _AFTER_APPEND[type(record)]
+            if isinstance(record, Manifest):
+                self.visible_s = time.monotonic()
             self.step(name, record.checkpoint)
             hit(failpoint)

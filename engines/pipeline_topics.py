@@ -16,6 +16,7 @@ from exactlyonce.engines.preflight import (
     Inputs,
     Offsets,
     OutputTopics,
+    Seen,
     check_inputs,
     check_operators,
     check_outputs,
@@ -56,21 +57,24 @@ class PipelineTopics:
                 check_operators(self._graph, manifest)
                 return self.inputs.check_continuity(manifest)
             case ask.LookAtInputs(newest):
-                return self._look_again(newest)
+                return self._take_note(newest, self._topics.seen_by_each(self.inputs.described, APPEND_TIMEOUT_MS))
+            case ask.LookAtTopics(newest):
+                names = (*self.inputs.described, *self.outputs.described)
+                seen = self._topics.seen_by_each(names, APPEND_TIMEOUT_MS)
+                self._take_note(newest, seen)
+                return self.outputs.look_again(newest, seen)
             case ask.GoOnFrom(manifest):
                 self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
                 return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
             case ask.CreateOutputs(newest):
                 return self.outputs.create_missing(newest, self._note)
-            case ask.LookAtOutputs(newest):
-                return self.outputs.look_again(newest, APPEND_TIMEOUT_MS)
             case ask.CountOutputs():
                 return self.outputs.counted
         return NotImplemented
 
-    def _look_again(self, newest: Manifest) -> None:
+    def _take_note(self, newest: Manifest, seen: Seen) -> None:
         before = self.inputs.described
-        self.inputs.look_again(newest, APPEND_TIMEOUT_MS)
+        self.inputs.look_again(newest, seen)
         for name, topic in self.inputs.described.items():
             if topic.partitions > before[name].partitions:
                 self._note(f"topic {name} has {topic.partitions} partitions now: the new ones are read from offset 0")

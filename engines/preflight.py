@@ -22,6 +22,8 @@ from exactlyonce.sinks.kafka.sink import KafkaSink
 
 Offsets = dict[str, dict[int, int]]
 """By source and partition."""
+Seen = Mapping[str, tuple[Topic | None, ...]]
+"""By topic, what every live broker knows of it now; see `Topics.seen_by_each`."""
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Inputs:
             for source, each in self.sources.items()
         }
 
-    def look_again(self, manifest: Manifest, timeout_ms: int | None = None) -> None:
+    def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
         """Raise Halt if a topic is not the one that is read any more; take note of partitions that were added.
 
         Called after all has been read that the next manifest will name, so that what was read of a topic made anew
@@ -88,7 +90,8 @@ class Inputs:
         missing. A run up to a target takes no more partitions. *manifest* is the newest.
         """
         known = dict(self.described)
-        for name, seen in self.topics.seen_by_each(known, timeout_ms).items():
+        for name in known:
+            seen = seen_by_each[name]
             there = [each for each in seen if each is not None]
             for each in there:
                 if each.topic_id != known[name].topic_id:
@@ -232,9 +235,14 @@ class OutputTopics:
         return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
 
     @property
+    def by_sink(self) -> dict[str, list[tuple[str, int]]]:
+        """The partitions of each sink's topic."""
+        return {sink: [(topic, each) for each in range(partitions)] for sink, topic, partitions in self.counted}
+
+    @property
     def partitions(self) -> set[tuple[str, int]]:
         """Every partition of every topic."""
-        return {(topic, each) for _, topic, partitions in self.counted for each in range(partitions)}
+        return {each for partitions in self.by_sink.values() for each in partitions}
 
     def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
         """Create the topics that there are not; Halt if *manifest*, the newest, shows that they were written to."""
@@ -248,14 +256,15 @@ class OutputTopics:
             note(f"sink {id}: created topic {sink.topic} with {sink.create_partitions} partitions")
             self.described = {**self.described, **self.topics.describe([sink.topic])}
 
-    def look_again(self, manifest: Manifest, timeout_ms: int) -> None:
+    def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
         """Raise Halt if a topic is not the one that is written to any more; count its partitions, which may have grown.
 
         *manifest* is the newest. As of inputs, one broker that knows another topic is enough, and a topic is gone when
         no broker knows it.
         """
         known = dict(self.described)
-        for name, seen in self.topics.seen_by_each(known, timeout_ms).items():
+        for name in known:
+            seen = seen_by_each[name]
             there = [each for each in seen if each is not None]
             if not there:
                 raise _output_gone(manifest, name, "was deleted")

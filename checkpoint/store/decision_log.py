@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import read_range
-from exactlyonce.checkpoint.store.topic import describe, find_topic
+from exactlyonce.checkpoint.store.topic import find_topic
 
 
 class LogReader:
@@ -37,15 +37,6 @@ class LogReader:
     def read(self, end: int) -> LogRead:
         """The committed decisions below offset *end*."""
         return read_log(self._config, self.topic.name, end)
-
-    def first_offsets(self) -> tuple[int, ...] | None:
-        """Of every partition; None if the topic is gone, also if another has its name now."""
-        with store_client.explained(self._config, f"looking for the blocks in {self.topic.name}"):
-            found = describe(self._admin, self.topic.name)
-            if found is None or found.topic_id != self.topic.topic_id:
-                return None
-            firsts = store_client.first_offsets(self._admin, self.topic.name, range(self.topic.partitions))
-        return tuple(firsts[each] for each in range(self.topic.partitions))
 
     def end_offsets(self) -> tuple[int, ...]:
         """The end of every partition of the topic: `Manifest.block_end_offsets`."""

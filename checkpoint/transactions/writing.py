@@ -5,7 +5,8 @@ an older transaction that arrives late (a second EndTxn, a batch) is refused and
 and the id is initialised once, in `open`, so that a writer that was fenced cannot come back. A request whose answer is
 missing is repeated as it was: the broker takes a batch by its sequence once, and answers the same end alike.
 `NOT_WRITTEN` only where the commit was never asked for; `DONE` only where it was confirmed; everything between is
-`UNKNOWN`, and ends the writer. Nothing new is begun before the abort of what was not written is confirmed.
+`UNKNOWN`, and ends the writer. Nothing new is begun before the abort of what was not written is confirmed, and has its
+markers.
 
 librdkafka's producer keeps one epoch over all its transactions: EndTxn of *k*, repeated after a lost connection and
 held up on the way, would end *k+1*.
@@ -20,9 +21,11 @@ from dataclasses import dataclass
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.requests import (
     DecisionBatch,
+    DescribeProducers,
     EndTransaction,
     InitTransactions,
     LookOnce,
+    Pause,
     Procedure,
     ProduceBatches,
     Request,
@@ -30,10 +33,21 @@ from exactlyonce.checkpoint.requests import (
     retrying,
 )
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Outcome, Producer, WriteAnswer
-from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
+from exactlyonce.checkpoint.transactions.markers import held_by
+from exactlyonce.pipeline.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ExactlyOnceError,
+    Fenced,
+    Halt,
+    TopicError,
+    require,
+)
 
 OPEN_TIMEOUT_MS = 60_000
 ABORT_TIMEOUT_MS = 8_000
+MARKERS_TIMEOUT_MS = 10_000
+MARKERS_PAUSE_MS = 5
 TRANSACTION_TIMEOUT_MS = 180_000
 """Longer than any write is tried for: else the broker aborts behind the writer's back."""
 BATCH_BYTES_MAX = 1 << 20
@@ -68,6 +82,8 @@ class TransactionalWriter:
         """Whether that one holds all that it is to hold."""
         self._offsets: dict[int, int] = {}
         """By partition, of its first record."""
+        self._sent: set[int] = set()
+        """Partitions that what was begun may have records in."""
 
     @property
     def producer(self) -> Producer:
@@ -167,6 +183,7 @@ class TransactionalWriter:
     def _send(self, batches: Sequence[DecisionBatch], deadline_ms: int) -> Procedure[_Obstacle | None]:
         """Send one batch to each partition, and those again that were not taken; stop at one that never will be."""
         missing, timestamp_ms = tuple(batches), self._clock.now_ms()
+        self._sent.update(batch.partition for batch in batches)
 
         def attempt(wait_ms: int) -> Procedure[_Obstacle | None]:
             nonlocal missing
@@ -199,8 +216,31 @@ class TransactionalWriter:
         except BrokerUnavailable as error:
             self.refusal = f"{self.refusal} {error}"
             return False
+        yield from self._await_abort()
         self._goes_on_as(answered)
         return True
+
+    def _await_abort(self) -> Procedure[None]:
+        """Until the abort has its markers. If a broker has lost them (see `settling`), the commit of the next
+        transaction would commit this one, too: then this writer must end."""
+        places = tuple((self.topic, each) for each in sorted(self._sent))
+        deadline_ms = self._clock.monotonic_ms() + MARKERS_TIMEOUT_MS
+        while places:
+            try:
+                if not held_by(self._producer.producer_id, (yield DescribeProducers(places))):
+                    break
+            except BrokerUnavailable as error:
+                self.refusal = f"{self.refusal} {error}"
+            except TopicError:  # what it held went with it
+                break
+            if self._clock.monotonic_ms() > deadline_ms:
+                lost = BrokerUnavailable(
+                    f"The broker has aborted a transaction in {self.topic}, and does not show the marker that says so. "
+                    f"This incarnation ends; the next one sees to it first."
+                )
+                self.end(lost)
+                raise lost
+            yield Pause(MARKERS_PAUSE_MS)
 
     def _end_transaction(self, *, commit: bool, deadline_ms: int) -> Procedure[Answered]:
         doing = f"Ending a transaction in {self.topic}"
@@ -220,6 +260,7 @@ class TransactionalWriter:
         """The next transaction is written under the epoch that the end of this one has raised."""
         assert answered.producer is not None
         self._producer, self._begun, self._produced = answered.producer, False, False
+        self._sent.clear()
 
     def _raise_if_over(self, answered: Answered) -> None:
         error: ExactlyOnceError

@@ -196,7 +196,7 @@ class EmbeddedBroker:
         shutil.rmtree(scratch, ignore_errors=True)  # a killed broker leaves its unpacked native libraries there
         scratch.mkdir()
         places = [f"-Dlog4j2.configurationFile={log4j}", f"-Djava.io.tmpdir={scratch}"]
-        archive = class_archive(java)
+        archive = class_archive(java, jars)
         archived = [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
         return [*_JVM_OPTIONS, *archived, *places, "-cp", f"{jars}/*"]
 

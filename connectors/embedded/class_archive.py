@@ -32,9 +32,8 @@ class _Archiving(EmbeddedBroker):
 def ensure_class_archive(progress: Progress) -> Path | None:
     """The archive, made if it is not there yet; None where this runtime makes none."""
     java = find_java()
-    archive = class_archive(java)
+    archive = class_archive(java, kafka_jars(java, progress))
     if not archive.exists():
-        kafka_jars(java, progress)
         progress(f"Archiving the classes of Kafka {KAFKA_VERSION} (some seconds, once).")
         with tempfile.TemporaryDirectory(prefix=f"{archive.name}.part-", dir=archive.parent) as folder:
             draft = Path(folder, archive.name)

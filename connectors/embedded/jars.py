@@ -67,11 +67,10 @@ def kafka_jars(java: Path, progress: Progress) -> Path:
     return folder
 
 
-def class_archive(java: Path) -> Path:
-    """Where the archive of the broker's classes lies that this very *java* can use, if there is one."""
-    runtime = java.resolve()
-    identity = hashlib.sha256(f"{runtime} {runtime.stat().st_mtime_ns}".encode()).hexdigest()[:12]
-    return cache_dir() / f"kafka-{KAFKA_VERSION}-{identity}.jsa"
+def class_archive(java: Path, jars: Path) -> Path:
+    """Where the archive of the classes in *jars* lies that this very *java* can use, if there is one."""
+    made_of = [(path, path.stat().st_mtime_ns) for path in (java.resolve(), jars)]
+    return cache_dir() / f"kafka-{KAFKA_VERSION}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}.jsa"
 
 
 def cache_dir() -> Path:

@@ -28,11 +28,11 @@ from kafka.errors import (
 )
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
 
 T = TypeVar("T")
 
@@ -44,6 +44,10 @@ ATTEMPT_MOST_MS = 15_000
 """What it gets when there is more: an answer that was lost with its broker is asked for again."""
 UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels, as requests number them
+COORDINATORS_REMEMBERED = 10_000
+
+Observe = Callable[[str, float, float], None]
+"""Told of each request when its answer has come, or none will: its name, and when it began and ended, by the clock."""
 
 
 class Again(Exception):
@@ -91,6 +95,27 @@ class PartitionLeader(NamedTuple):
     topic_id: UUID
 
 
+class Places:
+    """Who was right to ask the last time. What fails is looked up anew.
+
+    Several clients of a cluster may share it, each in a thread of its own: what is forgotten is replaced, not changed.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Look everything up anew."""
+        self.nodes: frozenset[int] = frozenset()
+        """All brokers."""
+        self.leaders: dict[tuple[str, int], PartitionLeader] = {}
+        self.coordinators: dict[str, int] = {}
+        """By transactional id."""
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.leaders or self.coordinators)
+
+
 class Wire:
     """A way to ask the brokers of one cluster.
 
@@ -104,13 +129,16 @@ class Wire:
         timeout_ms: int,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        observe: Observe | None = None,
+        places: Places | None = None,
     ) -> None:
         self.config, self.timeout_ms = config, timeout_ms
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._observe = clock, sleep, observe
         self._net: Any = None
         self._manager: Any = None
         self._turn = 0
         self._deadline: float | None = None
+        self.places = Places() if places is None else places
 
     def retrying(self, attempt: Callable[[], T], doing: str, *, timeout_ms: int | None = None) -> T:
         """The result of *attempt*, made again while it raises `Again`, with growing pauses, until the time is over.
@@ -170,16 +198,31 @@ class Wire:
         answered: list[Any] = self._run(answers)
         return answered
 
+    def remembering(self, attempt: Callable[[], T]) -> T:
+        """The result of *attempt*, which may go to the brokers that were right the last time; where that fails, for
+        whatever reason, it is made again with what is looked up anew, and that is what counts."""
+        if self.places:
+            try:
+                return attempt()
+            except (Again, ExactlyOnceError):
+                self.places.forget()
+        return attempt()
+
     def metadata(self, topics: Iterable[str] = ()) -> Any:
         """The cluster's brokers, and these *topics* with their leaders; creates none."""
-        return self.ask(_metadata_request(topics))
+        return self.ask(metadata_request(topics))
 
     def metadata_of_each(self, topics: Iterable[str]) -> list[Any]:
-        """What every live broker knows of *topics*: they learn of a change one after the other."""
-        nodes = {broker.node_id for broker in self.metadata().brokers}
-        question = _metadata_request(topics)
+        """What every live broker knows of *topics*: they learn of a change one after the other.
+
+        Live are all that any of the answers names. A broker that is remembered and gone does not answer.
+        """
+        nodes = self.places.nodes or {broker.node_id for broker in self.metadata().brokers}
+        question = metadata_request(topics)
         answers = self.ask_all([Request(question, node) for node in sorted(nodes)])
-        if any(broker.node_id not in nodes for answer in answers for broker in answer.brokers):
+        live = frozenset(broker.node_id for answer in answers for broker in answer.brokers)
+        self.places.nodes = live if live <= nodes else frozenset()
+        if not live <= nodes:
             raise Again("a broker joined the cluster while the others were being asked")
         return answers
 
@@ -201,12 +244,44 @@ class Wire:
         for name, partition in wanted:
             error_code, _ = leaders.get((name, partition), (UNKNOWN_TOPIC, None))
             refuse(error_code, f"Finding the leader of {name}-{partition}")
-        return {each: leaders[each][1] for each in wanted}
+        found = {each: leaders[each][1] for each in wanted}
+        self.places.leaders.update(found)
+        return found
+
+    def leaders_remembered(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionLeader]:
+        """As `leaders`, but those that are remembered are not asked for; for use within `remembering`."""
+        wanted, known = list(partitions), self.places.leaders
+        if any(each not in known for each in wanted):
+            return self.leaders(wanted)
+        return {each: known[each] for each in wanted}
+
+    def coordinators(self, transactional_ids: Iterable[str]) -> dict[str, int]:
+        """The broker that keeps each transactional id."""
+        wanted = list(transactional_ids)
+        if not wanted:
+            return {}
+        question = FindCoordinatorRequest(key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=wanted)
+        found = {}
+        for each in self.ask(question).coordinators:
+            refuse(each.error_code, f"Finding the coordinator of {each.key}")
+            found[each.key] = each.node_id
+        if len(self.places.coordinators) > COORDINATORS_REMEMBERED:
+            self.places.coordinators = {}
+        self.places.coordinators.update(found)
+        return found
+
+    def coordinators_remembered(self, transactional_ids: Iterable[str]) -> dict[str, int]:
+        """As `coordinators`, but those that are remembered are not asked for; for use within `remembering`."""
+        wanted, known = list(transactional_ids), self.places.coordinators
+        if any(each not in known for each in wanted):
+            return self.coordinators(wanted)
+        return {each: known[each] for each in wanted}
 
     def close(self) -> None:
         """Let go of the connections. The next request makes new ones."""
         net, manager = self._net, self._manager
         self._net = self._manager = None
+        self.places.forget()
         if net is not None:
             if manager is not None:
                 with suppress(Exception):  # a loop that crashed runs nothing more; its sockets go with it
@@ -220,7 +295,14 @@ class Wire:
 
     def _send(self, manager: Any, message: Any, node_id: int | None) -> Any:
         connection = manager.get_connection(self._any(manager) if node_id is None else node_id, **_PLAIN)
-        return connection.send_request(message, request_timeout_ms=self._left_ms())
+        return self._observed(message, connection.send_request(message, request_timeout_ms=self._left_ms()))
+
+    def _observed(self, message: Any, future: Any) -> Any:
+        """*future*, of whose end the observer will be told."""
+        if (observe := self._observe) is not None:
+            name, began = type(message).__name__.removesuffix("Request"), self._clock()
+            future.add_both(lambda _: observe(name, began, self._clock()))
+        return future
 
     def _any(self, manager: Any) -> Any:
         brokers = manager.cluster.brokers()
@@ -239,7 +321,8 @@ class Wire:
             timeout_ms = min(CONNECT_TIMEOUT_MS, self._left_ms())
             connection = manager.get_connection(server, timeout_ms=timeout_ms, **_PLAIN)
             await manager.wait_for(connection.init_future, timeout_ms)
-            question = connection.send_request(MetadataRequest(topics=[]), request_timeout_ms=timeout_ms)
+            message = MetadataRequest(topics=[])
+            question = self._observed(message, connection.send_request(message, request_timeout_ms=timeout_ms))
             manager.cluster.update_metadata(await manager.wait_for(question, timeout_ms))
             if not manager.cluster.brokers():
                 raise NoAnswer("the server knows of no broker yet")
@@ -277,7 +360,8 @@ class Wire:
         return error
 
 
-def _metadata_request(topics: Iterable[str]) -> MetadataRequest:
+def metadata_request(topics: Iterable[str]) -> MetadataRequest:
+    """The question for *topics* and all brokers."""
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
 

@@ -285,14 +285,15 @@ def _commits(record: bytes) -> bool:
     return bool(kind == 1)
 
 
-def _fetch(leader: PartitionLeader, written: Written, offset: int, isolation: int) -> Request:
+def _fetch(leader: PartitionLeader, written: Written, offset: int, isolation: int, wait_ms: int = 0) -> Request:
     partition = FetchRequest.FetchTopic.FetchPartition(
         partition=written.partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES
     )
     topic = FetchRequest.FetchTopic(topic=written.topic, topic_id=leader.topic_id, partitions=[partition])
     message = FetchRequest(
-        max_wait_ms=0, min_bytes=0, max_bytes=FETCH_BYTES, isolation_level=isolation, session_epoch=-1, topics=[topic]
-    )
+        max_wait_ms=wait_ms, min_bytes=int(wait_ms > 0), max_bytes=FETCH_BYTES, isolation_level=isolation,
+        session_epoch=-1, topics=[topic],
+    )  # fmt: skip
     return Request(message, leader.node_id)
 
 
@@ -302,9 +303,14 @@ def _only_partition(answer: Any) -> Any:
     return answer.responses[0].partitions[0]
 
 
-def fates_now(wire: Wire, producer: Producer, places: Mapping[Written, PartitionLeader]) -> list[Fate | None]:
-    """What readers see now at each place, which *producer* wrote to; None: they do not get as far."""
-    questions = [_fetch(leader, each, each.first_offset, READ_COMMITTED) for each, leader in places.items()]
+def fates_now(
+    wire: Wire, producer: Producer, places: Mapping[Written, PartitionLeader], wait_ms: int = 0
+) -> list[Fate | None]:
+    """What readers see now at each place, which *producer* wrote to; None: they do not get as far.
+
+    The brokers wait for that, as for any reader, for *wait_ms* at most.
+    """
+    questions = [_fetch(leader, each, each.first_offset, READ_COMMITTED, wait_ms) for each, leader in places.items()]
     answers = wire.ask_all(questions)
     return [_fate_now(producer, each, _only_partition(answer)) for each, answer in zip(places, answers, strict=True)]
 

@@ -22,8 +22,11 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     UNKNOWN_TOPIC,
     UNKNOWN_TOPIC_ID,
     Again,
+    Observe,
+    PartitionLeader,
     Request,
     Wire,
+    metadata_request,
     refuse,
 )
 from exactlyonce.pipeline.errors import ConfigError, TopicError
@@ -59,8 +62,9 @@ class Topics:
         timeout_ms: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        observe: Observe | None = None,
     ) -> None:
-        self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep)
+        self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observe)
 
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:
         """Each topic by its name."""
@@ -114,6 +118,20 @@ class Topics:
         ends = self.end_offsets(name, committed=True)
         found = self._offsets(name, max(0, timestamp_ms), READ_COMMITTED)
         return {partition: ends[partition] if offset < 0 else offset for partition, offset in found.items()}
+
+    def first_offsets(self, topic: Topic) -> dict[int, int] | None:
+        """By partition of *topic*, the first record that is still there; None if it is gone, or another has its name.
+
+        One round of requests, which go to the leaders that were right the last time.
+        """
+
+        def attempt() -> dict[int, int] | None:
+            try:
+                return self._wire.remembering(lambda: self._first_offsets(topic))
+            except TopicError:
+                return None
+
+        return self._wire.retrying(attempt, f"Asking for the first offsets of {topic.name}")
 
     def epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
         """By partition of *epochs*, the offset at which the records of that leader epoch, and of older ones, end.
@@ -169,12 +187,20 @@ class Topics:
             lambda: self._list_offsets(name, timestamp_ms, isolation), f"Asking for the offsets of {name}"
         )
 
+    def _first_offsets(self, topic: Topic) -> dict[int, int] | None:
+        leaders = self._wire.leaders_remembered([(topic.name, each) for each in range(topic.partitions)])
+        questions = [
+            Request(_offsets_request(topic.name, some, EARLIEST, READ_UNCOMMITTED), node)
+            for node, some in _by_node(leaders).items()
+        ]
+        described, *answers = self._wire.ask_all([Request(metadata_request([topic.name])), *questions])
+        found = described.topics[0]
+        refuse(found.error_code, f"Asking for topic {topic.name}")
+        return _offsets(topic.name, answers) if str(found.topic_id) == topic.topic_id else None
+
     def _by_leader(self, name: str, partitions: Iterable[int]) -> dict[int, list[int]]:
         """The *partitions* that each broker leads."""
-        by_node: dict[int, list[int]] = {}
-        for (_, partition), leader in self._wire.leaders([(name, each) for each in partitions]).items():
-            by_node.setdefault(leader.node_id, []).append(partition)
-        return by_node
+        return _by_node(self._wire.leaders([(name, each) for each in partitions]))
 
     def _epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
         by_node = self._by_leader(name, epochs)
@@ -192,12 +218,24 @@ class Topics:
         questions = [
             Request(_offsets_request(name, some, timestamp_ms, isolation), node) for node, some in by_node.items()
         ]
-        offsets = {}
-        for answer in self._wire.ask_all(questions):
-            for each in answer.topics[0].partitions:
-                refuse(each.error_code, f"Asking for the offset of {name}-{each.partition_index}")
-                offsets[each.partition_index] = each.offset
-        return dict(sorted(offsets.items()))
+        return _offsets(name, self._wire.ask_all(questions))
+
+
+def _by_node(leaders: Mapping[tuple[str, int], PartitionLeader]) -> dict[int, list[int]]:
+    """The partitions that each broker leads."""
+    by_node: dict[int, list[int]] = {}
+    for (_, partition), leader in leaders.items():
+        by_node.setdefault(leader.node_id, []).append(partition)
+    return by_node
+
+
+def _offsets(name: str, answers: Iterable[Any]) -> dict[int, int]:
+    offsets = {}
+    for answer in answers:
+        for each in answer.topics[0].partitions:
+            refuse(each.error_code, f"Asking for the offset of {name}-{each.partition_index}")
+            offsets[each.partition_index] = each.offset
+    return dict(sorted(offsets.items()))
 
 
 def _seen(name: str, topic: Any) -> Topic | None:

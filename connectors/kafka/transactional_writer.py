@@ -6,6 +6,7 @@ Which requests make a transaction, what is asked again and for how long, and und
 
 from __future__ import annotations
 
+import base64
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -27,12 +28,14 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     UNKNOWN_TOPIC,
     UNKNOWN_TOPIC_ID,
     Again,
+    Observe,
     PartitionLeader,
     Request,
     Wire,
     refuse,
 )
 from exactlyonce.connectors.kafka.log import fates_now
+from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, TopicError
 
 PRODUCE_TIMEOUT_MS = 10_000
@@ -87,11 +90,16 @@ class LogRequests:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        observed: Callable[[], Observe | None] = lambda: None,
     ) -> None:
+        """*observed* is called for each client that is made."""
         self.topic = topic
         self.reader = LogReader(config.confluent(), topic)
         self._sleep = sleep
-        self._wire = Wire(config, timeout_ms=PRODUCE_TIMEOUT_MS, clock=clock, sleep=sleep)
+        self._wire = Wire(config, timeout_ms=PRODUCE_TIMEOUT_MS, clock=clock, sleep=sleep, observe=observed())
+        self._looks = Wire(config, timeout_ms=LOOK_TIMEOUT_MS, clock=clock, sleep=sleep, observe=observed())
+        """For requests that wait at a broker: there, they would hold up the others of their connection."""
+        self._topics = Topics(config, clock=clock, sleep=sleep, observe=observed())
         self._places: _Places | None = None
         self._topic_id: UUID | None = None
 
@@ -111,13 +119,15 @@ class LogRequests:
                 return self._once(lambda: self._ended(request, doing), doing, request.wait_ms)
             case ask.LookOnce():
                 doing = f"Looking for a decision in {self.topic.name}"
-                return self._once(lambda: self._looked(request), doing, LOOK_TIMEOUT_MS)
+                return self._looks.once(lambda: self._looked(request), doing, LOOK_TIMEOUT_MS)
             case ask.LogEnds():
                 return self.reader.ends()
             case ask.ReadLog(end):
                 return self.reader.read(end)
             case ask.FirstOffsets():
-                return self.reader.first_offsets()
+                topic = Topic(self.topic.name, str(_uuid(self.topic.topic_id)), self.topic.partitions)
+                firsts = self._topics.first_offsets(topic)
+                return None if firsts is None else tuple(firsts[each] for each in range(topic.partitions))
             case ask.BlockEndOffsets():
                 return self.reader.end_offsets()
             case ask.Pause(duration_ms):
@@ -132,6 +142,8 @@ class LogRequests:
     def close(self) -> None:
         """Let go of the connections; nothing is ended by it."""
         self._wire.close()
+        self._looks.close()
+        self._topics.close()
 
     # --- single requests
 
@@ -198,16 +210,18 @@ class LogRequests:
         return Answered(WriteAnswer.DONE, "", Producer(answer.producer_id, answer.producer_epoch))
 
     def _looked(self, request: ask.LookOnce) -> dict[int, Fate | None]:
-        """Fetched from the leaders that the batches went to."""
-        name, known = self.topic.name, self._places
-        if known is None:
-            leaders = self._wire.leaders([(name, partition) for partition, _ in request.offsets])
+        """Fetched from the leaders that the batches went to, or who leads now if that is not known any more."""
+        name, known, topic_id = self.topic.name, self._places, self._topic_id
+        if known is None or topic_id is None:
+            leaders = self._looks.leaders([(name, partition) for partition, _ in request.offsets])
         else:
-            assert self._topic_id is not None
-            leaders = {(name, each): PartitionLeader(known.leaders[each], self._topic_id) for each, _ in
-            request.offsets}
+            leaders = {(name, each): PartitionLeader(known.leaders[each], topic_id) for each, _ in request.offsets}
         places = {Written(name, each, offset, 1): leaders[name, each] for each, offset in request.offsets}
-        fates = fates_now(self._wire, request.producer, places)
+        try:
+            fates = fates_now(self._looks, request.producer, places, request.wait_ms)
+        except Again:
+            self._places = None
+            raise
         return {place.partition: fate for place, fate in zip(places, fates, strict=True)}
 
     # --- whom to ask
@@ -244,6 +258,11 @@ class LogRequests:
             topic_data=[entry(name=self.topic.name, topic_id=self._topic_id, partition_data=data)],
             min_version=12,  # it adds the partitions to the transaction
         )
+
+
+def _uuid(topic_id: str) -> UUID:
+    """A topic's id as librdkafka writes it."""
+    return UUID(bytes=base64.b64decode(topic_id + "=="))
 
 
 def _written(answer: Any, doing: str) -> Answered:

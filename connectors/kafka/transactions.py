@@ -1,7 +1,8 @@
 """Transactions as the brokers know them, and the end of one from another process than the one that wrote it.
 
-Invariants: a question is repeated until it is answered or the time is over; an EndTxn is repeated only with the same
-producer id, epoch and verdict; an EndTxn whose answer was lost may have been carried out.
+Invariants: a question is repeated until it is answered or the time is over, and goes to the brokers that were right the
+last time; an EndTxn is repeated only with the same producer id, epoch and verdict; an EndTxn whose answer was lost may
+have been carried out.
 
 What EndTxn answers, measured with Kafka 4.3.1 and transaction.version 2; tests/connectors/kafka/test_transactions.py
 holds
@@ -38,7 +39,7 @@ from kafka.protocol.admin.transactions import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
-from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest
+from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
 from exactlyonce.checkpoint.requests import Ending
@@ -49,7 +50,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
     TransactionState,
 )
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import Again, Request, Wire, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Again, Observe, Places, Request, Wire, refuse
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
 ANSWERS: Mapping[int, EndAnswer] = {
@@ -67,6 +68,8 @@ ANSWERS: Mapping[int, EndAnswer] = {
 }
 """What the broker's error codes mean for an EndTxn. Any other is no answer to it; see `wire.refuse`."""
 
+MOVED = {14, 15, 16}
+"""Those after which the coordinator is looked up anew."""
 NOT_FOUND = 105  # TRANSACTIONAL_ID_NOT_FOUND
 NOT_ATTEMPTED = 55  # OPERATION_NOT_ATTEMPTED: another partition of the request stood in the way
 TRANSACTION_LOG = "__transaction_state"
@@ -88,14 +91,18 @@ class Transactions:
         timeout_ms: int = 30_000,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        observe: Observe | None = None,
+        places: Places | None = None,
     ) -> None:
-        self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep)
+        self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observe, places=places)
         self._version: int | None = None
 
     def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionState | None]:
         """The present state of each id; None where the broker does not know it. Says nothing about the past."""
         ids = list(dict.fromkeys(transactional_ids))
-        return self._wire.retrying(lambda: self._describe(ids), "Describing transactions")
+        return self._wire.retrying(
+            lambda: self._wire.remembering(lambda: self._describe(ids)), "Describing transactions"
+        )
 
     def list(self, prefix: str) -> Sequence[ListedTransaction]:
         """Every id that begins with *prefix*, in whatever state, from all brokers.
@@ -107,7 +114,9 @@ class Transactions:
     def producers(self, partitions: Iterable[tuple[str, int]]) -> Sequence[ProducerState]:
         """The producers active on each (topic, partition), as its leader knows them. Raises `TopicError`."""
         wanted = list(dict.fromkeys(partitions))
-        return self._wire.retrying(lambda: self._producers(wanted), "Describing producers")
+        return self._wire.retrying(
+            lambda: self._wire.remembering(lambda: self._producers(wanted)), "Describing producers"
+        )
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> EndAnswer:
         """Ask once to commit or abort; see `end_all`."""
@@ -121,7 +130,7 @@ class Transactions:
         """
         self._require_version()
         ids = [each.transactional_id for each in endings]
-        nodes = self._wire.retrying(lambda: self._coordinators(ids), "Finding transaction coordinators")
+        nodes = self._wire.retrying(lambda: self._wire.coordinators_remembered(ids), "Finding transaction coordinators")
         try:
             return self._end(endings, nodes, commit=commit)
         except Again as obstacle:
@@ -133,7 +142,7 @@ class Transactions:
         ending = Ending(transactional_id, producer_id, epoch)
 
         def attempt() -> EndAnswer:
-            answer = self._end([ending], self._coordinators([transactional_id]), commit=commit)[0]
+            answer = self._end([ending], self._wire.coordinators([transactional_id]), commit=commit)[0]
             if answer is EndAnswer.BUSY:
                 raise Again(f"the coordinator of {transactional_id} is still writing markers or is moving")
             return answer
@@ -153,7 +162,7 @@ class Transactions:
             states = self._describe(sorted(waiting))
             endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
             waiting.intersection_update(each.transactional_id for each in endings)
-            answers = self._end(endings, self._coordinators(sorted(waiting)), commit=False)
+            answers = self._end(endings, self._wire.coordinators(sorted(waiting)), commit=False)
             for ending, answer in zip(endings, answers, strict=True):
                 if answer is EndAnswer.COMPLETED:
                     waiting.discard(ending.transactional_id)
@@ -205,20 +214,9 @@ class Transactions:
                 f"--bootstrap-server {self._wire.config.bootstrap_servers} upgrade --feature transaction.version=2"
             )
 
-    def _coordinators(self, ids: Sequence[str]) -> dict[str, int]:
-        """The broker that keeps each id. Asked anew each time: half a millisecond, and it can never be stale."""
-        if not ids:
-            return {}
-        question = FindCoordinatorRequest(key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=list(ids))
-        nodes = {}
-        for each in self._wire.ask(question).coordinators:
-            refuse(each.error_code, f"Finding the coordinator of {each.key}")
-            nodes[each.key] = each.node_id
-        return nodes
-
     def _describe(self, ids: Sequence[str]) -> dict[str, TransactionState | None]:
         ids_by_node: defaultdict[int, list[str]] = defaultdict(list)
-        for each, node in self._coordinators(ids).items():
+        for each, node in self._wire.coordinators_remembered(ids).items():
             ids_by_node[node].append(each)
         questions = [
             Request(DescribeTransactionsRequest(transactional_ids=some), node) for node, some in ids_by_node.items()
@@ -256,7 +254,7 @@ class Transactions:
 
     def _producers(self, wanted: Sequence[tuple[str, int]]) -> Sequence[ProducerState]:
         indexes: defaultdict[int, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for (topic, partition), leader in self._wire.leaders(wanted).items():
+        for (topic, partition), leader in self._wire.leaders_remembered(wanted).items():
             indexes[leader.node_id][topic].append(partition)
         questions = [Request(_producers_request(topics), node) for node, topics in indexes.items()]
         answers = self._wire.ask_all(questions) if questions else []
@@ -281,6 +279,8 @@ class Transactions:
         ]
         requests = [Request(m, nodes[each.transactional_id]) for m, each in zip(messages, endings, strict=True)]
         answers = self._wire.ask_all(requests) if requests else []
+        if any(answer.error_code in MOVED for answer in answers):
+            self._wire.places.forget()
         return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
 
     def _rewrite(self, name: str, producer_id: int, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
@@ -288,7 +288,7 @@ class Transactions:
         if state is None or state.producer_id != producer_id:
             raise _unreachable(name, producer_id, partitions)
         now = Ending(name, state.producer_id, state.epoch)
-        nodes = self._coordinators([name])
+        nodes = self._wire.coordinators([name])
         answer = self._wire.ask(_add_request(now, partitions), nodes[name])
         added = [
             (each.partition_error_code, f"{topic.name}-{each.partition_index}")

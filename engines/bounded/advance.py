@@ -7,6 +7,7 @@ the checkpoint is finalized, its blocks are tombstoned; the decision is the loca
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -177,7 +178,7 @@ def _decide(leader: PipelineLeader, decided: PendingCheckpoint, *, retried: bool
     """
     for ack in decided.acks.values():
         leader.acknowledged(ack)
-    verdict = leader.decide(decided, (decided.base,))
+    verdict = leader.decide(decided, (decided.base,), time.monotonic())
     if isinstance(verdict, Refuse):
         leader.abort_all_but(())
         raise BrokerUnavailable(

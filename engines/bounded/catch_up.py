@@ -83,7 +83,7 @@ class CatchingUp:
         """Until the stop offsets are reached or, when it follows, until it is stopped."""
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         leader = PipelineLeader(
-            physical, self.options, self.progress.note, lambda step, checkpoint: None,
+            physical, self.options, self.progress.note, lambda *_, **__: None,
             self.loaded.reference, (self.submit, self.staging),
         )  # fmt: skip
         try:

@@ -72,8 +72,10 @@ class Job:
         self._wake_read.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._broker = ThreadPoolExecutor(1, "broker")
+        self._producers = ThreadPoolExecutor(1, "producers")
+        """Looks at new producers of sinks, beside whatever the broker thread does."""
         self._called: set[Future[Any]] = set()
-        """Calls on the broker thread that are not done."""
+        """Calls on these threads that are not done."""
         self._whereabouts = Whereabouts()
         self._at_once = False
         self._deploy_at: tuple[float, core.Deploy] | None = None
@@ -125,20 +127,28 @@ class Job:
         """Wait for what is being asked of the broker, and let go of all connections to it."""
         for future in tuple(self._called):
             future.cancel()
-        closing = self._broker.submit(self._close)
-        self._called.add(closing)
-        self._broker.shutdown(wait=False)
+        closing = [self._broker.submit(self._close), self._producers.submit(self._close_producers)]
+        self._called.update(closing)
+        for executor in (self._broker, self._producers):
+            executor.shutdown(wait=False)
         self._wait()
-        self._broker.shutdown()
-        closing.result()
+        for executor in (self._broker, self._producers):
+            executor.shutdown()
+        for each in closing:
+            each.result()
 
     def _close(self) -> None:
         """Runs on the broker thread, last."""
         if self.leader is not None:
             self.leader.close()
 
+    def _close_producers(self) -> None:
+        """Runs on the producers' thread, last."""
+        if self.leader is not None:
+            self.leader.close_producers()
+
     def _wait(self) -> None:
-        """Until the broker thread has nothing to do."""
+        """Until these threads have nothing to do."""
         while wait(set(self._called), LOOK_INTERVAL_S).not_done:
             if self._at_once:
                 raise _ended_at_once()
@@ -173,13 +183,16 @@ class Job:
 
     def _on_broker(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Run *call* on the broker thread, then *then* with its result on the main thread."""
+        self._on(self._broker, call, then)
+
+    def _on(self, executor: ThreadPoolExecutor, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
 
         def done(future: Future[Any]) -> None:
             self._called.discard(future)
             if not future.cancelled():
                 self._post(lambda: self._finished_call(future, then))
 
-        future = self._broker.submit(call)
+        future = executor.submit(call)
         self._called.add(future)
         future.add_done_callback(done)
 
@@ -208,7 +221,10 @@ class Job:
             case core.Decide(plan):
                 assert self.leader is not None
                 leader, pinned = self.leader, tuple(self.core.pinned)
-                self._on_broker(lambda: leader.decide(plan, pinned), lambda verdict: self._decided(plan, verdict))
+                now_s = time.monotonic()
+                self._on_broker(
+                    lambda: leader.decide(plan, pinned, now_s), lambda verdict: self._decided(plan, verdict)
+                )
             case core.AnnounceFinalized(checkpoint):
                 for worker in self.workers.alive:
                     worker.connection.send(msg.CheckpointFinalized(checkpoint))
@@ -233,9 +249,9 @@ class Job:
         """From the broker thread."""
         self._post(lambda: self.report.note(text))
 
-    def _step(self, step: str, checkpoint: int) -> None:
+    def _step(self, step: str, checkpoint: int, **fields: Any) -> None:
         """From the broker thread."""
-        self._post(lambda: self.report.step(step, checkpoint=checkpoint))
+        self._post(lambda: self.report.step(step, checkpoint=checkpoint, **fields))
 
     def _opened(self, leader: PipelineLeader) -> None:
         self.recovered = True
@@ -313,12 +329,14 @@ class Job:
                 self.report.restored(subtask, restore_ms)
             case msg.Prepared(sink, subtask, transactional_id):
                 leader = self.leader
-                self._on_broker(
+                self._on(
+                    self._producers,
                     lambda: leader.describe(transactional_id),
                     lambda state: self._granted(worker, sink, subtask, transactional_id, state),
                 )
             case msg.Acknowledge(ack):
                 self.leader.acknowledged(ack)
+                self._on_broker(self.leader.count_acknowledged, lambda _: None)
                 self.report.acknowledged(message)
                 self._feed(core.Acknowledged(ack))
             case msg.SourceFinished(task, subtask):

@@ -1,4 +1,4 @@
-"""The decision, and how a decided checkpoint is finished after a crash."""
+"""How a decided checkpoint is finished after a crash."""
 
 from __future__ import annotations
 
@@ -8,128 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_broker import BLOCK, LIFE, World, committable, finished, manifest, name, precommit
+from scripted_broker import LIFE, World, committable, finished, manifest, name
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision import (
     REPAIRS_MAX,
-    Decided,
-    Dropped,
     Life,
-    Precommit,
-    Refuse,
-    Unresolved,
-    decide,
-    finalize,
     finish,
     standing,
 )
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import Finalized, Repair
 from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, ListedTransaction, Outcome
-from exactlyonce.checkpoint.transactions.commit import Commits
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
-
-# --- decide ---------------------------------------------------------------------------------------------------------
-
-
-def decided(world: World, *precommits: Precommit) -> Decided | Refuse | Unresolved:
-    """Run the decision."""
-
-    def make(committables: tuple[Committable, ...], ends: tuple[int, ...]) -> Manifest:
-        assert ends == (1, 2)
-        return manifest(*committables)
-
-    def expire(made: Manifest) -> ask.Procedure[Dropped]:
-        assert made in world.appended, "blocks expire only after the manifest is durable"
-        return (4,), (BLOCK,)
-        yield
-
-    ages_ms = {each.transactional_id: 0 for each in precommits}
-    return ask.drive(decide(precommits, ages_ms, LIFE, make, expire), world)
-
-
-def test_a_decision_checks_then_writes_the_manifest_then_commits_then_finalizes() -> None:
-    """A decision describes both, asks for end offsets, writes the manifest, commits, sees the markers, and writes the
-    finalized mark together with the tombstones."""
-    world = World()
-    verdict = decided(world, precommit(0), precommit(1, subtask=1))
-    expected = manifest(committable(0), committable(1, subtask=1))
-    fates = {name(0): "committed", name(1, 1): "committed"}
-    assert verdict == Decided(expected, Commits(fates))
-    assert verdict.finalized
-    assert [type(each) for each in world.asked] == [
-        ask.DescribeTransactions, ask.DescribeProducers, ask.BlockEndOffsets,
-        ask.Append, ask.EndTransactions, ask.DescribeProducers, ask.Append,
-    ]  # fmt: skip
-    assert world.of(ask.Append) == [
-        ask.Append((expected,)),
-        ask.Append((Finalized(7, 3, 99, tuple(fates.items())),), (4,), (BLOCK,)),
-    ]
-
-
-def test_a_checkpoint_without_output_is_decided_and_finalized_all_the_same() -> None:
-    """Without committables nothing is described or ended, and the manifest and its mark are written."""
-    world = World()
-    assert decided(world, precommit(0, records=0)) == Decided(manifest(), Commits())
-    assert [type(each) for each in world.asked] == [ask.BlockEndOffsets, ask.Append, ask.Append]
-
-
-def test_a_refused_check_writes_nothing() -> None:
-    """When the check refuses, no manifest is written and nothing is ended."""
-    world = World()
-    assert isinstance(decided(world, precommit(0, records=4)), Refuse)
-    assert [type(each) for each in world.asked] == [ask.DescribeTransactions, ask.DescribeProducers]
-
-
-@pytest.mark.parametrize("question", [ask.DescribeTransactions, ask.DescribeProducers, ask.BlockEndOffsets])
-def test_a_broker_that_does_not_answer_the_check_refuses_the_checkpoint(question: type) -> None:
-    """Before the manifest is written the checkpoint never happened: a broker that is away refuses it, no more."""
-    world = World()
-    world.raising[question] = BrokerUnavailable("no broker answers")
-    assert decided(world, precommit(0)) == Refuse("no broker answers")
-    assert world.of(ask.Append) == []
-
-
-@pytest.mark.parametrize(
-    ("outcome", "verdict"),
-    [
-        (Outcome.NOT_WRITTEN, Refuse("the manifest of checkpoint 7 was not written")),
-        (Outcome.UNKNOWN, Unresolved(7)),
-    ],
-)
-def test_without_a_durable_manifest_nothing_is_ended(outcome: Outcome, verdict: Refuse | Unresolved) -> None:
-    """If the manifest was not written the checkpoint is refused, if that is unknown it is unresolved; in both cases
-    no transaction is committed or aborted."""
-    world = World(outcomes=[outcome])
-    assert decided(world, precommit(0)) == verdict
-    assert world.of(ask.EndTransactions) == []
-
-
-@pytest.mark.parametrize("answer", ["R", "U"])
-def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: str) -> None:
-    """If one commit is refused or unknown the checkpoint is decided and not finalized, and nothing expires."""
-    world = World({name(1, 1): answer})
-    verdict = decided(world, precommit(0), precommit(1, subtask=1))
-    assert isinstance(verdict, Decided)
-    assert not verdict.finalized
-    assert len(world.of(ask.Append)) == 1
-    assert world.asked_for(commit=False) == []
-
-
-@pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
-def test_a_mark_that_could_not_be_written_ends_this_life(outcome: Outcome) -> None:
-    """If the finalized mark is not known to be durable the life ends: the next one reads what is true."""
-    with pytest.raises(Undetermined, match=r"Checkpoint 7 is complete and committed.*Nothing is lost"):
-        decided(World(outcomes=[Outcome.DONE, outcome]), precommit(0))
-
-
-def test_finalizing_with_an_unknown_fate_is_a_violation() -> None:
-    """A checkpoint cannot be finalized while the fate of one of its committables is not known."""
-    with pytest.raises(InvariantViolation, match="fate of every committable"):
-        ask.drive(finalize(manifest(committable(0)), {}, 3, 0), World())
-
+from exactlyonce.pipeline.errors import Halt, Undetermined
 
 # --- finish ---------------------------------------------------------------------------------------------------------
 
@@ -181,8 +73,8 @@ def test_undecided_transactions_are_swept_before_records_are_looked_at_and_decid
     world.listed = [ListedTransaction(each, 1, "CompleteAbort") for each in (name(0), name(5))]
     assert finished(world, manifest(committable(0))) == {name(0): "proven"}
     assert world.asked_for(commit=False) == [name(5)]
-    kinds = [type(each) for each in world.asked]
-    assert kinds.index(ask.ListTransactions) < kinds.index(ask.Look)
+    asked = [type(each) for each in world.asked]
+    assert asked.index(ask.ListTransactions) < asked.index(ask.Look)
 
 
 def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_life() -> None:
@@ -197,8 +89,7 @@ def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_life() 
     assert world.appended == [
         Repair(7, 1, 3, name(0), stand_in), Finalized(7, 3, 99, ((name(0), "repaired"),))
     ]  # fmt: skip
-    kinds = [type(each) for each in world.asked]
-    assert kinds == [
+    assert [type(each) for each in world.asked] == [
         ask.EndTransactions, ask.ListTransactions, ask.CopyTransaction, ask.Append,
         ask.EndTransactions, ask.DescribeProducers, ask.EndTransactions, ask.DescribeProducers, ask.Append,
     ]  # fmt: skip

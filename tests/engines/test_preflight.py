@@ -17,20 +17,13 @@ KNOWN = Topic("orders", "old", 2)
 AFTER = (SourceOffset("in", "orders", "old", 0, 7), SourceOffset("in", "orders", "old", 1, 9))
 
 
-class Brokers:
-    """Three brokers of which each has its own view: no embedded cluster has brokers that lag behind."""
-
-    def __init__(self, *views: Topic | None) -> None:
-        self.views = views
-
-    def seen_by_each(self, names: Any, timeout_ms: int | None = None) -> dict[str, tuple[Topic | None, ...]]:
-        return dict.fromkeys(names, self.views)
-
-
-def inputs(*views: Topic | None, targets: dict[str, dict[int, int]] | None = None) -> Inputs:
+def looked_at(newest: Manifest, *views: Topic | None, targets: dict[str, dict[int, int]] | None = None) -> Inputs:
+    """Inputs of which each broker has its own view: no embedded cluster has brokers that lag behind."""
     source: KafkaSource[Any] = KafkaSource("orders", value=bytes)
-    brokers: Any = Brokers(*views)
-    return Inputs(brokers, {"in": source}, {"orders": KNOWN}, targets or {})
+    nobody: Any = None
+    inputs = Inputs(nobody, {"in": source}, {"orders": KNOWN}, targets or {})
+    inputs.look_again(newest, {"orders": views})
+    return inputs
 
 
 @pytest.fixture
@@ -47,29 +40,28 @@ def test_one_broker_that_knows_the_new_topic_is_enough(newest: Manifest) -> None
     """Another id, from whichever broker, is a halt with both ids: a record may have been read from that broker."""
     other = Topic("orders", "new", 2)
     with pytest.raises(Halt, match="'orders' was deleted and created again since checkpoint 5: its id was old, now it"):
-        inputs(KNOWN, KNOWN, other).look_again(newest)
+        looked_at(newest, KNOWN, KNOWN, other)
 
 
 def test_a_topic_that_no_broker_knows_was_deleted(newest: Manifest) -> None:
     """A topic is gone when all brokers say so; while one has it under its id, nobody can have read another."""
-    inputs(None, KNOWN, None).look_again(newest)
+    looked_at(newest, None, KNOWN, None)
     with pytest.raises(Halt, match="'orders' was deleted since checkpoint 5; its id was old"):
-        inputs(None, None, None).look_again(newest)
+        looked_at(newest, None, None, None)
 
 
 def test_partitions_count_once_every_broker_knows_them(newest: Manifest) -> None:
     """A partition is taken up when no broker would tell a client that it does not exist, and none is ever dropped."""
-    seen = inputs(msgspec.structs.replace(KNOWN, partitions=5), msgspec.structs.replace(KNOWN, partitions=4))
-    seen.look_again(newest)
+    seen = looked_at(newest, msgspec.structs.replace(KNOWN, partitions=5), msgspec.structs.replace(KNOWN, partitions=4))
     assert seen.added_since(newest) == {"in": {2: 0, 3: 0}}
     assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
-    lagging = inputs(msgspec.structs.replace(KNOWN, partitions=5), None, msgspec.structs.replace(KNOWN, partitions=1))
-    lagging.look_again(newest)
+    lagging = looked_at(
+        newest, msgspec.structs.replace(KNOWN, partitions=5), None, msgspec.structs.replace(KNOWN, partitions=1)
+    )
     assert lagging.offsets_from(newest) == {"in": {0: 7, 1: 9}}
 
 
 def test_a_run_up_to_a_target_takes_no_more_partitions(newest: Manifest) -> None:
     """What was to be read was known at the start."""
-    seen = inputs(msgspec.structs.replace(KNOWN, partitions=3), targets={"in": {0: 10, 1: 10}})
-    seen.look_again(newest)
+    seen = looked_at(newest, msgspec.structs.replace(KNOWN, partitions=3), targets={"in": {0: 10, 1: 10}})
     assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9}}

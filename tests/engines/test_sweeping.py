@@ -114,7 +114,7 @@ def leader(kafka: Any, topic_name: str) -> Iterator[PipelineLeader]:
     }  # fmt: skip
     options = options_from({"bootstrap_servers": kafka.bootstrap_servers})
     physical = plan(load_reference(reference).build(), 1)
-    made = PipelineLeader(physical, options, lambda _: None, lambda *_: None, reference)
+    made = PipelineLeader(physical, options, lambda _: None, lambda *_, **__: None, reference)
     made.recover()
     yield made
     made.close()

@@ -230,6 +230,7 @@ class Life:
                 )  # fmt: skip
             case "acknowledged", ack:
                 self.leader.acknowledged(ack)
+                self._on_broker(lambda: self._run(self.leader.count_acknowledged()), lambda _: None)
                 self._feed(core.Acknowledged(ack))
             case "source finished", task, subtask:
                 self._finished.add((task, subtask))
@@ -308,6 +309,8 @@ class Life:
                 return (yield from self._ended(endings, commit))
             case requests.RewriteMarkers(name, producer_id, partitions, commit):
                 return (yield from self._rewritten(name, producer_id, partitions, commit))
+            case requests.Together(several):
+                return (yield from self._answer_all(several))
             case requests.Appended(records):
                 self.world.seen["chain repaired"] += len(records) > 1
                 self._note_carried(records)
@@ -337,6 +340,19 @@ class Life:
             if isinstance(each, Manifest):
                 self.carries = any(c.checkpoint < each.checkpoint for c in each.committables)
                 self.world.seen["carried"] += self.carries
+
+    def _answer_all(self, several: tuple[requests.Request, ...]) -> Steps:
+        """One after the other, in any order, with a chance of faults between them."""
+        answers: dict[int, requests.Answer] = {}
+        for number in self.world.faults.shuffled(range(len(several))):
+            self.step_name = type(several[number]).__name__
+            self.world.faults.before_request(self)
+            yield None
+            try:
+                answers[number] = requests.Answer((yield from self._answer(several[number])))
+            except ExactlyOnceError as error:
+                answers[number] = requests.Answer(error=error)
+        return tuple(answers[number] for number in range(len(several)))
 
     def _retrying(self, operation: str, *arguments: Any) -> Steps:
         """Asked again until it is answered or time is up."""

@@ -7,7 +7,7 @@ Some histories know only a few kinds of faults, but those well. Every one that h
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from clients import TOPIC
@@ -113,6 +113,12 @@ class FaultInjector:
         lost = self.world.chaos and self.rng.random() < self._delivery_chance
         self.world.seen["delivery lost"] += lost
         return lost
+
+    def shuffled(self, numbers: Iterable[int]) -> list[int]:
+        """In any order."""
+        found = list(numbers)
+        self.rng.shuffle(found)
+        return found
 
     def after_end(self) -> None:
         """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending.

@@ -39,8 +39,8 @@ def _scan_from_the_newest() -> Iterable[Any]:
 def _note_the_ends() -> Iterable[Any]:
     real = orphans.KnownBlocks.ends_to_note
 
-    def ends_to_note(self: Any, checkpoint: int, base: int, ends: Any, **_: Any) -> Any:
-        return real(self, checkpoint, base, ends, final=True)
+    def ends_to_note(self: Any, checkpoint: int, base: int, **_: Any) -> Any:
+        return real(self, checkpoint, base, final=True)
 
     yield patch.object(orphans.KnownBlocks, "ends_to_note", ends_to_note)
 
@@ -49,7 +49,11 @@ def _finish_drops_nothing() -> Iterable[Any]:
     real = decision.finish
 
     def finish(manifest: Any, repairs: Any, life: Any, at_ms: int, expire: Any, **options: Any) -> Any:
-        return real(manifest, repairs, life, at_ms, **options)
+        def nothing(manifest: Any) -> Any:
+            yield from expire(manifest)
+            return (), ()
+
+        return real(manifest, repairs, life, at_ms, nothing, **options)
 
     yield patch.object(leader, "finish", finish)
 

@@ -40,11 +40,11 @@ def mutant(name: str) -> Callable[[Callable[[], Iterable[Any]]], None]:
 def _commit_first() -> Iterable[Any]:
     real = decision.decide
 
-    def decide(precommits: Any, ages_ms: Any, life: Any, *more: Any) -> Any:
+    def decide(precommits: Any, ages_ms: Any, life: Any, *more: Any, **named: Any) -> Any:
         checked = yield from decision.check(precommits, ages_ms, life)
         if not isinstance(checked, Refuse):
             yield from commit.commit(checked)
-        return (yield from real(precommits, ages_ms, life, *more))
+        return (yield from real(precommits, ages_ms, life, *more, **named))
 
     yield patch.object(leader, "decide", decide)
 
@@ -76,29 +76,12 @@ def _unknown_is_not_written() -> Iterable[Any]:
         return outcome
 
     yield patch.object(TransactionalWriter, "commit", commit)
+    yield patch.object(decision, "Unresolved", lambda checkpoint: Refuse(f"{checkpoint} was not written"))
 
 
 @mutant("the broker's count is not checked")
 def _no_count() -> Iterable[Any]:
-    def check(precommits: Any, ages_ms: Any, life: Any) -> Any:
-        wanted = [each for each in precommits if each.records]
-        states = yield requests.DescribeTransactions(tuple(each.transactional_id for each in wanted))
-        for each in wanted:
-            problem = decision._checked(each, states[each.transactional_id], ages_ms[each.transactional_id], life)
-            if problem:
-                return Refuse(problem)
-        partitions = {each: states[each.transactional_id].partitions for each in wanted}
-        producers = yield requests.DescribeProducers(tuple(sorted({p for ps in partitions.values() for p in ps})))
-        return [
-            Committable(
-                transactional_id=each.transactional_id, producer_id=each.producer_id, epoch=each.epoch,
-                transaction_version=2, cluster_id="", sink=each.sink, subtask=each.subtask,
-                checkpoint=each.checkpoint, written=tuple(decision._written(each, partitions[each], producers)),
-            )
-            for each in wanted
-        ]
-
-    yield patch.object(decision, "check", check)
+    yield patch.object(decision, "_is_whole", lambda committable, precommit: True)
 
 
 @mutant("a commit does not wait for its markers")

@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.coordinator import End
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions import markers
+from exactlyonce.checkpoint.transactions import markers, writing
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import plan, share_of
@@ -57,6 +57,7 @@ HALTS = (Halt, TopicError)
 BOUNDS = (
     (markers, "MARKERS_LOST_AFTER_MS", 200),
     (decision_log, "STABLE_TIMEOUT_MS", 400),
+    (writing, "MARKERS_TIMEOUT_MS", 400),
     (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
     (writer, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),

@@ -122,7 +122,10 @@ class NewestKept:
         """Nobody writes blocks."""
         yield from ()
 
-    def ends_to_note(self, checkpoint: int, base: int, ends: tuple[int, ...], *, final: bool) -> tuple[int, ...]:
+    def nothing_yet(self, ends: tuple[int, ...]) -> None:
+        """Nobody looks for blocks."""
+
+    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
         """Nobody looks for blocks."""
         return ()
 
@@ -355,16 +358,17 @@ class SinkDriver:
                     topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
                     wanted = sorted(topics | {self.options.topic} - {""})
                     return tuple((SINK, each, self._count_partitions(each)) for each in wanted)
-                case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtOutputs() | ask.GoOnFrom():
+                case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtTopics() | ask.GoOnFrom():
                     return None  # Spark's to see to
-                case ask.BlockEndOffsets():
-                    hit("coordinator-checked")
+                case ask.Together(requests):
+                    return self._performer.together(requests, answer)
             return self._performer(request)
 
         return drive(procedure, answer)
 
     def _close_log(self) -> None:
         if self._log_requests is not None:
+            self._performer.close()
             self._log_requests.close()
 
     def close(self) -> None:

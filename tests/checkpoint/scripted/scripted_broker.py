@@ -75,6 +75,10 @@ class World:
         self.listed: list[ListedTransaction] = []
         self.raising: dict[type, Exception] = {}
         self.ended: set[int] = set()
+        self.states: dict[str, str] = {}
+        """By id, where it is not Ongoing."""
+        self.taken_back: list[str] = []
+        self.refusal = "the disk is full"
 
     def __call__(self, request: ask.Request) -> Any:
         self.asked.append(request)
@@ -85,8 +89,10 @@ class World:
                 return {each: self._state(each) for each in ids}
             case ask.DescribeProducers():
                 return [ProducerState("t", 0, 10 + n, 3, 4, 0, 100 * n) for n in range(9) if n not in self.ended]
-            case ask.BlockEndOffsets():
-                return (1, 2)
+            case ask.Together(requests):
+                return tuple(ask.answered(each, self) for each in requests)
+            case ask.Reached() | ask.LookAtTopics():
+                return None
             case ask.Append():
                 return self.outcomes.pop(0) if self.outcomes else Outcome.DONE
             case ask.EndTransactions(endings, commit):
@@ -104,9 +110,30 @@ class World:
                 return None
         raise AssertionError(request)
 
+    # --- a manifest, in two steps
+
+    _outcome = Outcome.UNKNOWN
+
+    def produce(self, made: Manifest) -> ask.Procedure[bool]:
+        """Notes the request to produce as that of an append; `NOT_WRITTEN` is the outcome of this step."""
+        outcome = yield ask.Append((made,))
+        self._outcome = outcome
+        return outcome is not Outcome.NOT_WRITTEN
+
+    def commit(self) -> ask.Procedure[Outcome]:
+        """What the outcome was scripted to be."""
+        return self._outcome
+        yield  # never: it makes this a procedure
+
+    def take_back(self, why: str) -> ask.Procedure[None]:
+        """Noted, as the next thing asked."""
+        self.taken_back.append(why)
+        yield ask.Reached("taken back")
+
     def _state(self, transactional_id: str) -> TransactionState:
         slot = int(transactional_id[-1])
-        return TransactionState(transactional_id, "Ongoing", 10 + slot, 3, 100_000, 0, (("t", 0),))
+        state = self.states.get(transactional_id, "Ongoing")
+        return TransactionState(transactional_id, state, 10 + slot, 3, 100_000, 0, (("t", 0),))
 
     def _end(self, transactional_id: str, commit: bool) -> EndAnswer:
         if not commit:

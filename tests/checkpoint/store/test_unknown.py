@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -100,19 +101,29 @@ def _send(connection: socket.socket, frame: bytes) -> None:
         connection.sendall(struct.pack(">i", len(frame)) + frame)
 
 
-@pytest.fixture
-def proxy() -> Iterator[LossyProxy]:
-    """A proxy that closes with the test."""
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LossyProxy]:
+    """A proxy, and behind it a broker that is reached through it only."""
     proxy = LossyProxy()
+    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), port=0, settings=settings, lifetime="process")
+    broker.start()
+    proxy.broker_port = int(broker.bootstrap_servers.rpartition(":")[2])
     yield proxy
     proxy.close()
+    broker.kill()
 
 
 @pytest.fixture
-def store(own_broker: Any, new_store: Any, topic_name: str, proxy: LossyProxy) -> Any:
-    """A checkpoint topic on a broker that is reached through the proxy only."""
-    cluster = own_broker({"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"})
-    proxy.broker_port = int(cluster.bootstrap_servers.rpartition(":")[2])
+def proxy(proxied: LossyProxy) -> LossyProxy:
+    """One that loses nothing yet."""
+    proxied.heal()
+    return proxied
+
+
+@pytest.fixture
+def store(new_store: Any, topic_name: str, proxy: LossyProxy) -> Any:
+    """A checkpoint topic that is reached through the proxy only."""
     return new_store(f"127.0.0.1:{proxy.port}", topic_name)
 
 

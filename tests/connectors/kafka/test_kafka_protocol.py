@@ -115,6 +115,44 @@ class TestNobodyThere:
             gc.enable()
 
 
+class TestMemory:
+    """Places that were right the last time."""
+
+    def test_without_memory_there_is_one_attempt(self) -> None:
+        """Where nothing is remembered, what an attempt raises counts."""
+        attempts = iter([TopicError("gone")])
+
+        def attempt() -> None:
+            raise next(attempts)
+
+        with pytest.raises(TopicError, match="gone"):
+            wire_at("127.0.0.1:1").remembering(attempt)
+
+    @pytest.mark.parametrize("stale", [Again("it moved"), TopicError("unknown there"), BrokerRefused("no leader")])
+    def test_what_fails_by_memory_is_tried_without(self, stale: Exception) -> None:
+        """What a remembered broker refuses proves nothing: all is forgotten, and the second answer counts."""
+        wire = wire_at("127.0.0.1:1")
+        wire.places.nodes = frozenset({1})
+        outcomes: Iterator[Exception | int] = iter([stale, 7])
+
+        def attempt() -> int:
+            outcome = next(outcomes)
+            if isinstance(outcome, Exception):
+                raise outcome
+            assert not wire.places
+            return outcome
+
+        assert wire.remembering(attempt) == 7
+
+    def test_a_client_that_failed_takes_its_memory_along(self) -> None:
+        """After a failure nothing is remembered: no stale address outlives it."""
+        wire = wire_at(f"127.0.0.1:{free_port()}", timeout_ms=10)
+        wire.places.nodes = frozenset({1})
+        with pytest.raises(NoAnswer):
+            wire.metadata()
+        assert not wire.places
+
+
 def test_error_codes() -> None:
     """A broker's error becomes the error that says whose fault it is."""
     refuse(0, "Asking")

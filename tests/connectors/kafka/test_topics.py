@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -115,3 +117,28 @@ def test_where_leader_epochs_end(cluster: Any, topic: str) -> None:
     assert cluster.topics.epoch_ends(topic, {0: 0, 1: 0}) == {0: 3, 1: 0}
     assert cluster.topics.epoch_ends(topic, {0: 7}) == {0: -1}
     assert cluster.topics.epoch_ends(topic, {}) == {}
+
+
+def test_first_offsets_are_those_of_the_very_topic(cluster: Any, topic: str) -> None:
+    """By partition the first record that is there, of the topic with that id and of no other; None where it is gone."""
+    described = cluster.topics.describe([topic])[topic]
+    assert cluster.topics.first_offsets(described) == cluster.topics.start_offsets(topic)
+    other = msgspec.structs.replace(described, topic_id="00000000-0000-0000-0000-000000000000")
+    assert cluster.topics.first_offsets(other) is None
+    assert cluster.topics.first_offsets(msgspec.structs.replace(described, name=f"{topic}-missing")) is None
+
+
+def test_what_is_remembered_is_not_asked_for(cluster: Any, topic: str) -> None:
+    """The second time, first offsets take one round of two requests, and a look at all brokers one request each."""
+    asked: list[str] = []
+    topics = Topics(cluster.config, observe=lambda name, began, ended: asked.append(name))
+    described = topics.describe([topic])[topic]
+    topics.first_offsets(described)
+    topics.seen_by_each([topic])
+    asked.clear()
+    topics.first_offsets(described)
+    assert sorted(asked) == ["ListOffsets", "Metadata"]
+    asked.clear()
+    assert topics.seen_by_each([topic]) == {topic: (described,)}
+    assert asked == ["Metadata"]
+    topics.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import EndTransaction, Request, Write, drive
+from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Request, Write, drive
 from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.broker
 class RealWriter:
     """A writer whose requests a real broker answers."""
 
-    def __init__(self, transactional_id: str, requests: LogRequests) -> None:
+    def __init__(self, transactional_id: str, requests: LogRequests, transactions: Transactions) -> None:
+        self._transactions = transactions
         self.pure = TransactionalWriter(transactional_id, requests.topic.name, SystemClock())
         self._requests = requests
         self._before_the_commit: Callable[[], Any] | None = None
@@ -50,6 +51,8 @@ class RealWriter:
         if isinstance(request, EndTransaction) and request.commit and self._before_the_commit is not None:
             action, self._before_the_commit = self._before_the_commit, None
             action()
+        if isinstance(request, DescribeProducers):
+            return self._transactions.producers(request.partitions)
         return self._requests(request)
 
 
@@ -64,7 +67,7 @@ class Place:
 
     def writer(self) -> RealWriter:
         """One that has fenced all older ones."""
-        return RealWriter(self.id, LogRequests(self.config, self.topic))
+        return RealWriter(self.id, LogRequests(self.config, self.topic), self.transactions)
 
     def readable(self) -> list[str]:
         """The keys that readers see, of all partitions in turn."""

@@ -1,0 +1,228 @@
+"""The decision: what goes out together, what waits, and what is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from scripted_broker import BLOCK, LIFE, MANIFEST, World, committable, manifest, name, precommit
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.decision import (
+    Decided,
+    Dropped,
+    Grounds,
+    Precommit,
+    Refuse,
+    Unresolved,
+    count,
+    decide,
+    finalize,
+)
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.transactions.commit import Commits
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
+
+Check = Callable[[], ask.Procedure[Refuse | None]]
+
+# --- decide ---------------------------------------------------------------------------------------------------------
+
+
+def decided(
+    world: World, *precommits: Precommit, counted: bool = True, checks: Sequence[Check] = (), sinks: Any = None
+) -> Decided | Refuse | Unresolved:
+    """Run the decision, of which *counted* says whether its precommits were counted as they arrived. *sinks* is what
+    manifests say of them, one after the other."""
+    known = ask.drive(count(precommits, {"out": [("t", 0)]}, LIFE), world) if counted else {}
+    world.asked.clear()
+    shown = iter(sinks or ())
+
+    def make(committables: tuple[Committable, ...]) -> ask.Procedure[Manifest]:
+        return msgspec.structs.replace(manifest(*committables), sinks=next(shown, MANIFEST.sinks))
+        yield
+
+    def expire(made: Manifest) -> ask.Procedure[Dropped]:
+        assert made in world.appended, "blocks expire only after the manifest is durable"
+        return (4,), (BLOCK,)
+        yield
+
+    ages_ms = {each.transactional_id: 0 for each in precommits}
+    grounds = Grounds(known, lambda: [each() for each in checks])
+    writer: Any = world
+    procedure = decide(precommits, ages_ms, LIFE, writer, make_manifest=make, expire=expire, grounds=grounds)
+    return ask.drive(procedure, world)
+
+
+def looking() -> ask.Procedure[Refuse | None]:
+    """A check that holds."""
+    yield ask.LookAtTopics(MANIFEST)
+    return None
+
+
+def refusing() -> ask.Procedure[Refuse | None]:
+    """A check that does not."""
+    yield ask.LookAtTopics(MANIFEST)
+    return Refuse("a block is gone")
+
+
+def halting() -> ask.Procedure[Refuse | None]:
+    """A check that needs a person."""
+    yield ask.LookAtTopics(MANIFEST)
+    raise Halt("the topic is gone")
+
+
+def kinds(world: World) -> list[Any]:
+    """The kinds of all requests; those that went out together as a set."""
+    found: list[Any] = []
+    waiting = 0
+    for each in world.asked:
+        if isinstance(each, ask.Together):
+            found.append({type(one) for one in each.requests})
+            waiting = len(each.requests)
+        elif waiting:
+            waiting -= 1
+        else:
+            found.append(type(each))
+    return found
+
+
+def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
+    """The manifest is produced while transactions are described and all else is checked; then it is committed, then the
+    sinks' transactions are, their markers are seen, and the finalized mark goes with the tombstones."""
+    world = World()
+    verdict = decided(world, precommit(0), precommit(1, subtask=1), checks=[looking])
+    expected = manifest(committable(0), committable(1, subtask=1))
+    fates = {name(0): "committed", name(1, 1): "committed"}
+    assert verdict == Decided(expected, Commits(fates))
+    assert verdict.finalized
+    assert kinds(world) == [
+        {ask.Append, ask.DescribeTransactions, ask.LookAtTopics}, ask.Reached,
+        ask.EndTransactions, ask.DescribeProducers, ask.Append,
+    ]  # fmt: skip
+    assert world.of(ask.Append) == [
+        ask.Append((expected,)),
+        ask.Append((Finalized(7, 3, 99, tuple(fates.items())),), (4,), (BLOCK,)),
+    ]
+    assert world.taken_back == []
+
+
+def test_what_was_not_counted_is_checked_before_behind_all_else() -> None:
+    """Without a count the topics are looked at, then transactions and their partitions are described, and only then
+    is a manifest produced, while they are described once more."""
+    world = World()
+    assert isinstance(decided(world, precommit(0), counted=False, checks=[looking]), Decided)
+    assert kinds(world)[:4] == [
+        {ask.LookAtTopics}, ask.DescribeTransactions, ask.DescribeProducers,
+        {ask.Append, ask.DescribeTransactions, ask.LookAtTopics},
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_without_output_is_decided_and_finalized_all_the_same() -> None:
+    """Without committables nothing is described or ended, and the manifest and its mark are written."""
+    world = World()
+    assert decided(world, precommit(0, records=0)) == Decided(manifest(), Commits())
+    assert kinds(world) == [{ask.Append}, ask.Reached, ask.Append]
+
+
+def test_a_count_that_is_not_the_brokers_writes_nothing() -> None:
+    """When the check refuses, no manifest is produced and nothing is ended."""
+    world = World()
+    assert isinstance(decided(world, precommit(0, records=4)), Refuse)
+    assert kinds(world) == [ask.DescribeTransactions, ask.DescribeProducers]
+
+
+@pytest.mark.parametrize(
+    ("question", "counted"),
+    [(ask.DescribeTransactions, True), (ask.LookAtTopics, True), (ask.DescribeProducers, False)],
+)
+def test_a_broker_that_does_not_answer_a_check_refuses_the_checkpoint(question: type, counted: bool) -> None:
+    """Before the manifest is committed the checkpoint never happened: a broker that is away refuses it, no more, and
+    what was produced is taken back."""
+    world = World()
+    world.raising[question] = BrokerUnavailable("no broker answers")
+    assert decided(world, precommit(0), counted=counted, checks=[looking]) == Refuse("no broker answers")
+    assert world.taken_back == ["no broker answers"] * counted
+    assert world.of(ask.EndTransactions) == []
+
+
+@pytest.mark.parametrize(("check", "said"), [(refusing, "a block is gone"), (halting, "the topic is gone")])
+def test_what_a_check_refuses_is_taken_back(check: Check, said: str) -> None:
+    """The manifest was produced meanwhile: it is taken back before the checkpoint is refused, or the halt is raised."""
+    world = World()
+    if check is halting:
+        with pytest.raises(Halt, match=said):
+            decided(world, precommit(0), checks=[looking, check])
+    else:
+        assert decided(world, precommit(0), checks=[looking, check]) == Refuse(said)
+    assert world.taken_back == [said]
+    assert isinstance(world.asked[-1], ask.Reached)
+    assert world.of(ask.EndTransactions) == []
+
+
+def test_a_halt_is_raised_though_another_check_refuses() -> None:
+    """What needs a person is not hidden by what a restart would fix."""
+    with pytest.raises(Halt, match="the topic is gone"):
+        decided(World(), precommit(0), checks=[refusing, halting])
+
+
+def test_a_transaction_that_ended_since_it_was_counted_refuses_the_checkpoint() -> None:
+    """A count holds only for a transaction that is still open when it is decided."""
+    world = World()
+    world.states[name(0)] = "CompleteAbort"
+    verdict = decided(world, precommit(0))
+    assert verdict == Refuse(f"transaction {name(0)} is CompleteAbort, not Ongoing")
+    assert world.taken_back == [str(verdict)]
+
+
+def test_a_manifest_that_the_checks_have_overtaken_is_written_anew() -> None:
+    """If the look at the topics finds more partitions than the manifest says, it is taken back, and one that says what
+    was found is produced and decided."""
+    world, more = World(), (("out", "t", 2),)
+    verdict = decided(world, precommit(0), checks=[looking], sinks=[(), more, more, more])
+    assert isinstance(verdict, Decided)
+    assert verdict.manifest.sinks == more
+    assert world.taken_back == ["a topic of its sinks has more partitions"]
+    assert [len(each.records) for each in world.of(ask.Append)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict"),
+    [
+        (Outcome.NOT_WRITTEN, Refuse("the manifest of checkpoint 7 was not written: the disk is full")),
+        (Outcome.UNKNOWN, Unresolved(7)),
+    ],
+)
+def test_without_a_durable_manifest_nothing_is_ended(outcome: Outcome, verdict: Refuse | Unresolved) -> None:
+    """If the manifest was not written the checkpoint is refused, if that is unknown it is unresolved; in both cases
+    no transaction is committed or aborted."""
+    world = World(outcomes=[outcome])
+    assert decided(world, precommit(0)) == verdict
+    assert world.of(ask.EndTransactions) == []
+
+
+@pytest.mark.parametrize("answer", ["R", "U"])
+def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: str) -> None:
+    """If one commit is refused or unknown the checkpoint is decided and not finalized, and nothing expires."""
+    world = World({name(1, 1): answer})
+    verdict = decided(world, precommit(0), precommit(1, subtask=1))
+    assert isinstance(verdict, Decided)
+    assert not verdict.finalized
+    assert len(world.of(ask.Append)) == 1
+    assert world.asked_for(commit=False) == []
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
+def test_a_mark_that_could_not_be_written_ends_this_life(outcome: Outcome) -> None:
+    """If the finalized mark is not known to be durable the life ends: the next one reads what is true."""
+    with pytest.raises(Undetermined, match=r"Checkpoint 7 is complete and committed.*Nothing is lost"):
+        decided(World(outcomes=[Outcome.DONE, outcome]), precommit(0))
+
+
+def test_finalizing_with_an_unknown_fate_is_a_violation() -> None:
+    """A checkpoint cannot be finalized while the fate of one of its committables is not known."""
+    with pytest.raises(InvariantViolation, match="fate of every committable"):
+        ask.drive(finalize(manifest(committable(0)), {}, 3, 0), World())

@@ -1,0 +1,108 @@
+"""Procedures that go on side by side, and requests that go out together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.requests import (
+    Answer,
+    BlockEndOffsets,
+    Pause,
+    Procedure,
+    Request,
+    Together,
+    answered,
+    concurrently,
+    drive,
+)
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
+
+
+def pausing(*durations_ms: int) -> Procedure[list[int]]:
+    """Ask for each pause, and return the answers."""
+    found = []
+    for each in durations_ms:
+        found.append((yield Pause(each)))
+    return found
+
+
+class Doubling:
+    """Answers a pause by twice its duration; *broken* ones by an error. Notes what went out together."""
+
+    def __init__(self, *broken: int) -> None:
+        self.broken = broken
+        self.rounds: list[list[int]] = []
+
+    def __call__(self, request: Request) -> Any:
+        assert isinstance(request, Together)
+        pauses = [each for each in request.requests if isinstance(each, Pause)]
+        self.rounds.append([each.duration_ms for each in pauses])
+        return tuple(answered(each, self.single) for each in pauses)
+
+    def single(self, request: Request) -> int:
+        assert isinstance(request, Pause)
+        if request.duration_ms in self.broken:
+            raise BrokerUnavailable(f"no answer to {request.duration_ms}")
+        return 2 * request.duration_ms
+
+
+def test_one_request_of_each_procedure_goes_out_in_a_round() -> None:
+    """Three procedures take as many rounds as the longest has requests, and each gets its own answers."""
+    world = Doubling()
+    assert drive(concurrently(pausing(1, 2, 3), pausing(), pausing(4)), world) == ([2, 4, 6], [], [8])
+    assert world.rounds == [[1, 4], [2], [3]]
+
+
+def test_an_error_is_raised_once_all_have_ended() -> None:
+    """When one procedure fails the others go on to their end before its error is raised."""
+    world = Doubling(1)
+    with pytest.raises(BrokerUnavailable, match="no answer to 1"):
+        drive(concurrently(pausing(1, 2), pausing(4, 5, 6)), world)
+    assert world.rounds == [[1, 4], [5], [6]]
+
+
+def test_of_several_errors_that_of_the_first_procedure_is_raised() -> None:
+    """What a later procedure raises, though it raises it sooner, does not hide the first one's error."""
+
+    def halting() -> Procedure[None]:
+        raise Halt("at once")
+        yield
+
+    with pytest.raises(BrokerUnavailable, match="no answer to 2"):
+        drive(concurrently(pausing(1, 2), halting()), Doubling(2))
+
+
+def test_an_error_goes_into_the_procedure_that_asked() -> None:
+    """A procedure that handles the error of its request goes on, and the others never hear of it."""
+
+    def trying_again() -> Procedure[str]:
+        try:
+            yield Pause(1)
+        except BrokerUnavailable:
+            yield Pause(7)
+            return "again"
+        return "at once"
+
+    world = Doubling(1)
+    assert drive(concurrently(trying_again(), pausing(4, 5)), world) == ("again", [8, 10])
+    assert world.rounds == [[1, 4], [7, 5]]
+
+
+def test_nothing_is_asked_where_no_procedure_asks() -> None:
+    """Procedures without a request cost no round."""
+    world = Doubling()
+    assert drive(concurrently(pausing(), pausing()), world) == ([], [])
+    assert world.rounds == []
+
+
+def test_what_is_no_error_is_never_an_answer() -> None:
+    """The end of the process passes through: it is nobody's answer."""
+
+    def interrupted(_: Request) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answered(BlockEndOffsets(), interrupted)
+    assert answered(BlockEndOffsets(), lambda _: (1, 2)) == Answer((1, 2))

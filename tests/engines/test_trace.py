@@ -1,0 +1,78 @@
+"""The requests between the last acknowledgement and visible output, as a run tells of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from running import QUICK, Run, orders
+
+from exactlyonce.connectors.trace import Sent, Trace, as_fields, in_sequence
+from exactlyonce.testing.cluster import KafkaCluster
+
+NEEDED = 4
+
+
+def test_requests_of_one_round_wait_for_each_other_only_within_a_client() -> None:
+    """Of what goes out together, the longest chain of one client counts; rounds add up."""
+    together = [Sent("Metadata", 0, 1), Sent("Produce", 2, 3, client=1), Sent("FindCoordinator", 0, 1, client=2)]
+    assert in_sequence(together) == 1
+    chain = [*together, Sent("DescribeTransactions", 1.5, 3, client=2)]
+    assert in_sequence(chain) == 2
+    assert in_sequence([*chain, Sent("EndTxn", 4, 5, round=1), Sent("EndTxn", 4, 6, round=1)]) == 3
+    assert in_sequence([]) == 0
+
+
+def test_a_trace_tells_what_was_sent_and_answered_in_a_time() -> None:
+    """What began before, or was not answered by the end, is left out; durations are in milliseconds from the begin."""
+    trace = Trace()
+    first, second = trace.client(), trace.client()
+    first("Metadata", 0.5, 1.5)
+    trace.next_round()
+    second("Produce", 1.2, 1.3)
+    first("Fetch", 1.1, 1.4)
+    first("EndTxn", 1.8, 2.1)
+    sent = trace.between(1.0, 2.0)
+    assert [(each.request, each.round) for each in sent] == [("Fetch", 1), ("Produce", 1)]
+    assert as_fields(sent, 1.0, 2.0) == {
+        "duration_ms": 1000.0,
+        "in_sequence": 1,
+        "requests": [
+            {"request": "Fetch", "began_ms": 100.0, "took_ms": 300.0},
+            {"request": "Produce", "began_ms": 200.0, "took_ms": 100.0},
+        ],
+    }
+
+
+@pytest.mark.broker
+def test_four_requests_wait_for_one_another_until_output_is_visible(
+    kafka: KafkaCluster, topic_name: str, run: Any
+) -> None:
+    """From the last acknowledgement until the sinks' transactions are committed at most four requests wait for one
+    another, and the last of them commits; but for the first checkpoint with output, which looks up brokers and
+    connects to them. A checkpoint without output takes fewer."""
+    kafka.create_topic(f"{topic_name}-in", 3)
+    kafka.create_topic(f"{topic_name}-out", 3)
+    job = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK, "--parallelism", "2")
+    for first in range(0, 500, 100):
+        kafka.produce(f"{topic_name}-in", orders(100, first=first))
+        job.await_checkpoint()
+    job.process.terminate()
+    assert job.wait() == 0
+    seen = requests_until_visible(job)
+    with_output = [each for each in seen if "DescribeTransactions" in names(each)][1:]
+    assert len(with_output) >= 3
+    for each in with_output:
+        assert each["in_sequence"] <= NEEDED, each
+        assert names(each)[-1] == "EndTxn"
+    assert min(each["in_sequence"] for each in seen) < NEEDED
+
+
+def requests_until_visible(job: Run) -> list[dict[str, Any]]:
+    """What the run told of each checkpoint."""
+    return [event for event in job.events if event.get("step") == "requests until visible"]
+
+
+def names(event: dict[str, Any]) -> list[str]:
+    """Of its requests, in the order in which they were sent."""
+    return [each["request"] for each in event["requests"]]
