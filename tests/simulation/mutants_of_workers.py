@@ -12,8 +12,6 @@ import msgspec
 
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.records import committable
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines import operators, wiring
 from exactlyonce.engines.blocks import BlockNames
@@ -423,11 +421,3 @@ def _replay_by_time() -> Iterable[Any]:
         ordering.take_by_time(lanes, order, ordering.BatchTime())
 
     yield patch.object(ordering, "take_along", take_along)
-
-
-@mutant("a replay gives a transaction all of its sink subtask's output", REPLAYED)
-def _replay_all() -> Iterable[Any]:
-    def shares(committables: Iterable[Committable]) -> Any:
-        return {each.transactional_id: range(1_000_000) for each in committables}
-
-    yield patch.object(committable, "shares", shares)
