@@ -91,6 +91,8 @@ class Life:
         )  # fmt: skip
         self.workers: list[Process] = []
         self.step_name = "open"
+        self._asking = False
+        """Whether the broker thread is in a procedure."""
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()
@@ -125,6 +127,8 @@ class Life:
     def _conclude(self) -> Steps:
         """After a clean stop."""
         self.kill_workers()
+        while self._asking:  # procedures never overlap
+            yield self.world.clock.monotonic_ms() + 1
         try:
             yield from self._run(self.leader.conclude())
         except ExactlyOnceError as error:
@@ -136,12 +140,14 @@ class Life:
                 yield self.world.clock.monotonic_ms() + 3
                 continue
             call, then = self._jobs.popleft()
+            self._asking = True
             try:
                 result = yield from call()
             except ExactlyOnceError as error:
                 self._inbox.append(partial(self._stop_with, error))
             else:
                 self._inbox.append(partial(then, result))
+            self._asking = False
 
     def _stop_with(self, error: ExactlyOnceError) -> None:
         self.end = self.end or core.End(None, error)
