@@ -1,4 +1,4 @@
-"""The clients of a worker: how it reaches Kafka, its peers and the time; all that is not the same in a simulation.
+"""The clients by which a worker reaches Kafka, its peers and the time: all that is not the same in a simulation.
 
 Invariant: nothing is decided here. A worker that is given other clients runs the same lines.
 """

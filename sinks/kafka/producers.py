@@ -1,4 +1,4 @@
-"""The producers of a sink: what its writer asks of a client library, and how confluent-kafka does it.
+"""The producers of a sink's writer, as it asks for them, and those of confluent-kafka.
 
 Invariants: `make`, `flush` and `drop` return at once, and what they begin runs elsewhere; a producer is never closed:
 that would abort its transaction. A flush sends at once, whatever `linger.ms` says.

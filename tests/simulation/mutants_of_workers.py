@@ -310,7 +310,7 @@ def _early_flush() -> Iterable[Any]:
 
 
 @mutant("a barrier does not wait for the backlog", COUNT)
-def _hasty_barrier() -> Iterable[Any]:
+def _early_barrier() -> Iterable[Any]:
     def barrier(self: KafkaWriter, checkpoint: int) -> None:
         self._cut(checkpoint)
 
@@ -344,7 +344,7 @@ def _unflushed() -> Iterable[Any]:
     yield patch.object(KafkaWriter, "take_precommit", take)
 
 
-@mutant("a delivery that failed is skipped", r"nothing is outstanding after a flush")
+@mutant("a delivery that failed is ignored", r"nothing is outstanding after a flush")
 def _ignored_failure() -> Iterable[Any]:
     yield patch.object(KafkaWriter, "_failed", lambda self, reason: None)
 
