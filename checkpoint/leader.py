@@ -31,7 +31,7 @@ from exactlyonce.checkpoint.decision import (
     finish,
     standing,
 )
-from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.manifest_writer import ManifestWriter
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
@@ -70,7 +70,7 @@ Verdict = Decided | Refuse | Unresolved
 class Retention(Protocol):
     """What of the checkpoints stays, and what may go."""
 
-    def recover(self, history: History, incarnation: int, *, late: bool) -> Procedure[Dropped]:
+    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
         """What older incarnations have left that may go."""
 
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
@@ -145,7 +145,6 @@ class Leader:
         self.led, self.log, self.retention = led, log, retention
         self.attempt = led.attempt
         self._clock, self._note = clock, note
-        self._late_blocks = True
         self._fenced_below = (0, 0)
         self._last_committables: tuple[Committable, ...] = ()
         self._swept_ms = clock.monotonic_ms()
@@ -174,20 +173,29 @@ class Leader:
     def begin(self) -> Procedure[History]:
         """Fence every older incarnation, read what they decided, refuse what is damaged, and write the first record."""
         history = yield from self.open()
-        self._late_blocks = history.newest_incarnation is not None and not history.newest_incarnation.ended
         newest = incarnation_latest(
             each
             for each in (yield ListTransactions(transaction_prefix(self.led.pipeline)))
             if each.transactional_id != coordinator_id(self.led.pipeline)
         )
         if newest and not history.incarnation_latest:
-            raise Halt(self.led.topic_lost(self.log.topic.name, newest))
+            yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
         self._fenced_below = self.led.fenced_below(
             (yield from self.log.begin(self.led.host, self.led.process, newest))
         )
         yield Reached("coordinator-opened")
         return self.log.history
+
+    def _refuse_lost_topic(self, incarnation: int) -> Procedure[None]:
+        """The log was empty, though transactions of *incarnation* are known: it was deleted, or has been begun since.
+
+        Whoever writes under such an id has begun before, so that a log that is still empty now was deleted.
+        """
+        now: History | None = yield from self.log.look()
+        if now is None or now.incarnation_latest:
+            raise Fenced(superseded(self.led.pipeline, 0, now.newest_incarnation if now else None))
+        raise Halt(self.led.topic_lost(self.log.topic.name, incarnation))
 
     def take_up(self, incarnation: int) -> None:
         """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
@@ -229,7 +237,7 @@ class Leader:
         return self.manifest
 
     def _claimed(self) -> Procedure[Dropped]:
-        return self.retention.recover(self.log.history, self.incarnation.incarnation, late=self._late_blocks)
+        return self.retention.recover(self.log.history, self.incarnation.incarnation)
 
     def _first_manifest(self) -> Procedure[None]:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""

@@ -50,12 +50,14 @@ class KnownBlocks:
 
     # --- before an attempt, while nobody writes blocks
 
-    def recover(self, history: History, incarnation: int, *, late: bool = True) -> Procedure[Dropped]:
+    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
         """What the retained manifests stand on stays, all other blocks that an incarnation may have left are orphans.
 
         A damaged older checkpoint keeps every block that there is until it expires, for what it needs is unknown. The
         newest one is what the pipeline goes on from: if that is damaged, `Halt`. Where it is the decision itself that
-        is damaged, it is tombstoned as it expires. *late*: see `begin_attempt`.
+        is damaged, it is tombstoned as it expires. What zombies send yet is looked for as in `begin_attempt`, also
+        after
+        a clean end: those of incarnations before that one may live on.
         """
         newest = history.latest
         assert newest is not None
@@ -71,7 +73,7 @@ class KnownBlocks:
                 self.unrestorable[manifest.checkpoint] = found
                 found = yield from self._scanned((0,) * newest.block_partitions)
             self.ledger.completed(manifest.checkpoint, found)
-        yield from self._begin(newest, _first_places(history), (incarnation, 0), late=late)
+        yield from self._begin(newest, _first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool = True) -> Procedure[None]:

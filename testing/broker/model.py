@@ -257,6 +257,7 @@ class BrokerModel:
         twin._markers, twin._markers_ordered = list(self._markers), self._markers_ordered
         twin._running = self._running
         twin._started_ms, twin._check_due_ms, twin._due_ms = self._started_ms, self._check_due_ms, self._due_ms
+        twin._expired_at_ms = self._expired_at_ms
         return twin
 
     def _log(self, topic: str, partition: int) -> PartitionLog | None:
@@ -264,7 +265,7 @@ class BrokerModel:
         return found.logs[partition] if found and 0 <= partition < len(found.logs) else None
 
     def _start_scheduler(self, now_ms: int) -> None:
-        self._started_ms = now_ms
+        self._started_ms = self._expired_at_ms = now_ms
         self._check_due_ms = now_ms + self.settings.timeout_check_interval_ms
         self._schedule()
 
@@ -293,7 +294,8 @@ class BrokerModel:
         if not self._markers and not self._coordinator.has_open():
             tick_ms = self._last_tick(now_ms, self.settings.timeout_check_interval_ms)
         expiry_ms = self._last_tick(tick_ms, self.settings.expiration_check_interval_ms)
-        if expiry_ms > self._started_ms:
+        if expiry_ms > self._expired_at_ms:
+            self._expired_at_ms = expiry_ms
             self._coordinator.expire(expiry_ms - self.settings.transactional_id_expiration_ms)
             self._forget_producers()
         self._check_due_ms = tick_ms + self.settings.timeout_check_interval_ms

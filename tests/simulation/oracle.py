@@ -278,10 +278,6 @@ class Oracle:
         parsed = [(text, key) for text in keys if (key := BlockKey.parse(text)) is not None]
         self._of_zombies.update(text for text, key in parsed if (key.incarnation, key.attempt) < self._attempt_decided)
 
-    def concluded(self, incarnation: int) -> None:
-        """It has ended cleanly, so that the next one looks for no late blocks of those before it."""
-        self._attempt_decided = max(self._attempt_decided, (incarnation + 1, 0))
-
     def _no_orphans(self, manifest: Manifest) -> None:
         """Now that *manifest* is finalized every block in the topic is referred to, but for those of checkpoints that
         are in flight behind it."""

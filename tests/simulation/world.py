@@ -285,10 +285,7 @@ class World:
             self.halted = True
             self.finished = True
             return
-        if isinstance(end.error, Halt) and life is not self.life:
-            self.seen["halt of a zombie"] += 1  # it looked at two things, and slept in between
-        else:
-            demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
+        demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
         if life is self.life:
             self.next_life(self.rng.randint(0, 100))
@@ -299,7 +296,6 @@ class World:
         """Everything decided is committed and nothing of this life is open."""
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
         assert end.manifest is not None
-        self.oracle.concluded(life.log.incarnation.incarnation)
         self.clock.advance(100)
         self.oracle.nothing_open(life.log.incarnation.incarnation)
         if not any(each.owner.alive for each in self._threads):

@@ -114,7 +114,7 @@ class NewestKept:
     def __init__(self, log: DecisionLog) -> None:
         self._log = log
 
-    def recover(self, history: History, incarnation: int, *, late: bool) -> Procedure[Dropped]:
+    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
         """Nothing: what is old goes with the next decision."""
         return (yield from keep_all(history.retained[-1]))
 
