@@ -206,6 +206,14 @@ def test_a_topic_made_anew(place: Place) -> None:
     assert place.readable() == []
 
 
+def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look, in a thread of its own, may forget the brokers at any time: the request that has found them asks them."""
+    forgotten = property(lambda requests: None, lambda requests, found: None)
+    monkeypatch.setattr(LogRequests, "_places", forgotten, raising=False)
+    assert place.writer().write([record("x")], LIMIT_S) is Outcome.DONE
+    assert place.readable() == ["x"]
+
+
 def test_an_ended_writer(place: Place) -> None:
     """Whoever writes with it meets the reason for its end."""
     writer = place.writer()
