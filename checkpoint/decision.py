@@ -275,7 +275,7 @@ def _committables(
     wanted: Sequence[Precommit], ages_ms: Mapping[str, int], life: Life, grounds: Grounds
 ) -> Procedure[tuple[Committable, ...] | Refuse]:
     """Those that were counted; the others are checked first, all else before them, so that it says why they fail."""
-    found = dict(grounds.counted)
+    found = {each.transactional_id: made for each in wanted if (made := _counted(each, grounds)) is not None}
     missing = [each for each in wanted if each.transactional_id not in found]
     if missing:
         problem = _worst((yield from concurrently(*map(_verdict, grounds.checks()))))
@@ -289,6 +289,13 @@ def _committables(
             return checked
         found.update((each.transactional_id, each) for each in checked)
     return tuple(found[each.transactional_id] for each in wanted)
+
+
+def _counted(precommit: Precommit, grounds: Grounds) -> Committable | None:
+    """Of *precommit*: its id is used again, and the commit of an older transaction of the id would prove nothing."""
+    made = grounds.counted.get(precommit.transactional_id)
+    own = made is not None and (made.producer_id, made.epoch) == (precommit.producer_id, precommit.epoch)
+    return made if own else None
 
 
 def _verdict(check: Procedure[Refuse | None]) -> Procedure[Refuse | ExactlyOnceError | None]:

@@ -56,8 +56,7 @@ class KnownBlocks:
         A damaged older checkpoint keeps every block that there is until it expires, for what it needs is unknown. The
         newest one is what the pipeline goes on from: if that is damaged, `Halt`. Where it is the decision itself that
         is damaged, it is tombstoned as it expires. What zombies send yet is looked for as in `begin_attempt`, also
-        after
-        a clean end: those of incarnations before that one may live on.
+        after a clean end: those of incarnations before that one may live on.
         """
         newest = history.latest
         assert newest is not None

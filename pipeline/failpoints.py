@@ -20,7 +20,7 @@ NAMES = {
     "worker-acknowledged": "the acknowledgement is sent",
     "worker-restored": "a worker has restored its state and reads nothing yet",
     "coordinator-triggered": "the barrier is on its way to the workers",
-    "coordinator-checked": "all have acknowledged and the broker has confirmed; the manifest is not written",
+    "coordinator-checked": "all have acknowledged, the broker has confirmed; the manifest is produced, not committed",
     "coordinator-decided": "the manifest is durable; nothing is committed yet",
     "coordinator-committed": "the transactions are committed; the finalized mark is not written",
     "coordinator-finalized": "the finalized mark is durable; group offsets and clean-up come next",

@@ -78,7 +78,9 @@ class _TopicLost(Exception):
 
 
 class LogRequests:
-    """Answers the requests of a decision log in *topic*. Used by one thread at a time; making one connects to nothing.
+    """Answers the requests of a decision log in *topic*. Making one connects to nothing.
+
+    Used by one thread at a time; beside it, one may ask `LookOnce`, and one `FirstOffsets`: these have own connections.
 
     A request that has no answer raises `BrokerUnavailable`; the brokers are looked up anew for the next one.
     """
@@ -228,7 +230,8 @@ class LogRequests:
 
     def _find(self, transactional_id: str) -> _Places:
         """The broker that keeps the id, and those that lead the topic's partitions."""
-        if self._places is None:
+        places = self._places  # a look, in another thread, may forget them at any time
+        if places is None:
             kind = CoordinatorType.TRANSACTION.value
             question = FindCoordinatorRequest(key_type=kind, coordinator_keys=[transactional_id])
             found = self._wire.ask(question).coordinators[0]
@@ -239,8 +242,9 @@ class LogRequests:
             except TopicError:
                 raise _TopicLost(WriteAnswer.TOPIC_DELETED) from None
             self._require_same({leader.topic_id for leader in leaders.values()})
-            self._places = _Places(found.node_id, {each: leader.node_id for (_, each), leader in leaders.items()})
-        return self._places
+            places = _Places(found.node_id, {each: leader.node_id for (_, each), leader in leaders.items()})
+            self._places = places
+        return places
 
     def _require_same(self, topic_ids: set[UUID]) -> None:
         """Decisions go into the topic that was opened: one made anew under its name knows nothing of them."""

@@ -102,7 +102,7 @@ class CatchingUp:
         return summary
 
     def _reach(self, leader: PipelineLeader, summary: Summary) -> bool:
-        """Advance to to the stop offsets of now; False if that is where it stands."""
+        """Advance to the stop offsets of now; False if that is where it stands."""
         ranges = self._ranges(leader)
         total = sum(each.length for each in ranges)
         if not total:

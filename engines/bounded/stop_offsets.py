@@ -1,8 +1,8 @@
 """The stop offsets of bounded work: the latest stable ones, named ones, or those of a moment.
 
-Invariants: an end is exclusive, and never behind what a read_committed reader can see now; stop offsets has the
-partitions
-that are known where the work stands. One that appears while it is looked for is read from 0 once it is known.
+Invariants: an end is exclusive, and never behind what a read_committed reader can see now; stop offsets have the
+partitions that are known where the work stands. One that appears while it is looked for is read from 0 once it is
+known.
 """
 
 from __future__ import annotations

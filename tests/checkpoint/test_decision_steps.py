@@ -33,11 +33,17 @@ Check = Callable[[], ask.Procedure[Refuse | None]]
 
 
 def decided(
-    world: World, *precommits: Precommit, counted: bool = True, checks: Sequence[Check] = (), sinks: Any = None
+    world: World,
+    *precommits: Precommit,
+    counted: bool = True,
+    known: dict[str, Committable] | None = None,
+    checks: Sequence[Check] = (),
+    sinks: Any = None,
 ) -> Decided | Refuse | Unresolved:
-    """Run the decision, of which *counted* says whether its precommits were counted as they arrived. *sinks* is what
-    manifests say of them, one after the other."""
-    known = ask.drive(count(precommits, {"out": [("t", 0)]}, LIFE), world) if counted else {}
+    """Run the decision, of which *counted* says whether its precommits were counted as they arrived, *known* what came
+    of that. *sinks* is what manifests say of them, one after the other."""
+    if known is None:
+        known = ask.drive(count(precommits, {"out": [("t", 0)]}, LIFE), world) if counted else {}
     world.asked.clear()
     shown = iter(sinks or ())
 
@@ -119,6 +125,15 @@ def test_what_was_not_counted_is_checked_before_behind_all_else() -> None:
         {ask.LookAtTopics}, ask.DescribeTransactions, ask.DescribeProducers,
         {ask.Append, ask.DescribeTransactions, ask.LookAtTopics},
     ]  # fmt: skip
+
+
+def test_a_count_of_an_older_transaction_of_the_id_is_none() -> None:
+    """A transactional id is used again: what was counted under another epoch is not what a manifest names."""
+    world = World()
+    older = msgspec.structs.replace(committable(0), epoch=2)
+    verdict = decided(world, precommit(0), known={older.transactional_id: older})
+    assert isinstance(verdict, Decided)
+    assert verdict.manifest == manifest(committable(0))
 
 
 def test_a_checkpoint_without_output_is_decided_and_finalized_all_the_same() -> None:

@@ -156,6 +156,32 @@ def test_a_take_up_whose_checkpoint_is_aborted(kafka: KafkaCluster, topic_name: 
     assert (report["records_in"], report["unjudged"]) == (500, [])
 
 
+def test_partitions_that_an_output_gets(kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]) -> None:
+    """An output topic that grows again and again while a job decides costs no restart: every order counts once, and
+    manifests name as many partitions as were written to."""
+    kafka.create_topic(f"{topic_name}-in", 2)
+    out = kafka.create_topic(f"{topic_name}-out", 1)
+    job = run("pipelines:linear", "--param", f"name={topic_name}", *RETAINED, *QUICK)
+    fed = []
+    for nth in range(6):
+        fed += orders(100, first=100 * nth)
+        kafka.produce(f"{topic_name}-in", fed[-100:])
+        read_of(job, 100 * nth + 1)
+        kafka.add_partitions(out, nth + 2)
+    read_of(job, 600)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 0, job.said
+    assert "restarting" not in job.said
+    ids = sorted(json.loads(record.value or b"")["id"] for record in kafka.read_committed(out))
+    assert ids == list(range(600))
+    manifests = read_history({"bootstrap.servers": kafka.bootstrap_servers}, topic_name).manifests
+    counts = [manifests[n].sinks[0][2] for n in sorted(manifests)]
+    assert counts == sorted(counts)
+    for each in manifests.values():
+        assert all(w.partition < each.sinks[0][2] for c in each.committables for w in c.written)
+    assert counts[-1] == 7
+
+
 def test_partitions_that_place_the_state(kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]) -> None:
     """Where the partitions of the topic say which of several subtasks has the state of a key, added ones halt the job,
     and the next run as well."""

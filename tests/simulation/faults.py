@@ -32,8 +32,8 @@ class FaultInjector:
     def __init__(self, world: World) -> None:
         self.world, self.rng, self.clock = world, world.rng, world.clock
         self.broker_is_up = True
-        self.made_anew = ""
-        """The input topic that was deleted and created again."""
+        self.made_anew, self.made_anew_ms = "", 0
+        """The input topic that was deleted and created again, and when."""
         self._leaders: dict[str, int] = {}
         """Of a partition or an id that has moved, how often."""
         self._unreachable: dict[str, int] = {}
@@ -310,6 +310,7 @@ class FaultInjector:
                 self.world.broker.add_partitions(topic_of(source), len(each.partitions))
         if self._remakes and not self.world.finished:
             self.made_anew = topic_of(self.rng.choice(sorted(self.world.inputs)))
+            self.made_anew_ms = self.world.clock.now_ms()
             self.world.seen["topic made anew"] += 1
             self.world.note(f"{self.made_anew} is made anew")
             self.world.broker.delete_topic(self.made_anew)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Request, Write, drive
+from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Procedure, R, Request, Write, drive
 from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
+from exactlyonce.checkpoint.transactions import writing
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -32,7 +33,9 @@ class RealWriter:
         self.pure = TransactionalWriter(transactional_id, requests.topic.name, SystemClock())
         self._requests = requests
         self._before_the_commit: Callable[[], Any] | None = None
-        drive(self.pure.open(), self._answer)
+        self.lost: list[bool] = []
+        """Of the next aborts, which have no answer: whether the broker carries them out all the same."""
+        self.do(self.pure.open())
 
     @property
     def refusal(self) -> str:
@@ -41,7 +44,16 @@ class RealWriter:
 
     def write(self, writes: list[Write], timeout_s: float) -> Outcome:
         """What became of a transaction with *writes*."""
-        return drive(self.pure.write(writes, round(timeout_s * 1000)), self._answer)
+        return self.do(self.pure.write(writes, round(timeout_s * 1000)))
+
+    def take_back(self, writes: list[Write]) -> None:
+        """Produce *writes*, and take them back."""
+        assert self.do(self.pure.produce(writes, SystemClock().monotonic_ms() + round(LIMIT_S * 1000)))
+        self.do(self.pure.take_back("it is not wanted"))
+
+    def do(self, procedure: Procedure[R]) -> R:
+        """Run *procedure* to its end."""
+        return drive(procedure, self._answer)
 
     def before_the_commit(self, action: Callable[[], Any]) -> None:
         """Run *action* once, when the next transaction is produced and its commit is not asked for."""
@@ -51,6 +63,10 @@ class RealWriter:
         if isinstance(request, EndTransaction) and request.commit and self._before_the_commit is not None:
             action, self._before_the_commit = self._before_the_commit, None
             action()
+        if isinstance(request, EndTransaction) and not request.commit and self.lost:
+            if self.lost.pop(0):
+                self._requests(request)
+            raise BrokerUnavailable("the answer is lost")
         if isinstance(request, DescribeProducers):
             return self._transactions.producers(request.partitions)
         return self._requests(request)
@@ -204,6 +220,28 @@ def test_a_topic_made_anew(place: Place) -> None:
     with pytest.raises(Halt, match="was deleted and created again"):
         writer.write([record("second")], LIMIT_S)
     assert place.readable() == []
+
+
+@pytest.mark.parametrize("lost", [[], [True], [False], [True, False, True]])
+def test_what_is_taken_back(place: Place, lost: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was produced and taken back is never seen, though the answer to its abort is lost; what is written next is,
+    and neither holds readers back."""
+    monkeypatch.setattr(writing, "ABORT_TIMEOUT_MS", 0)
+    writer = place.writer()
+    for key in ("first", "second"):
+        writer.lost = [*lost]
+        writer.take_back([record("unwanted"), record("unwanted", partition=1)])
+        assert writer.write([record(key)], LIMIT_S) is Outcome.DONE
+        assert writer.lost == []
+    assert place.readable() == ["first", "second"]
+
+
+def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look, in a thread of its own, may forget the brokers at any time: the request that has found them asks them."""
+    forgotten = property(lambda requests: None, lambda requests, found: None)
+    monkeypatch.setattr(LogRequests, "_places", forgotten, raising=False)
+    assert place.writer().write([record("x")], LIMIT_S) is Outcome.DONE
+    assert place.readable() == ["x"]
 
 
 def test_an_ended_writer(place: Place) -> None:
