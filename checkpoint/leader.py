@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.decision import (
     Decided,
     Dropped,
@@ -32,6 +31,7 @@ from exactlyonce.checkpoint.decision import (
     standing,
 )
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
+from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.manifest_writer import ManifestWriter
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History

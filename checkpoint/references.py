@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.coordinator import OperatorAck, PendingCheckpoint
+    from exactlyonce.checkpoint.events import OperatorAck, PendingCheckpoint
 
 
 def indexes_of(manifest: Manifest) -> Iterator[BlockRef]:

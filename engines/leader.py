@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
+from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader, Led, Verdict
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest

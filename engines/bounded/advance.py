@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import PendingCheckpoint
 from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.stages import compute

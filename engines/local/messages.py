@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import Ack
+from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
+from exactlyonce.checkpoint.events import Ack, OperatorAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
 from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.engines.blocks import BlockNames

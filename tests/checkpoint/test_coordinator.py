@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.coordinator import (
-    NEVER_MS,
+from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
+from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse
+from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
     AnnounceFinalized,
     Concluded,
-    Coordinator,
     Decide,
     Deploy,
     Deployed,
@@ -29,7 +29,6 @@ from exactlyonce.checkpoint.coordinator import (
     Tick,
     Trigger,
 )
-from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse
 from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog
 from exactlyonce.checkpoint.restart import FixedDelay, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings

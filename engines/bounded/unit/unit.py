@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
+from exactlyonce.checkpoint.events import Ack, OperatorAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset
 from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig

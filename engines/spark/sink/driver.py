@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.decision import Decided, Dropped, Precommit, Refuse, keep_all
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
+from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader, Led
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
