@@ -42,7 +42,7 @@ class TestLives:
         """The log of a new pipeline is empty; its first life has number 1."""
         log = store.opened()
         assert (log.history.latest, log.history.incarnation_latest) == (None, 0)
-        assert log.do(log.begin("here", 1)) == store.life(1)
+        assert log.do(log.begin("here", 1)) == store.incarnation(1)
 
     def test_what_a_life_decided_is_what_the_next_one_reads(self, store: Any) -> None:
         """The next life reads every decision, and has the next number."""
@@ -92,7 +92,7 @@ class TestLives:
         assert read.living(now_ms + SILENCE_MS) is None
         assert log.beaten(ended=True) is Outcome.DONE
         read = read_history(store.config, store.pipeline)
-        assert read.newest_incarnation == msgspec.structs.replace(store.life(1), ended=True)
+        assert read.newest_incarnation == msgspec.structs.replace(store.incarnation(1), ended=True)
         assert read.living(now_ms) is None
         assert not store.living().history.newest_incarnation.ended
 
@@ -106,7 +106,7 @@ class TestLives:
         """A second process takes up the newest life and fences the first; an older life cannot be taken up, and looking
         fences nobody."""
         first, second = store.living(), store.opened()
-        assert second.resume(1) == store.life(1)
+        assert second.resume(1) == store.incarnation(1)
         with pytest.raises(Fenced):
             first.appended(store.manifest(0))
         assert second.appended(store.manifest(0)) is Outcome.DONE
@@ -208,7 +208,7 @@ KILLED_WITHIN_APPEND = """
 import os, signal, sys
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.requests import EndTransaction, drive
+from exactlyonce.checkpoint.requests import EndTransaction, Together, answered, drive
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactional_writer import LogRequests
@@ -218,22 +218,26 @@ from exactlyonce.pipeline.errors import Fenced
 config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
 topic = find_topic(config, pipeline)
 log, requests = DecisionLog(pipeline, topic, SystemClock()), LogRequests(ClientConfig(config), topic)
-drive(log.open(), requests)
-drive(log.begin("victim", os.getpid()), requests)
+interrupted = False
 
-def interrupted(request):
-    if isinstance(request, EndTransaction):
+def perform(request):
+    if isinstance(request, Together):
+        return tuple(answered(each, perform) for each in request.requests)
+    if interrupted and isinstance(request, EndTransaction):
         print("produced", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[3:] else signal.pause()
     return requests(request)
 
+drive(log.open(), perform)
+drive(log.begin("victim", os.getpid()), perform)
+interrupted = True
 manifest = Manifest(
     pipeline=pipeline, checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0, previous=0, triggered_at_ms=0,
     completed_at_ms=0, fingerprint="", max_parallelism=1, parallelism=1, block_partitions=5, block_end_offsets=(),
     written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
 )
 try:
-    print(drive(log.append(manifest), interrupted))
+    print(drive(log.append(manifest), perform))
 except Fenced as error:
     print("Fenced:", error, flush=True)
 """
