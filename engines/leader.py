@@ -112,9 +112,14 @@ class PipelineLeader:
             self._timeout_ms, lambda: log.history, self._note, *where_replayed(options.repair, self._units),
         )  # fmt: skip
         self._performer = Performer(
-            options.client, self._transactions, self._output_log, self._log_requests, self._timeout_ms, self._step,
-            no_replay if options.repair == "halt" else self._replays,
-        )  # fmt: skip
+            config=options.client,
+            transactions=self._transactions,
+            output_log=self._output_log,
+            log=self._log_requests,
+            transaction_timeout_ms=self._timeout_ms,
+            step=self._step,
+            replay=no_replay if options.repair == "halt" else self._replays,
+        )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
     def _led(self) -> Led:

@@ -106,7 +106,7 @@ class SourceFinished(msgspec.Struct, tag=True):
     subtask: int
 
 
-class Progress(msgspec.Struct, tag=True):
+class Progress(msgspec.Struct, tag=True, kw_only=True):
     """Worker to coordinator, a few times a second: what it has done since it started."""
 
     subtask: int

@@ -48,7 +48,7 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Where files are staged."""
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What a unit has done."""
 
     ack: Ack
@@ -63,7 +63,7 @@ class Receipt(msgspec.Struct, frozen=True):
     label: str
 
 
-class Publication(msgspec.Struct, frozen=True, tag="publication"):
+class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
     """The outputs of one subtask of a sink, to be written in one transaction and left open."""
 
     client: dict[str, str]

@@ -58,14 +58,14 @@ def _run(unit: Unit, label: str) -> Receipt:
         assembly.close()
     hit("unit-computed")
     return Receipt(
-        ack,
-        channels,
-        outputs,
-        sum(lane.records for lane in assembly.partitions),
-        sum(decoder.skipped for decoder in assembly.decoders),
-        began_ms,
-        SystemClock().now_ms(),
-        label,
+        ack=ack,
+        channels=channels,
+        outputs=outputs,
+        records=sum(lane.records for lane in assembly.partitions),
+        skipped=sum(decoder.skipped for decoder in assembly.decoders),
+        began_ms=began_ms,
+        ended_ms=SystemClock().now_ms(),
+        label=label,
     )
 
 
