@@ -46,7 +46,7 @@ NEVER_MS = 1 << 62
 
 
 class Coordinator:
-    """The pure core of one life of a pipeline. Feed it events; perform its effects in order."""
+    """The pure core of one incarnation of a pipeline's coordinator. Feed it events; perform its effects in order."""
 
     def __init__(
         self, settings: CheckpointSettings, restart: RestartStrategy, subtasks: set[Subtask], sinks: set[Subtask]
@@ -124,7 +124,7 @@ class Coordinator:
         require(state in JOB_TRANSITIONS[self.state], f"a job moves from {self.state} to {state}")
         self.state = state
 
-    # --- life of the job ----------------------------------------------------------------------------------------
+    # --- states of the job --------------------------------------------------------------------------------------
 
     def _recovered(self, manifest: Manifest, now_ms: int) -> list[Effect]:
         older = self.manifest.checkpoint if self.manifest else 0

@@ -17,10 +17,10 @@ from typing import Protocol
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision import (
     Decided,
+    Decider,
     Dropped,
     Expire,
     Grounds,
-    Life,
     Precommit,
     Refuse,
     Unresolved,
@@ -258,7 +258,7 @@ class Leader:
         repairs = self.log.history.repairs_of(manifest.checkpoint)
         accept = self.led.accept_loss == manifest.checkpoint
         fates = yield from self.run(
-            finish(manifest, repairs, self._life(), self._clock.now_ms(), expire, accept_loss=accept)
+            finish(manifest, repairs, self._decider(), self._clock.now_ms(), expire, accept_loss=accept)
         )
         for name, fate in fates.items():
             if fate != "committed":
@@ -361,7 +361,7 @@ class Leader:
             outputs.setdefault(sink, []).extend((topic, partition) for partition in range(partitions))
         arrived = self._take_up()
         with suppress(BrokerUnavailable, TopicError):
-            self._counted.update((yield from count(arrived, outputs, self._life())))
+            self._counted.update((yield from count(arrived, outputs, self._decider())))
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
         """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
@@ -373,7 +373,7 @@ class Leader:
             decide(
                 plan.precommits,
                 plan.ages_ms,
-                self._life(),
+                self._decider(),
                 ManifestWriter(self.log),
                 make_manifest=lambda committables: self._manifest(plan, committables),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
@@ -420,9 +420,9 @@ class Leader:
             precommits += ack.precommits
         return precommits
 
-    def _life(self) -> Life:
+    def _decider(self) -> Decider:
         led = self.led
-        return Life(
+        return Decider(
             pipeline=led.pipeline,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,

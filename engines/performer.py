@@ -41,7 +41,7 @@ Replay = Callable[[Manifest, Committable, str], Committable | str]
 
 
 def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
-    """The answer of a life that replays nothing."""
+    """The answer of an incarnation that replays nothing."""
     return "the run was told to halt instead (--repair halt)."
 
 

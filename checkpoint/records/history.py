@@ -32,7 +32,7 @@ class History:
         self.damaged: dict[str, str] = {}
         """What cannot be trusted, by key, and why."""
         self.incarnation_latest = 0
-        """The highest incarnation that ever was; 0 before the first life."""
+        """The highest incarnation that ever was; 0 before the first one."""
         self.checkpoint_latest = -1
         """The highest checkpoint that ever was decided, readable or not; -1 before manifest 0."""
         self._seen: dict[int, bytes] = {}
@@ -76,8 +76,8 @@ class History:
         Safety never rests on this, for a new incarnation fences older ones in whatever state. It is for people, who
         are not to stop a running pipeline by accident.
         """
-        life = self.newest_incarnation
-        return None if life is None or life.ended or now_ms - life.heartbeat_ms >= SILENCE_MS else life
+        newest = self.newest_incarnation
+        return None if newest is None or newest.ended or now_ms - newest.heartbeat_ms >= SILENCE_MS else newest
 
     def repairs_of(self, checkpoint: int) -> list[Repair]:
         """The repairs of *checkpoint*, oldest first; the last one of a committable counts."""

@@ -143,7 +143,7 @@ def test_a_refused_checkpoint_restarts_the_job_from_the_last_completed_one() -> 
 
 
 def test_an_unknown_outcome_ends_the_job() -> None:
-    """If it cannot be learnt whether the manifest is durable, this life ends and says that nothing is lost."""
+    """If it cannot be learnt whether the manifest is durable, this incarnation ends and says that nothing is lost."""
     job = Job().running().deciding()
     (end,) = job(Concluded(1, Unresolved(1)))
     assert isinstance(end, End)

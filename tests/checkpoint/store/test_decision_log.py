@@ -39,13 +39,13 @@ COMMITTABLE = Committable(
 
 class TestLives:
     def test_the_first_life(self, store: Any) -> None:
-        """The log of a new pipeline is empty; its first life has number 1."""
+        """The log of a new pipeline is empty; its first incarnation has number 1."""
         log = store.opened()
         assert (log.history.latest, log.history.incarnation_latest) == (None, 0)
         assert log.do(log.begin("here", 1)) == store.incarnation(1)
 
     def test_what_a_life_decided_is_what_the_next_one_reads(self, store: Any) -> None:
-        """The next life reads every decision, and has the next number."""
+        """the next incarnation reads every decision, and has the next number."""
         first = store.living()
         assert first.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
         assert first.appended(store.manifest(1)) is Outcome.DONE
@@ -74,7 +74,7 @@ class TestLives:
         assert store.living("there", 2).incarnation.fenced_below == 1
 
     def test_an_append_carries_a_heartbeat_when_one_is_due(self, store: Any) -> None:
-        """A life that decides shows that it lives, but not with every decision."""
+        """An incarnation that decides shows that it lives, but not with every decision."""
         log = store.living()
         beat = log.history.newest_incarnation
         log.appended(store.manifest(0), store.mark(0))
@@ -84,7 +84,7 @@ class TestLives:
         assert log.history.newest_incarnation.heartbeat_ms == beat.heartbeat_ms + 5_000
 
     def test_a_life_that_has_ended(self, store: Any) -> None:
-        """A clean end is read at once, silence after thirty seconds; the next life begins as ever."""
+        """A clean end is read at once, silence after thirty seconds; the next incarnation begins as ever."""
         log = store.living()
         now_ms = store.clock.now_ms()
         read = read_history(store.config, store.pipeline)
@@ -119,7 +119,7 @@ class TestLives:
             store.opened().resume(1)
 
     def test_a_log_that_has_not_begun_writes_nothing(self, store: Any) -> None:
-        """Decisions belong to a life, and to this one."""
+        """Decisions belong to an incarnation, and to this one."""
         log = store.opened()
         with pytest.raises(InvariantViolation, match="before the incarnation has begun"):
             log.appended(store.manifest(0))
@@ -168,7 +168,7 @@ class TestFencing:
             old.beaten()
 
     def test_a_coordinator_killed_between_produce_and_commit(self, store: Any) -> None:
-        """After SIGKILL within an append, the next life waits for nobody, and reads nothing of it."""
+        """After SIGKILL within an append, the next incarnation waits for nobody, and reads nothing of it."""
         victim = subprocess.Popen(
             [sys.executable, "-c", KILLED_WITHIN_APPEND, store.config["bootstrap.servers"], store.pipeline],
             stdout=subprocess.PIPE,
