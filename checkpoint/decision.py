@@ -115,7 +115,7 @@ def _checked(precommit: Precommit, state: TransactionState | None, age_ms: int, 
 def _written(
     precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState]
 ) -> list[Written]:
-    """What the broker says that *precommit* wrote. Its epoch is fresh, so that its sequences began at 0."""
+    """The records of *precommit* as the broker counts them. Its epoch is fresh, so that its sequences began at 0."""
     wanted = set(partitions)
     return [
         Written(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
@@ -170,7 +170,7 @@ def count(
 def _are_open(
     precommits: Sequence[Precommit], ages_ms: Mapping[str, int], decider: Decider
 ) -> Procedure[Refuse | None]:
-    """Why one of them cannot be decided on, whatever was counted."""
+    """The refusal if one of them cannot be decided on, whatever was counted; else None."""
     if not precommits:
         return None
     states = yield DescribeTransactions(tuple(each.transactional_id for each in precommits))
@@ -215,12 +215,12 @@ def keep_all(manifest: Manifest) -> Procedure[Dropped]:
 
 @dataclass(frozen=True)
 class Grounds:
-    """What a decision stands on, beside its precommits."""
+    """The grounds of a decision, beside its precommits: counts and checks."""
 
     counted: Mapping[str, Committable]
     """By transactional id, what was counted as it arrived; see `count`."""
     checks: Callable[[], Sequence[Procedure[Refuse | None]]] = tuple
-    """What must hold once all have acknowledged, each asked for by itself, and at the same time."""
+    """The conditions that must hold once all have acknowledged: asked for separately, at the same time."""
 
 
 def decide(
@@ -294,7 +294,7 @@ def _committables(
 
 
 def _verdict(check: Procedure[Refuse | None]) -> Procedure[Refuse | ExactlyOnceError | None]:
-    """What stands against the decision. An error is kept until nothing is under way any more."""
+    """The objection to the decision, or None. An error is kept until nothing is under way any more."""
     try:
         return (yield from check)
     except BrokerUnavailable as error:

@@ -1,4 +1,4 @@
-"""Who leads a pipeline at a real broker: a pure `Leader`, and who answers what it asks.
+"""The leader of a pipeline at a real broker: a pure `Leader`, and the connections that answer what it asks.
 
 Making one connects to nothing and fences nobody; `recover` does. All of it is called from one thread, the job's broker
 thread, except `describe`, `start_message` and `added_for`, which only read, and `acknowledged`, which hands over what
@@ -152,7 +152,7 @@ class PipelineLeader:
         return self._performer(request) if answer is NotImplemented else answer
 
     def _finished(self) -> None:
-        """What was staged for replays is needed no more."""
+        """Remove what was staged for replays."""
         if self._replays is not None:
             self._replays.close()
 
@@ -245,7 +245,7 @@ class PipelineLeader:
         return verdict
 
     def _tell_requests(self, checkpoint: int, acknowledged_s: float) -> None:
-        """Which requests a decision took; without output, it is visible when it is decided."""
+        """Report the requests that a decision took; without output, it is visible when it is decided."""
         assert self._performer is not None
         finalized_s = time.monotonic()
         visible_s = max(self._performer.visible_s, acknowledged_s)

@@ -30,7 +30,7 @@ class History:
         self.finalized: dict[int, Finalized] = {}
         self.repairs: dict[int, dict[int, Repair]] = {}
         self.damaged: dict[str, str] = {}
-        """What cannot be trusted, by key, and why."""
+        """The reasons why records cannot be trusted, by key."""
         self.incarnation_latest = 0
         """The highest incarnation that ever was; 0 before the first one."""
         self.checkpoint_latest = -1
@@ -84,7 +84,7 @@ class History:
         return [repair for _, repair in sorted(self.repairs.get(checkpoint, {}).items())]
 
     def keys_of(self, checkpoint: int) -> list[DecisionKey]:
-        """What must be tombstoned together when *checkpoint* is dropped."""
+        """The keys that are tombstoned together when *checkpoint* is dropped."""
         repairs = [DecisionKey(Repair, checkpoint, number) for number in sorted(self.repairs.get(checkpoint, {}))]
         return [DecisionKey(Manifest, checkpoint), DecisionKey(Finalized, checkpoint), *repairs]
 

@@ -212,7 +212,7 @@ class SinkDriver:
     def _begin(self, seen: History | None) -> Leader:
         """Fence every older driver, and finish what it decided."""
         if seen is not None:
-            Position.of(seen.latest)  # a pipeline of that name is left in peace
+            Position.of(seen.latest)  # raises where a pipeline has that name
             self._refuse_fenced(seen)
         leader = self._leader = self._new_leader()
         self._drive(leader, leader.begin())
