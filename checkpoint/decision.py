@@ -41,7 +41,7 @@ Expire = Callable[[Manifest], Procedure[Dropped]]
 REPAIRS_MAX = 5
 
 
-class Precommit(msgspec.Struct, frozen=True):
+class Precommit(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that a sink subtask has flushed for a checkpoint, as the sink knows it."""
 
     transactional_id: str
@@ -55,9 +55,9 @@ class Precommit(msgspec.Struct, frozen=True):
     """How long it had been open when it was acknowledged."""
 
 
-@dataclass(frozen=True)
-class Life:
-    """Which life of the pipeline's coordinator decides, and in which attempt."""
+@dataclass(frozen=True, kw_only=True)
+class Decider:
+    """Who decides: an incarnation of the pipeline's coordinator, in an attempt, on a cluster."""
 
     pipeline: str
     incarnation: int
@@ -94,20 +94,20 @@ class Decided:
 
 @dataclass(frozen=True)
 class Unresolved:
-    """Whether the manifest is durable cannot be known here: the process must end; the next life reads what is true."""
+    """It is unknown whether the manifest is durable: the process must end; the next incarnation reads what is true."""
 
     checkpoint: int
 
 
-def _checked(precommit: Precommit, state: TransactionState | None, age_ms: int, life: Life) -> str | None:
+def _checked(precommit: Precommit, state: TransactionState | None, age_ms: int, decider: Decider) -> str | None:
     """Why *precommit* cannot be decided on, or None."""
     name = precommit.transactional_id
     if state is None or state.state != "Ongoing":
         return f"transaction {name} is {state.state if state else 'unknown to the broker'}, not Ongoing"
     if (state.producer_id, state.epoch) != (precommit.producer_id, precommit.epoch):
         return f"transaction {name} belongs to another producer now"
-    left_ms = life.transaction_timeout_ms - age_ms
-    if left_ms < min(TIME_LEFT_MARGIN_MS, life.transaction_timeout_ms // 4):
+    left_ms = decider.transaction_timeout_ms - age_ms
+    if left_ms < min(TIME_LEFT_MARGIN_MS, decider.transaction_timeout_ms // 4):
         return f"transaction {name} has only {left_ms} ms left before the broker ends it"
     return None
 
@@ -115,7 +115,7 @@ def _checked(precommit: Precommit, state: TransactionState | None, age_ms: int, 
 def _written(
     precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState]
 ) -> list[Written]:
-    """What the broker says that *precommit* wrote. Its epoch is fresh, so that its sequences began at 0."""
+    """The records of *precommit* as the broker counts them. Its epoch is fresh, so that its sequences began at 0."""
     wanted = set(partitions)
     return [
         Written(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
@@ -128,14 +128,14 @@ def _written(
 
 
 def _committable(
-    precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState], life: Life
+    precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState], decider: Decider
 ) -> Committable:
     return Committable(
         transactional_id=precommit.transactional_id,
         producer_id=precommit.producer_id,
         epoch=precommit.epoch,
-        transaction_version=life.transaction_version,
-        cluster_id=life.cluster_id,
+        transaction_version=decider.transaction_version,
+        cluster_id=decider.cluster_id,
         sink=precommit.sink,
         subtask=precommit.subtask,
         checkpoint=precommit.checkpoint,
@@ -149,7 +149,7 @@ def _is_whole(committable: Committable, precommit: Precommit) -> bool:
 
 
 def count(
-    precommits: Iterable[Precommit], outputs: Mapping[str, Collection[tuple[str, int]]], life: Life
+    precommits: Iterable[Precommit], outputs: Mapping[str, Collection[tuple[str, int]]], decider: Decider
 ) -> Procedure[dict[str, Committable]]:
     """Make committables, in the broker's own words, of those precommits of which it has as many records as were
     produced. *outputs* are the partitions that each sink writes to, as far as they are known.
@@ -163,24 +163,26 @@ def count(
     if not partitions:
         return {}
     producers = yield DescribeProducers(tuple(sorted(partitions)))
-    found = ((each, _committable(each, outputs.get(each.sink, ()), producers, life)) for each in wanted)
+    found = ((each, _committable(each, outputs.get(each.sink, ()), producers, decider)) for each in wanted)
     return {each.transactional_id: made for each, made in found if _is_whole(made, each)}
 
 
-def _are_open(precommits: Sequence[Precommit], ages_ms: Mapping[str, int], life: Life) -> Procedure[Refuse | None]:
-    """Why one of them cannot be decided on, whatever was counted."""
+def _are_open(
+    precommits: Sequence[Precommit], ages_ms: Mapping[str, int], decider: Decider
+) -> Procedure[Refuse | None]:
+    """The refusal if one of them cannot be decided on, whatever was counted; else None."""
     if not precommits:
         return None
     states = yield DescribeTransactions(tuple(each.transactional_id for each in precommits))
     for each in precommits:
-        problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], life)
+        problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], decider)
         if problem:
             return Refuse(problem)
     return None
 
 
 def check(
-    precommits: Iterable[Precommit], ages_ms: Mapping[str, int], life: Life
+    precommits: Iterable[Precommit], ages_ms: Mapping[str, int], decider: Decider
 ) -> Procedure[list[Committable] | Refuse]:
     """Make committables of *precommits*, in the broker's own words, or say why the checkpoint must fail."""
     wanted = [each for each in precommits if each.records]
@@ -188,14 +190,14 @@ def check(
         return []
     states = yield DescribeTransactions(tuple(each.transactional_id for each in wanted))
     for each in wanted:
-        problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], life)
+        problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], decider)
         if problem:
             return Refuse(problem)
     touched = {each: states[each.transactional_id].partitions for each in wanted}
     producers = yield DescribeProducers(tuple(sorted({p for partitions in touched.values() for p in partitions})))
     committables = []
     for each, partitions in touched.items():
-        committable = _committable(each, partitions, producers, life)
+        committable = _committable(each, partitions, producers, decider)
         if not _is_whole(committable, each):
             return Refuse(
                 f"transaction {each.transactional_id} holds {committable.records} records on the broker, "
@@ -213,18 +215,18 @@ def keep_all(manifest: Manifest) -> Procedure[Dropped]:
 
 @dataclass(frozen=True)
 class Grounds:
-    """What a decision stands on, beside its precommits."""
+    """The grounds of a decision, beside its precommits: counts and checks."""
 
     counted: Mapping[str, Committable]
     """By transactional id, what was counted as it arrived; see `count`."""
     checks: Callable[[], Sequence[Procedure[Refuse | None]]] = tuple
-    """What must hold once all have acknowledged, each asked for by itself, and at the same time."""
+    """The conditions that must hold once all have acknowledged: asked for separately, at the same time."""
 
 
 def decide(
     precommits: Iterable[Precommit],
     ages_ms: Mapping[str, int],
-    life: Life,
+    decider: Decider,
     writer: ManifestWriter,
     *,
     make_manifest: Callable[[tuple[Committable, ...]], Procedure[Manifest]],
@@ -239,12 +241,12 @@ def decide(
     committed.
     """
     wanted = [each for each in precommits if each.records]
-    committables = yield from _committables(wanted, ages_ms, life, grounds)
+    committables = yield from _committables(wanted, ages_ms, decider, grounds)
     if isinstance(committables, Refuse):
         return committables
     while True:
         manifest = yield from make_manifest(committables)
-        checks = (_are_open(wanted, ages_ms, life), *grounds.checks())
+        checks = (_are_open(wanted, ages_ms, decider), *grounds.checks())
         produced, *verdicts = yield from concurrently(writer.produce(manifest), *map(_verdict, checks))
         problem = _worst(verdicts)
         if not produced:
@@ -267,12 +269,12 @@ def decide(
     decided = Decided(manifest, commits)
     if decided.finalized:
         dropped = yield from expire(manifest)
-        yield from finalize(manifest, commits.fates, life.incarnation, manifest.completed_at_ms, *dropped)
+        yield from finalize(manifest, commits.fates, decider.incarnation, manifest.completed_at_ms, *dropped)
     return decided
 
 
 def _committables(
-    wanted: Sequence[Precommit], ages_ms: Mapping[str, int], life: Life, grounds: Grounds
+    wanted: Sequence[Precommit], ages_ms: Mapping[str, int], decider: Decider, grounds: Grounds
 ) -> Procedure[tuple[Committable, ...] | Refuse]:
     """Those that were counted; the others are checked first, all else before them, so that it says why they fail."""
     found = {each.transactional_id: made for each in wanted if (made := _counted(each, grounds)) is not None}
@@ -282,7 +284,7 @@ def _committables(
         if isinstance(problem, Exception):
             raise problem
         try:
-            checked = problem or (yield from check(missing, ages_ms, life))
+            checked = problem or (yield from check(missing, ages_ms, decider))
         except BrokerUnavailable as error:
             return Refuse(str(error))
         if isinstance(checked, Refuse):
@@ -299,7 +301,7 @@ def _counted(precommit: Precommit, grounds: Grounds) -> Committable | None:
 
 
 def _verdict(check: Procedure[Refuse | None]) -> Procedure[Refuse | ExactlyOnceError | None]:
-    """What stands against the decision. An error is kept until nothing is under way any more."""
+    """The objection to the decision, or None. An error is kept until nothing is under way any more."""
     try:
         return (yield from check)
     except BrokerUnavailable as error:
@@ -336,7 +338,7 @@ def finalize(
 def finish(
     manifest: Manifest,
     repairs: Iterable[Repair],
-    life: Life,
+    decider: Decider,
     at_ms: int,
     expire: Expire = keep_all,
     *,
@@ -356,8 +358,8 @@ def finish(
         if not swept and (commits.unknown or commits.lost):
             outputs = {(written.topic, written.partition) for each in waiting for written in each.written}
             yield from sweep(
-                life.pipeline, life.incarnation, life.attempt,
-                protected=resolution.named, fenced_below=life.fenced_below, outputs=outputs,
+                decider.pipeline, decider.incarnation, decider.attempt,
+                protected=resolution.named, fenced_below=decider.fenced_below, outputs=outputs,
             )  # fmt: skip
             swept = True
         # What is held behind a loss is open and protected, perhaps in front of what is unknown: a look would wait for
@@ -366,10 +368,10 @@ def finish(
             commits = yield from look(commits)
         resolution.note(commits)
         for chain in resolution.chains(commits):
-            yield from _repair(resolution, chain, life)
+            yield from _repair(resolution, chain, decider)
     fates = resolution.fates
     dropped = yield from expire(manifest)
-    yield from finalize(manifest, fates, life.incarnation, at_ms, *dropped)
+    yield from finalize(manifest, fates, decider.incarnation, at_ms, *dropped)
     return fates
 
 
@@ -391,7 +393,7 @@ def standing(manifest: Manifest, repairs: Iterable[Repair], fates: Mapping[str, 
     return tuple(found)
 
 
-def _repair(resolution: Resolution, chain: Sequence[str], life: Life) -> Procedure[None]:
+def _repair(resolution: Resolution, chain: Sequence[str], decider: Decider) -> Procedure[None]:
     """The same records in new transactions, which a durable record names before they are committed.
 
     *chain* begins with a lost committable; the others, from the same sink subtask, come behind it in the log again.
@@ -402,12 +404,14 @@ def _repair(resolution: Resolution, chain: Sequence[str], life: Life) -> Procedu
         for name in chain:
             lost, number = resolution.lost(name), resolution.next_number()
             slot = f"repair-{manifest.checkpoint}-{number}"
-            new = TransactionalId(life.pipeline, lost.sink, lost.subtask, life.incarnation, str(life.attempt), slot)
+            new = TransactionalId(
+                decider.pipeline, lost.sink, lost.subtask, decider.incarnation, str(decider.attempt), slot
+            )
             again = yield from _written_again(manifest, lost, str(new))
             if isinstance(again, str):
                 resolution.impossible(name, again)
             else:
-                repairs.append(Repair(manifest.checkpoint, number, life.incarnation, name, again))
+                repairs.append(Repair(manifest.checkpoint, number, decider.incarnation, name, again))
         if repairs:
             yield from _record(manifest, repairs)
         superseded = resolution.repaired(repairs)

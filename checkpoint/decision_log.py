@@ -72,7 +72,7 @@ DIGEST_HEADER = "sha256"
 
 @dataclass(frozen=True)
 class Staged:
-    """What one append writes, and the history that it leads to."""
+    """The records of one append, and the history that they lead to."""
 
     history: History
     writes: tuple[Write, ...]
@@ -102,7 +102,7 @@ class DecisionLog:
 
     @property
     def history(self) -> History:
-        """What is durable in the log, including what this incarnation has appended."""
+        """The durable decisions, including those that this incarnation has appended."""
         return self._history
 
     @property
@@ -129,7 +129,7 @@ class DecisionLog:
         return self._history
 
     def look(self) -> Procedure[History | None]:
-        """What is decided by now, for whoever may not need to `open`: fences nobody; None if something is undecided."""
+        """The decisions so far, for whoever may not need to `open`: fences nobody; None if something is undecided."""
         ends: Ends = yield LogEnds()
         if ends.stable < ends.end:
             return None
@@ -300,7 +300,7 @@ class DecisionLog:
         manifests_dropped: Iterable[int] = (),
         blocks_dropped: Iterable[BlockRef] = (),
     ) -> Staged:
-        """What an append of *records* is to write; `InvariantViolation` if it must not be. Asks for nothing."""
+        """The batch that an append of *records* writes; `InvariantViolation` if it must not be. Asks for nothing."""
         require(self._incarnation is not None, "Nothing is appended before the incarnation has begun")
         dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
         return self._staged([*records, *self._due_heartbeat()], dropped, list(blocks_dropped))
@@ -429,7 +429,7 @@ def _waited(look: LookOnce) -> Procedure[bool]:
 
 
 def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:
-    """What an incarnation is told that is not the newest any more; *newest* as far as it can be read."""
+    """The text for an incarnation that is not the newest any more; *newest* as far as it can be read."""
     if newest is None or newest.incarnation <= own:
         return (
             f"Incarnation {own} of {pipeline} was fenced: a newer instance is starting, or the broker ended a "
@@ -442,7 +442,7 @@ def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:
 
 
 def history_of(pipeline: str, topic: str, read: LogRead) -> History:
-    """What was *read* of the decision log of *pipeline* says; Halt if its beginning is missing."""
+    """The history that *read*, of the decision log of *pipeline*, gives; Halt if its beginning is missing."""
     history = History(pipeline)
     for each in read.items:
         if isinstance(each, Unreadable):

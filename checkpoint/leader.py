@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.decision import (
     Decided,
+    Decider,
     Dropped,
     Expire,
     Grounds,
-    Life,
     Precommit,
     Refuse,
     Unresolved,
@@ -32,6 +31,7 @@ from exactlyonce.checkpoint.decision import (
     standing,
 )
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
+from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.manifest_writer import ManifestWriter
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
@@ -68,10 +68,10 @@ Verdict = Decided | Refuse | Unresolved
 
 
 class Retention(Protocol):
-    """What of the checkpoints stays, and what may go."""
+    """The rule which checkpoints and blocks stay, and which may go."""
 
     def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
-        """What older incarnations have left that may go."""
+        """The manifests and blocks that older incarnations have left and that may go."""
 
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
         """Look for what the attempt before has left behind *newest*."""
@@ -89,12 +89,12 @@ class Retention(Protocol):
         """*checkpoint* is decided, and stands on *blocks*."""
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """What may go in the transaction that finalizes *manifest*."""
+        """The manifests and blocks that may go in the transaction that finalizes *manifest*."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Led:
-    """What is led, a pipeline, and by whom."""
+    """The pipeline that is led, and the process that leads it."""
 
     pipeline: str
     host: str
@@ -119,7 +119,7 @@ class Led:
         return manifest
 
     def topic_lost(self, topic: str, incarnation: int) -> str:
-        """What is said where *topic* is empty, but the broker knows of transactions of *incarnation*."""
+        """The text of the halt where *topic* is empty, but the broker knows of transactions of *incarnation*."""
         return (
             f"The checkpoint topic {topic} is empty, but transactions of incarnation {incarnation} of this pipeline "
             f"are known to the broker: the topic was deleted. Beginning anew would write all output again.\n"
@@ -258,7 +258,7 @@ class Leader:
         repairs = self.log.history.repairs_of(manifest.checkpoint)
         accept = self.led.accept_loss == manifest.checkpoint
         fates = yield from self.run(
-            finish(manifest, repairs, self._life(), self._clock.now_ms(), expire, accept_loss=accept)
+            finish(manifest, repairs, self._decider(), self._clock.now_ms(), expire, accept_loss=accept)
         )
         for name, fate in fates.items():
             if fate != "committed":
@@ -299,7 +299,7 @@ class Leader:
         )  # fmt: skip
 
     def _require(self, outcome: Outcome) -> None:
-        """Raise unless an append was `DONE`: what became of it is unknown, or the broker is as good as away."""
+        """Raise unless an append was `DONE`: its outcome is unknown, or the broker takes no records."""
         if outcome is Outcome.UNKNOWN:
             raise Undetermined(
                 f"Whether the broker wrote a record to {self.log.topic.name} is not known. This instance ends; nothing "
@@ -361,7 +361,7 @@ class Leader:
             outputs.setdefault(sink, []).extend((topic, partition) for partition in range(partitions))
         arrived = self._take_up()
         with suppress(BrokerUnavailable, TopicError):
-            self._counted.update((yield from count(arrived, outputs, self._life())))
+            self._counted.update((yield from count(arrived, outputs, self._decider())))
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
         """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
@@ -373,7 +373,7 @@ class Leader:
             decide(
                 plan.precommits,
                 plan.ages_ms,
-                self._life(),
+                self._decider(),
                 ManifestWriter(self.log),
                 make_manifest=lambda committables: self._manifest(plan, committables),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
@@ -396,7 +396,7 @@ class Leader:
             self.retention.completed(verdict.manifest.checkpoint, references_of(plan, verdict.manifest))
 
     def _topics_stand(self) -> Procedure[Refuse | None]:
-        """What was read and written is what it was; raises Halt otherwise."""
+        """The topics that were read and written are those they were; raises Halt otherwise."""
         if self.log.history.latest is not None:
             yield LookAtTopics(self.manifest)
             yield GoOnFrom(self.manifest)
@@ -410,7 +410,7 @@ class Leader:
         return None
 
     def _take_up(self) -> list[Precommit]:
-        """What was acknowledged; returns what the sinks have flushed for it."""
+        """Take in what was acknowledged; returns what the sinks have flushed for it."""
         written, precommits = self._written_blocks, list[Precommit]()
         while written.acknowledged:
             ack = written.acknowledged.popleft()
@@ -420,9 +420,9 @@ class Leader:
             precommits += ack.precommits
         return precommits
 
-    def _life(self) -> Life:
+    def _decider(self) -> Decider:
         led = self.led
-        return Life(
+        return Decider(
             pipeline=led.pipeline,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,
@@ -467,7 +467,7 @@ class Leader:
         self.retention.completed(manifest.checkpoint, references_of(plan, manifest))
         return (yield from self.retention.expire(manifest, pinned))
 
-    # --- beside it ----------------------------------------------------------------------------------------------
+    # --- upkeep, end --------------------------------------------------------------------------------------------
 
     def upkeep(self) -> Procedure[None]:
         """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile.

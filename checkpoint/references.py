@@ -1,8 +1,8 @@
 """The blocks that a checkpoint stands on: what its manifest names, and what its indexes list.
 
 Invariant: whatever a restore or a replay reads of the checkpoint is among them, so that nothing of it is dropped while
-it is retained. What the indexes of a planned checkpoint list, its acknowledgements say; those of an older incarnation's
-are read (`FindReferences`). Pure.
+it is retained. The acknowledgements of a planned checkpoint say what its indexes list; the indexes of an older
+incarnation's are read (`FindReferences`). Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.coordinator import OperatorAck, PendingCheckpoint
+    from exactlyonce.checkpoint.events import OperatorAck, PendingCheckpoint
 
 
 def indexes_of(manifest: Manifest) -> Iterator[BlockRef]:

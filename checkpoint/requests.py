@@ -106,7 +106,7 @@ class ScanBlocks:
 
 @dataclass(frozen=True)
 class Scanned:
-    """What a scan of the block partitions has found."""
+    """The findings of a scan of the block partitions."""
 
     blocks: tuple[BlockRef, ...]
     end_offsets: tuple[int, ...]
@@ -311,7 +311,7 @@ class Unreadable(NamedTuple):
 
 
 class LogRead(NamedTuple):
-    """What was read of the decision log, in the order of the offsets."""
+    """The readable and unreadable items of the decision log, in the order of the offsets."""
 
     start: int
     """The first offset that was not removed."""
@@ -384,7 +384,7 @@ Procedure = Generator[Request, Any, R]
 
 
 def answered(request: Request, perform: Callable[[Request], Any]) -> Answer:
-    """What *perform* answers to one of several requests, or raises."""
+    """The answer of *perform* to one of several requests, or the error that it raised."""
     try:
         return Answer(perform(request))
     except Exception as error:

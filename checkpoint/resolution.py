@@ -24,9 +24,9 @@ class _Committable:
     original: Committable
     """As the manifest names it."""
     current: Committable
-    """What stands for it now: itself, or its newest repair."""
+    """The committable that stands for it now: itself, or its newest repair."""
     lost: Committable
-    """What of the original is to be written again, if it was lost or comes behind what was."""
+    """The part of the original that is to be written again, if it was lost or comes behind what was."""
     fate: str = ""
 
 
@@ -52,7 +52,7 @@ class Resolution:
 
     @property
     def waiting(self) -> list[Committable]:
-        """What stands for the committables whose fate is not known."""
+        """The stand-ins of the committables whose fate is not known."""
         return [each.current for each in self._all.values() if not each.fate]
 
     @property
@@ -61,7 +61,7 @@ class Resolution:
         return {each.current.transactional_id for each in self._all.values()}
 
     def current(self, name: str) -> Committable:
-        """What stands for committable *name* now."""
+        """The committable that stands for *name* now."""
         return self._all[name].current
 
     def note(self, commits: Commits) -> None:
@@ -90,7 +90,7 @@ class Resolution:
         ]
 
     def lost(self, name: str) -> Committable:
-        """What of committable *name* is to be written again."""
+        """The part of committable *name* that is to be written again."""
         return self._all[name].lost
 
     def next_number(self) -> int:

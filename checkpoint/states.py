@@ -1,6 +1,6 @@
 """The states of a job and of one checkpoint, and the moves between them: the two tables that the coordinator follows.
 
-Whatever is not in them is a defect: `checkpoint.coordinator` raises InvariantViolation. ARCHITECTURE.md draws them.
+Whatever is not in them is a defect: the coordinator raises InvariantViolation. ARCHITECTURE.md draws them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The traces of a pipeline in a cluster besides its output: found, described, erased.
 
 Invariants: input and output topics are never touched; the coordinator is fenced before anything else, so that no older
-life decides meanwhile; the checkpoint topic goes last, so that an erasure that was interrupted can be repeated.
+incarnation decides meanwhile; the checkpoint topic goes last, so that an erasure that was interrupted can be repeated.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Traces:
             return "its checkpoint topic does not tell whether it runs" if self.topic else ""
         if self.history.checkpoint_latest < 0:
             return ""  # a reset, or an incarnation that has read nothing yet and would be fenced before it does
-        life = self.history.living(now_ms)
-        if life is None:
+        living = self.history.living(now_ms)
+        if living is None:
             return ""
-        return f"process {life.process} on {life.host} ran it {duration(max(0, now_ms - life.heartbeat_ms))} ago"
+        return f"process {living.process} on {living.host} ran it {duration(max(0, now_ms - living.heartbeat_ms))} ago"
 
     @property
     def is_sink(self) -> bool:

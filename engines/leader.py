@@ -1,4 +1,4 @@
-"""Who leads a pipeline at a real broker: a pure `Leader`, and who answers what it asks.
+"""The leader of a pipeline at a real broker: a pure `Leader`, and the connections that answer what it asks.
 
 Making one connects to nothing and fences nobody; `recover` does. All of it is called from one thread, the job's broker
 thread, except `describe`, `start_message` and `added_for`, which only read, and `acknowledged`, which hands over what
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
+from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader, Led, Verdict
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -112,9 +112,14 @@ class PipelineLeader:
             self._timeout_ms, lambda: log.history, self._note, *where_replayed(options.repair, self._units),
         )  # fmt: skip
         self._performer = Performer(
-            options.client, self._transactions, self._output_log, self._log_requests, self._timeout_ms, self._step,
-            no_replay if options.repair == "halt" else self._replays,
-        )  # fmt: skip
+            config=options.client,
+            transactions=self._transactions,
+            output_log=self._output_log,
+            log=self._log_requests,
+            transaction_timeout_ms=self._timeout_ms,
+            step=self._step,
+            replay=no_replay if options.repair == "halt" else self._replays,
+        )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
     def _led(self) -> Led:
@@ -147,7 +152,7 @@ class PipelineLeader:
         return self._performer(request) if answer is NotImplemented else answer
 
     def _finished(self) -> None:
-        """What was staged for replays is needed no more."""
+        """Remove what was staged for replays."""
         if self._replays is not None:
             self._replays.close()
 
@@ -240,7 +245,7 @@ class PipelineLeader:
         return verdict
 
     def _tell_requests(self, checkpoint: int, acknowledged_s: float) -> None:
-        """Which requests a decision took; without output, it is visible when it is decided."""
+        """Report the requests that a decision took; without output, it is visible when it is decided."""
         assert self._performer is not None
         finalized_s = time.monotonic()
         visible_s = max(self._performer.visible_s, acknowledged_s)

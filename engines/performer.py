@@ -41,12 +41,12 @@ Replay = Callable[[Manifest, Committable, str], Committable | str]
 
 
 def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
-    """The answer of a life that replays nothing."""
+    """The answer of an incarnation that replays nothing."""
     return "the run was told to halt instead (--repair halt)."
 
 
 class _Lane(enum.Enum):
-    """Whose client answers a request."""
+    """The client that answers a request, and the thread that uses it."""
 
     TRANSACTIONS = "transactions"
     LOG = "log"
@@ -92,7 +92,7 @@ class Performer:
         self._lanes = ThreadPoolExecutor(len(_Lane), "lane")
 
     def close(self) -> None:
-        """Let go of the threads; the clients are whose they were."""
+        """End the threads; the clients stay with their owners."""
         self._lanes.shutdown()
 
     def __call__(self, request: ask.Request) -> Any:

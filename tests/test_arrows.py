@@ -60,7 +60,7 @@ ROOMS = {
 """By room: the rooms of the same package that it may import; with a folder, the rooms that are modules of it."""
 CROSSINGS = {
     ("checkpoint/records/history", "checkpoint"): "the one place that knows what a manifest stands on",
-    ("engines/leader", "engines/bounded"): "the leader is given what computes a lost transaction again",
+    ("engines/leader", "engines/bounded"): "the leader makes the replay repair, once it has a log",
     ("engines/bounded/replay/replay_repair", "engines/spark"): "`--repair spark` starts a Spark when there is a loss",
 }
 """By (module, room): why it may import that room all the same."""

@@ -58,12 +58,12 @@ def coordinator_id(pipeline: str) -> str:
 
 
 def transaction_prefix(pipeline: str) -> str:
-    """What all transactional ids of *pipeline* begin with; for listing, then parse each whole."""
+    """The prefix of all transactional ids of *pipeline*; for listing, then parse each whole."""
     return f"eo:{pipeline}:"
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a transaction wrote to one partition, in the broker's own words."""
+    """The records that a transaction wrote to one partition, in the broker's own words."""
 
     topic: str
     partition: int
@@ -91,7 +91,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         return self.sink, self.subtask
 
     def within(self, other: Committable) -> Committable:
-        """What of it is in the partitions of *other*."""
+        """The part of it that is in the partitions of *other*."""
         places = {(each.topic, each.partition) for each in other.written}
         written = tuple(each for each in self.written if (each.topic, each.partition) in places)
         return msgspec.structs.replace(self, written=written)

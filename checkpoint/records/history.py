@@ -30,9 +30,9 @@ class History:
         self.finalized: dict[int, Finalized] = {}
         self.repairs: dict[int, dict[int, Repair]] = {}
         self.damaged: dict[str, str] = {}
-        """What cannot be trusted, by key, and why."""
+        """The reasons why records cannot be trusted, by key."""
         self.incarnation_latest = 0
-        """The highest incarnation that ever was; 0 before the first life."""
+        """The highest incarnation that ever was; 0 before the first one."""
         self.checkpoint_latest = -1
         """The highest checkpoint that ever was decided, readable or not; -1 before manifest 0."""
         self._seen: dict[int, bytes] = {}
@@ -76,15 +76,15 @@ class History:
         Safety never rests on this, for a new incarnation fences older ones in whatever state. It is for people, who
         are not to stop a running pipeline by accident.
         """
-        life = self.newest_incarnation
-        return None if life is None or life.ended or now_ms - life.heartbeat_ms >= SILENCE_MS else life
+        newest = self.newest_incarnation
+        return None if newest is None or newest.ended or now_ms - newest.heartbeat_ms >= SILENCE_MS else newest
 
     def repairs_of(self, checkpoint: int) -> list[Repair]:
         """The repairs of *checkpoint*, oldest first; the last one of a committable counts."""
         return [repair for _, repair in sorted(self.repairs.get(checkpoint, {}).items())]
 
     def keys_of(self, checkpoint: int) -> list[DecisionKey]:
-        """What must be tombstoned together when *checkpoint* is dropped."""
+        """The keys that are tombstoned together when *checkpoint* is dropped."""
         repairs = [DecisionKey(Repair, checkpoint, number) for number in sorted(self.repairs.get(checkpoint, {}))]
         return [DecisionKey(Manifest, checkpoint), DecisionKey(Finalized, checkpoint), *repairs]
 

@@ -65,7 +65,7 @@ OnDelivery = Callable[[DeliveryError | None, Delivered], None]
 
 
 class BlockProducer(Protocol):
-    """What writes blocks, idempotently."""
+    """The idempotent writer of blocks."""
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
         """Send it, and return at once. BufferError: it holds all that it may."""

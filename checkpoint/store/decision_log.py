@@ -70,7 +70,7 @@ def read_log(config: Mapping[str, Any], topic: str, end: int) -> LogRead:
 
 
 def read_history(config: Mapping[str, Any], pipeline: str) -> History:
-    """What is decided in *pipeline* by now, for whoever only looks: fences nobody and takes no part."""
+    """The decisions of *pipeline* so far, for whoever only looks: fences nobody and takes no part."""
     topic = find_topic(config, pipeline)
     ends = LogReader(config, topic).ends()
     return history_of(pipeline, topic.name, read_log(config, topic.name, ends.stable))

@@ -1,6 +1,6 @@
 """The checkpoint topic itself: created as it must be, or refused.
 
-What is durable in it stays until the coordinator tombstones it: compaction only, never deletion by age or size.
+A durable record of it stays until the coordinator tombstones it: compaction only, never deletion by age or size.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEEDS = (
     _Need("max.message.bytes", ">=", str(store_client.MESSAGE_SIZE_MAX)),
     _Need("unclean.leader.election.enable", "=", "false"),
 )
-"""What the topic must be. A tombstone outlives the longest read (`delete.retention.ms`), blocks fit into a batch."""
+"""The settings of the topic. A tombstone outlives the longest read (`delete.retention.ms`), blocks fit into a batch."""
 
 
 def topic_name(pipeline: str) -> str:

@@ -25,7 +25,7 @@ class EndAnswer(enum.Enum):
 
 
 class Fate(enum.Enum):
-    """What a transaction's first record shows once the last stable offset has passed it."""
+    """The verdict that a transaction's first record shows once the last stable offset has passed it."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -33,7 +33,7 @@ class Fate(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """What became of a transaction of the decision log."""
+    """The end of a transaction of the decision log, as far as it is known."""
 
     DONE = "done"
     NOT_WRITTEN = "not written"
@@ -41,14 +41,14 @@ class Outcome(enum.Enum):
 
 
 class Producer(NamedTuple):
-    """Who the broker takes the writer of a transactional id for, in one transaction."""
+    """The identity that the broker knows the writer of a transactional id by, in one transaction."""
 
     producer_id: int
     epoch: int
 
 
 class WriteAnswer(enum.Enum):
-    """What a broker said to the writer of a transactional id: to its initialisation, a batch, the end it asked for."""
+    """A broker's answer to the writer of a transactional id: to its initialisation, a batch, the end it asked for."""
 
     DONE = "done"
     """It is, or had been, done as asked."""

@@ -35,7 +35,7 @@ SWEEPS_MAX = 200
 
 @dataclass
 class Commits:
-    """What became of a set of committables that a durable record names."""
+    """The fates of a set of committables that a durable record names."""
 
     fates: dict[str, str] = field(default_factory=dict)
     """By transactional id: "committed" (the broker said so, its markers are there) or "proven" (its records are)."""

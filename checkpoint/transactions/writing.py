@@ -52,7 +52,7 @@ TRANSACTION_TIMEOUT_MS = 180_000
 """Longer than any write is tried for: else the broker aborts behind the writer's back."""
 BATCH_BYTES_MAX = 1 << 20
 RECORD_BYTES_MAX = 64
-"""What a record, or one header of it, takes beside its key and its value, at most."""
+"""Bytes that a record, or one header of it, takes beside its key and its value, at most."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TransactionalWriter:
 
     @property
     def look(self) -> LookOnce:
-        """What shows whether readers see the present transaction, once it has ended: its first records."""
+        """The first records of the present transaction: they show whether readers see it, once it has ended."""
         return LookOnce(self._producer, tuple(sorted(self._offsets.items())))
 
     def open(self) -> Procedure[None]:

@@ -119,7 +119,15 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
         options = replace(options, parallelism=parallelism(args, graph, latest, where.cores))
         _stop_on_signals(stopping)
         work = CatchingUp(
-            loaded, options, where.submit, where.staging, progress, stop_offsets, args.chunk_records, follow, stopping
+            loaded=loaded,
+            options=options,
+            submit=where.submit,
+            staging=where.staging,
+            progress=progress,
+            stop_offsets=stop_offsets,
+            chunk_records=args.chunk_records,
+            follow=follow,
+            stopping=stopping,
         )
         try:
             summary = work.run()

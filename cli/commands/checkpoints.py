@@ -168,11 +168,11 @@ def as_text(
     history: History, bootstrap_servers: str, width: int, damaged: Mapping[int, str] = {}
 ) -> Iterator[str]:
     """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
-    listed, life = _listed(history, damaged), history.newest_incarnation
+    listed, newest = _listed(history, damaged), history.newest_incarnation
     yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
-    if life is not None:
-        seen = f"{'ended' if life.ended else 'last seen'} {text.moment(life.heartbeat_ms)}"
-        yield f"incarnation {life.incarnation}: process {life.process} on {life.host}, {seen}"
+    if newest is not None:
+        seen = f"{'ended' if newest.ended else 'last seen'} {text.moment(newest.heartbeat_ms)}"
+        yield f"incarnation {newest.incarnation}: process {newest.process} on {newest.host}, {seen}"
     for key, why in history.damaged.items():
         yield f"damaged: {key}: {why}"
     if not listed:

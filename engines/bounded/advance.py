@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import PendingCheckpoint
 from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.stages import compute
@@ -154,11 +154,19 @@ def _publish(
     topics = {node.id: node.sink.topic for node in physical.graph.sinks if isinstance(node.sink, KafkaSink)}
     work = [
         Publication(
-            common.client, physical.graph.pipeline_id, file.sink, file.subtask, topics[file.sink], common.checkpoint,
-            common.incarnation, common.attempt, timeout_ms, (file,),
+            client=common.client,
+            pipeline=physical.graph.pipeline_id,
+            sink=file.sink,
+            subtask=file.subtask,
+            topic=topics[file.sink],
+            checkpoint=common.checkpoint,
+            incarnation=common.incarnation,
+            attempt=common.attempt,
+            transaction_timeout_ms=timeout_ms,
+            files=(file,),
         )
         for file in files
-    ]  # fmt: skip
+    ]
     answers = submit("publish", [_encode(each) for each in work]) if work else []
     return [_published_decoder.decode(each) for each in answers]
 

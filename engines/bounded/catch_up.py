@@ -66,7 +66,7 @@ class Summary:
 
 @dataclass
 class CatchingUp:
-    """One life: opened, it leads the pipeline until it is closed."""
+    """One incarnation: opened, it leads the pipeline until it is closed."""
 
     loaded: Loaded
     options: RunOptions

@@ -36,29 +36,29 @@ def history_if_any(client: ClientConfig, pipeline: str) -> History | None:
 def refuse_if_running(history: History | None) -> None:
     """Raise `ConfigError` while somebody runs the pipeline, as far as can be seen; `--take-over` leaves this out."""
     now_ms = SystemClock().now_ms()
-    life = history.living(now_ms) if history is not None else None
-    if life is None or history is None or _is_known_dead(life):
+    newest = history.living(now_ms) if history is not None else None
+    if newest is None or history is None or _is_known_dead(newest):
         return
-    since_ms = now_ms - life.heartbeat_ms
-    last = datetime.fromtimestamp(life.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+    since_ms = now_ms - newest.heartbeat_ms
+    last = datetime.fromtimestamp(newest.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
     raise ConfigError(
-        f"Pipeline {history.pipeline!r} is running: process {life.process} on {life.host}, incarnation "
-        f"{life.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its place "
-        f"with --take-over: it then ends without losing anything."
+        f"Pipeline {history.pipeline!r} is running: process {newest.process} on {newest.host}, incarnation "
+        f"{newest.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its "
+        f"place with --take-over: it then ends without losing anything."
     )
 
 
-def _is_known_dead(life: Incarnation) -> bool:
+def _is_known_dead(newest: Incarnation) -> bool:
     """Whether it is a process of this machine that is no more."""
-    if life.host != socket.gethostname():
+    if newest.host != socket.gethostname():
         return False
     try:
-        os.kill(life.process, 0)
+        os.kill(newest.process, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         return False
-    return life.process == os.getpid()
+    return newest.process == os.getpid()
 
 
 def with_heartbeats(submit: Submit, leader: PipelineLeader) -> Submit:

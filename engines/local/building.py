@@ -127,17 +127,17 @@ class _Builder:
         several = len(inputs) > 1 or any(isinstance(each, SourceInput) for each in inputs)
         self.built.subtasks.append(
             Subtask(
-                task.name,
-                self.start.subtask,
-                inputs,
-                tables,
-                writers,
-                outputs,
-                self.built.blocks,
-                self.names,
-                self.send,
-                order_runs(task, self.plan.shuffles, several=several),
-                self.clients.monotonic_s,
+                name=task.name,
+                index=self.start.subtask,
+                inputs=inputs,
+                tables=tables,
+                sinks=writers,
+                outputs=outputs,
+                blocks=self.built.blocks,
+                names=self.names,
+                acknowledge=self.send,
+                order=order_runs(task, self.plan.shuffles, several=several),
+                monotonic_s=self.clients.monotonic_s,
             )
         )
         self.built.writers += writers
@@ -215,13 +215,13 @@ class _Builder:
         ]
         writers.append(
             KafkaWriter(
-                node.id,
-                start.subtask,
-                sink.topic,
-                TransactionPool(ids),
-                self.clients.producers(sink.topic),
-                lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
-                self.clients.clock,
+                sink=node.id,
+                subtask=start.subtask,
+                topic=sink.topic,
+                pool=TransactionPool(ids),
+                producers=self.clients.producers(sink.topic),
+                prepared=lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
+                clock=self.clients.clock,
             )
         )
         encoder = sink.encoder(graph.type_of(node.inputs[0]))

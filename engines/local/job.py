@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
-import exactlyonce.checkpoint.coordinator as core
+from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
@@ -78,11 +78,11 @@ class Job:
         """Calls on these threads that are not done."""
         self._whereabouts = Whereabouts()
         self._at_once = False
-        self._deploy_at: tuple[float, core.Deploy] | None = None
+        self._deploy_at: tuple[float, events.Deploy] | None = None
         self._delay_s = 0.0
         """Before the next deployment: what the restart strategy says."""
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
-        self._end: core.End | None = None
+        self._end: events.End | None = None
         self.recovered = False
         """Whether this incarnation got as far as fencing its predecessors."""
 
@@ -109,7 +109,7 @@ class Job:
 
     def stop(self) -> None:
         """Ask for a clean stop, from any thread or a signal handler."""
-        self._post(lambda: self._feed(core.Stop()))
+        self._post(lambda: self._feed(events.Stop()))
 
     def end_at_once(self) -> None:
         """End like a process that is killed, but in order; also while it is ending. Likewise from anywhere."""
@@ -121,7 +121,7 @@ class Job:
 
     def _hurry(self) -> None:
         if self._end is None:
-            self._end = core.End(None, _ended_at_once())
+            self._end = events.End(None, _ended_at_once())
 
     def _leave_broker(self) -> None:
         """Wait for what is being asked of the broker, and let go of all connections to it."""
@@ -169,7 +169,7 @@ class Job:
         if time.monotonic() >= self._upkeep_at and self.leader is not None and self._end is None:
             self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
             self._on_broker(self.leader.upkeep, lambda _: None)
-        self._feed(core.Tick(self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
+        self._feed(events.Tick(self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         self.report.live(self.core)
 
     def _post(self, action: Callable[[], None]) -> None:
@@ -201,42 +201,42 @@ class Job:
         if error is None:
             then(future.result())
         elif self._end is None:
-            self._end = core.End(None, _known(error))
+            self._end = events.End(None, _known(error))
 
-    def _feed(self, event: core.Event) -> None:
+    def _feed(self, event: events.Event) -> None:
         for effect in self.core.handle(event, _monotonic_ms()):
             self._perform(effect)
 
     # --- effects ------------------------------------------------------------------------------------------------
 
-    def _perform(self, effect: core.Effect) -> None:
+    def _perform(self, effect: events.Effect) -> None:
         match effect:
-            case core.Trigger(checkpoint, base, final):
+            case events.Trigger(checkpoint, base, final):
                 assert self.leader is not None
                 self.report.triggered(checkpoint)
                 for worker in self.workers.alive:
                     added = self.leader.added_for(worker.subtask)
                     worker.connection.send(msg.Trigger(checkpoint, base, final, added))
                 hit("coordinator-triggered")
-            case core.Decide(plan):
+            case events.Decide(plan):
                 assert self.leader is not None
                 leader, pinned = self.leader, tuple(self.core.pinned)
                 now_s = time.monotonic()
                 self._on_broker(
                     lambda: leader.decide(plan, pinned, now_s), lambda verdict: self._decided(plan, verdict)
                 )
-            case core.AnnounceFinalized(checkpoint):
+            case events.AnnounceFinalized(checkpoint):
                 for worker in self.workers.alive:
                     worker.connection.send(msg.CheckpointFinalized(checkpoint))
                 assert self.leader is not None
                 self._on_broker(self.leader.publish_offsets, lambda _: None)
-            case core.Restart():
+            case events.Restart():
                 self._restart(effect)
-            case core.Deploy():
+            case events.Deploy():
                 self._deploy_at = (time.monotonic() + self._delay_s, effect)
-            case core.End():
+            case events.End():
                 self._end = effect
-            case core.Note(text):
+            case events.Note(text):
                 self.report.note(text)
 
     def _open(self) -> PipelineLeader:
@@ -256,9 +256,9 @@ class Job:
     def _opened(self, leader: PipelineLeader) -> None:
         self.recovered = True
         self.report.recovered(leader.manifest, leader.incarnation)
-        self._feed(core.Recovered(leader.manifest))
+        self._feed(events.Recovered(leader.manifest))
 
-    def _restart(self, effect: core.Restart) -> None:
+    def _restart(self, effect: events.Restart) -> None:
         if effect.reason:
             self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
         self._unwatch()
@@ -271,10 +271,10 @@ class Job:
         leader = self.leader
         self._on_broker(
             lambda: leader.begin_attempt(effect.attempt, effect.unfinished),
-            lambda manifest: self._feed(core.Recovered(manifest)),
+            lambda manifest: self._feed(events.Recovered(manifest)),
         )
 
-    def _deploy(self, effect: core.Deploy) -> None:
+    def _deploy(self, effect: events.Deploy) -> None:
         if self._end is not None:
             return
         assert self.leader is not None
@@ -300,10 +300,10 @@ class Job:
                 names[j][f"in:{edge}:{i}:{j}"] = reader.fileno()
         return sockets, names
 
-    def _decided(self, plan: core.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
+    def _decided(self, plan: events.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
         if isinstance(verdict, Decided) and verdict.finalized:
             self.report.completed(plan, verdict.manifest, _monotonic_ms())
-        self._feed(core.Concluded(plan.checkpoint, verdict))
+        self._feed(events.Concluded(plan.checkpoint, verdict))
 
     # --- workers ------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Job:
             self._message(worker, message)
         if worker.connection.closed and worker in self.workers.alive:
             self._selector.unregister(worker.connection)
-            self._feed(core.Failed(worker.exit_reason()))
+            self._feed(events.Failed(worker.exit_reason()))
 
     def _message(self, worker: WorkerHandle, message: object) -> None:
         assert self.leader is not None
@@ -338,16 +338,16 @@ class Job:
                 self.leader.acknowledged(ack)
                 self._on_broker(self.leader.count_acknowledged, lambda _: None)
                 self.report.acknowledged(message)
-                self._feed(core.Acknowledged(ack))
+                self._feed(events.Acknowledged(ack))
             case msg.SourceFinished(task, subtask):
                 self._finished.add((task, subtask))
                 if self._finished == self._sources:
-                    self._feed(core.SourcesFinished())
+                    self._feed(events.SourcesFinished())
             case msg.Progress():
                 self.report.progress(message)
             case msg.WorkerFailed(_, name, said):
                 text = self.options.client.redact(said)
-                self._feed(core.Failed(text, made_from(name, text) if name else None))
+                self._feed(events.Failed(text, made_from(name, text) if name else None))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
         if fingerprint != self.plan.graph.fingerprint():
@@ -358,7 +358,7 @@ class Job:
         self._ready.add(subtask)
         self._whereabouts.ready(subtask)
         if len(self._ready) == self.plan.parallelism:
-            self._feed(core.Deployed())
+            self._feed(events.Deployed())
 
     def _granted(self, worker: WorkerHandle, sink: str, subtask: int, transactional_id: str, state: Any) -> None:
         """Producer id and epoch are read between the producer's initialisation and its first record."""
@@ -366,14 +366,14 @@ class Job:
             return
         if state is None or state.state != "Empty":
             found = state.state if state else "unknown"
-            self._feed(core.Failed(f"transaction {transactional_id} is {found} right after its initialisation"))
+            self._feed(events.Failed(f"transaction {transactional_id} is {found} right after its initialisation"))
             return
         worker.connection.send(msg.Granted(sink, transactional_id, state.producer_id, state.epoch))
-        self._feed(core.ProducerGranted(sink, subtask))
+        self._feed(events.ProducerGranted(sink, subtask))
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def _conclude(self, end: core.End) -> Manifest | None:
+    def _conclude(self, end: events.End) -> Manifest | None:
         if end.error is not None:
             raise end.error
         self._unwatch()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import Ack
+from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 
@@ -106,7 +106,7 @@ class SourceFinished(msgspec.Struct, tag=True):
     subtask: int
 
 
-class Progress(msgspec.Struct, tag=True):
+class Progress(msgspec.Struct, tag=True, kw_only=True):
     """Worker to coordinator, a few times a second: what it has done since it started."""
 
     subtask: int

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
-from exactlyonce.checkpoint.coordinator import Coordinator, PendingCheckpoint
+from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.messages import Acknowledge, Progress
 from exactlyonce.engines.local.workers import WorkerHandle

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
+from exactlyonce.checkpoint.events import Ack, OperatorAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
 from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.engines.blocks import BlockNames
@@ -178,13 +178,20 @@ class Subtask:
             order_log = OrderLog(self.name, self.index, tuple(refs))
         precommits = []
         for sink in self.sinks:
-            while not (flushed := sink.take_precommit(checkpoint))[0]:
+            while (flushed := sink.take_flushed(checkpoint)) is None:
                 yield False
-            precommits += [flushed[1]] if flushed[1] is not None else []
+            precommits += [flushed.precommit] if flushed.precommit is not None else []
         hit("worker-flushed")
         offsets = tuple(offset for source in self.sources for offset in source.noted.pop(checkpoint))
         ack = Ack(
-            self.name, self.index, checkpoint, offsets, tuple(operators), order_log, tuple(precommits), tuple(written)
+            task=self.name,
+            subtask=self.index,
+            checkpoint=checkpoint,
+            offsets=offsets,
+            operators=tuple(operators),
+            order_log=order_log,
+            precommits=tuple(precommits),
+            written=tuple(written),
         )
         written_bytes = sum(ref.size for ref in written)
         self.acknowledge(Acknowledge(ack, written_bytes, sync_s * 1000, (self.monotonic_s() - began) * 1000))

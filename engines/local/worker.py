@@ -184,7 +184,7 @@ class Worker:
 
     def _report(self, now: float) -> None:
         self._progress_at = now + PROGRESS_INTERVAL_S
-        cost = self.activity.costliest()
+        busiest, busiest_ms, busiest_share = self.activity.costliest() or ("", 0.0, 0.0)
         if now >= self._costs_at:
             self._costs_at = now + COSTS_INTERVAL_S
             self.activity.forget()
@@ -193,18 +193,20 @@ class Worker:
             positions.setdefault(source.name, {}).update(source.reader.offsets)
         self.connection.send(
             msg.Progress(
-                self.start.subtask,
-                sum(source.records for source in self._sources),
-                sum(writer.records for writer in self.built.writers),
-                sum(source.skipped for source in self._sources),
-                positions,
-                self._longest_gap_s * 1000,
-                sum(writer.open_transactions for writer in self.built.writers),
-                self._first_record_ms,
-                sum(source.reader.lag() for source in self._sources),
-                [waiting for source in self._sources if (waiting := source.reader.waiting)],
-                [note for source in self._sources for note in source.notes],
-                *(cost or ()),
+                subtask=self.start.subtask,
+                records_in=sum(source.records for source in self._sources),
+                records_out=sum(writer.records for writer in self.built.writers),
+                skipped=sum(source.skipped for source in self._sources),
+                positions=positions,
+                longest_gap_ms=self._longest_gap_s * 1000,
+                open_transactions=sum(writer.open_transactions for writer in self.built.writers),
+                first_record_ms=self._first_record_ms,
+                lag=sum(source.reader.lag() for source in self._sources),
+                waiting=[waiting for source in self._sources if (waiting := source.reader.waiting)],
+                notes=[note for source in self._sources for note in source.notes],
+                busiest=busiest,
+                busiest_ms=busiest_ms,
+                busiest_share=busiest_share,
             )
         )
         for source in self._sources:

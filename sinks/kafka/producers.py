@@ -30,7 +30,7 @@ class Pending(Protocol[T_co]):
 
     def done(self) -> bool: ...
     def result(self) -> T_co:
-        """What came of it, once it is done; raises what it raised."""
+        """Its result, once it is done; raises what it raised."""
 
 
 class TransactionalProducer(Protocol):

@@ -73,7 +73,7 @@ class KafkaSink(Sink[T], Generic[T]):
         return codec_for(_value_type(type_) if self.value is None else self.value)
 
     def encoder(self, type_: Any) -> KafkaEncoder:
-        """What turns a batch of this type into keys, values and headers."""
+        """The encoder that turns a batch of this type into keys, values and headers."""
         records = _holds_records(type_)
         key = self.key or (attrgetter("key") if records else None)
         headers = self.headers or (attrgetter("headers") if records else None)

@@ -51,6 +51,14 @@ class SinkFailed(ExactlyOnceError):
     """A sink could not write. The job restarts from the last completed checkpoint; nothing is lost."""
 
 
+@dataclass(frozen=True)
+class FlushedInterval:
+    """The broker has all that was written before a barrier."""
+
+    precommit: Precommit | None
+    """None: nothing was written since the barrier before."""
+
+
 @dataclass
 class _Barrier:
     checkpoint: int
@@ -76,7 +84,7 @@ class KafkaWriter:
     _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
     _backlog_records: int = 0
     _backlog_bytes: int = 0
-    _precommits: dict[int, Precommit | None] = field(default_factory=dict)
+    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
     _error: str = ""
     records: int = 0
 
@@ -133,7 +141,7 @@ class KafkaWriter:
             self._backlog_bytes += outputs.size
 
     def barrier(self, checkpoint: int) -> None:
-        """What was written before belongs to *checkpoint*; `take_precommit` tells when it is flushed."""
+        """What was written before belongs to *checkpoint*; `take_flushed` tells when it is flushed."""
         if self._backlog:
             self._backlog.append(_Barrier(checkpoint))
         else:
@@ -176,7 +184,7 @@ class KafkaWriter:
     def _cut(self, checkpoint: int) -> None:
         transaction, self._current = self._current, None
         if transaction is None:
-            self._precommits[checkpoint] = None
+            self._flushed[checkpoint] = FlushedInterval(None)
             return
         transaction.checkpoint = checkpoint
         self.pool.move(transaction.transactional_id, SlotState.DRAINING)
@@ -227,21 +235,20 @@ class KafkaWriter:
         require(flushing.result() == 0, "nothing is outstanding after a flush")
         self._draining = self._flushing = None
         self.pool.precommitted(transaction.transactional_id, transaction.checkpoint)
-        self._precommits[transaction.checkpoint] = Precommit(
-            transaction.transactional_id,
-            transaction.producer_id,
-            transaction.epoch,
-            self.sink,
-            self.subtask,
-            transaction.checkpoint,
-            transaction.records,
-            self.clock.monotonic_ms() - transaction.opened_ms,
+        precommit = Precommit(
+            transactional_id=transaction.transactional_id,
+            producer_id=transaction.producer_id,
+            epoch=transaction.epoch,
+            sink=self.sink,
+            subtask=self.subtask,
+            checkpoint=transaction.checkpoint,
+            records=transaction.records,
+            open_ms=self.clock.monotonic_ms() - transaction.opened_ms,
         )
+        self._flushed[transaction.checkpoint] = FlushedInterval(precommit)
         self.producers.drop(transaction)
         return True
 
-    def take_precommit(self, checkpoint: int) -> tuple[bool, Precommit | None]:
-        """(whether all before the barrier is flushed, the precommit or None if there was nothing to flush)."""
-        if checkpoint not in self._precommits:
-            return False, None
-        return True, self._precommits.pop(checkpoint)
+    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
+        """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
+        return self._flushed.pop(checkpoint, None)

@@ -132,7 +132,7 @@ class Store:
         return log
 
     def living(self, host: str = "here", process: int = 1, **settings: Any) -> RealLog:
-        """A decision log whose life has begun."""
+        """A decision log whose incarnation has begun."""
         log = self.opened(**settings)
         log.do(log.begin(host, process))
         return log
@@ -169,7 +169,7 @@ class Store:
         self.kafka.configure_topic(self.topic.name, cleanup_policy="delete")
         self.kafka.delete_records(self.topic.name, {partition: offset})
 
-    def life(self, number: int) -> Incarnation:
+    def incarnation(self, number: int) -> Incarnation:
         """What an incarnation of `living` looks like in the log."""
         return Incarnation(
             incarnation=number, host="here", process=1, started_at_ms=self.clock.now_ms(),

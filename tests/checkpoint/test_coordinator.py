@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.coordinator import (
-    NEVER_MS,
+from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
+from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse
+from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
     AnnounceFinalized,
     Concluded,
-    Coordinator,
     Decide,
     Deploy,
     Deployed,
@@ -29,7 +29,6 @@ from exactlyonce.checkpoint.coordinator import (
     Tick,
     Trigger,
 )
-from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse
 from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog
 from exactlyonce.checkpoint.restart import FixedDelay, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -45,15 +44,17 @@ def manifest(checkpoint: int = 0) -> Manifest:
     """A manifest of which only the number matters."""
     return Manifest(
         pipeline="p", checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="print", max_parallelism=128, parallelism=2,
-        block_partitions=4, written_bytes=0, block_end_offsets=(), offsets=(), operators=(), order_logs=(), sinks=(),
-        committables=(),
+        triggered_at_ms=0, completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=2, block_partitions=4,
+        written_bytes=0, block_end_offsets=(), offsets=(), operators=(), order_logs=(), sinks=(), committables=(),
     )  # fmt: skip
 
 
 def precommit(checkpoint: int, subtask: int = 0, open_ms: int = 0) -> Precommit:
     """What the sink of *subtask* flushed for *checkpoint*."""
-    return Precommit(f"id-{checkpoint}-{subtask}", 7, 0, "out", subtask, checkpoint, 3, open_ms)
+    return Precommit(
+        transactional_id=f"id-{checkpoint}-{subtask}", producer_id=7, epoch=0, sink="out", subtask=subtask,
+        checkpoint=checkpoint, records=3, open_ms=open_ms,
+    )  # fmt: skip
 
 
 class Job:

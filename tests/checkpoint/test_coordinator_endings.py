@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from exactlyonce.checkpoint import coordinator as core
-from exactlyonce.checkpoint.coordinator import (
+from exactlyonce.checkpoint import events
+from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
+from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
     Concluded,
-    Coordinator,
     End,
     Failed,
     Recovered,
@@ -18,7 +19,6 @@ from exactlyonce.checkpoint.coordinator import (
     Tick,
     Trigger,
 )
-from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import FixedDelay, NoRestart, RestartStrategy
@@ -66,13 +66,13 @@ class Job:
         )  # fmt: skip
         self.now_ms = 0
 
-    def __call__(self, event: core.Event) -> list[core.Effect]:
+    def __call__(self, event: events.Event) -> list[events.Effect]:
         return self.core.handle(event, self.now_ms)
 
     def running(self, checkpoint: int = 0) -> Job:
         """Recovered and deployed."""
         self(Recovered(manifest(checkpoint)))
-        self(core.Deployed())
+        self(events.Deployed())
         return self
 
     def in_flight(self) -> Job:
@@ -83,10 +83,10 @@ class Job:
 
     def deciding(self) -> Job:
         """The checkpoint is being decided."""
-        assert isinstance(self.ack(self.in_flight().core.in_flight[-1].checkpoint)[-1], core.Decide)
+        assert isinstance(self.ack(self.in_flight().core.in_flight[-1].checkpoint)[-1], events.Decide)
         return self
 
-    def ack(self, checkpoint: int) -> list[core.Effect]:
+    def ack(self, checkpoint: int) -> list[events.Effect]:
         """The one subtask acknowledges."""
         return self(Acknowledged(Ack("task", 0, checkpoint)))
 
@@ -108,7 +108,7 @@ def test_a_failure_that_waited_restarts_from_what_was_decided() -> None:
     """Once the checkpoint is finalized the failure that waited restarts the job, from that checkpoint."""
     job = Job().running().deciding()
     job(FAILED)
-    assert job(Concluded(1, finalized(1))) == [core.AnnounceFinalized(1), RESTART]
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), RESTART]
     assert job.core.manifest == manifest(1)
 
 
@@ -117,7 +117,7 @@ def test_an_error_that_waited_ends_the_job_after_the_decision() -> None:
     job = Job().running().deciding()
     error = RecordError("bad record")
     job(Failed("bad record", error))
-    assert job(Concluded(1, finalized(1))) == [core.AnnounceFinalized(1), End(manifest(1), error)]
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), End(manifest(1), error)]
 
 
 def test_a_failure_and_a_refusal_are_one_restart() -> None:
@@ -143,7 +143,7 @@ def test_a_refused_checkpoint_restarts_the_job_from_the_last_completed_one() -> 
 
 
 def test_an_unknown_outcome_ends_the_job() -> None:
-    """If it cannot be learnt whether the manifest is durable, this life ends and says that nothing is lost."""
+    """If it cannot be learnt whether the manifest is durable, this incarnation ends and says that nothing is lost."""
     job = Job().running().deciding()
     (end,) = job(Concluded(1, Unresolved(1)))
     assert isinstance(end, End)
@@ -157,8 +157,8 @@ def test_a_decided_checkpoint_that_is_not_committed_is_finished_by_a_restart() -
     job = Job().running().deciding()
     (restart,) = job(Concluded(1, not_committed(1)))
     assert restart == Restart(1, 70, "the broker refused to commit checkpoint 1", manifest(1))
-    assert job(Recovered(manifest(1))) == [core.Deploy(1, manifest(1))]
-    job(core.Deployed())
+    assert job(Recovered(manifest(1))) == [events.Deploy(1, manifest(1))]
+    job(events.Deployed())
     assert job.in_flight().core.in_flight[0].base == 1
 
 
@@ -200,7 +200,7 @@ def test_the_tables_have_an_end_and_every_state_is_reached() -> None:
 
 def test_a_checkpoint_moves_only_as_its_table_allows() -> None:
     """A move that the table does not have raises InvariantViolation."""
-    plan = core.PendingCheckpoint(checkpoint=1, base=0, previous=0, final=False, triggered_ms=0, attempt=0)
+    plan = events.PendingCheckpoint(checkpoint=1, base=0, previous=0, final=False, triggered_ms=0, attempt=0)
     with pytest.raises(InvariantViolation):
         plan.move(CheckpointState.FINALIZED)
 
@@ -259,9 +259,9 @@ def test_a_stop_takes_a_last_checkpoint_at_once_and_ends_when_it_is_finalized() 
     job = Job().running()
     assert job(Stop()) == [Trigger(1, 0, final=True)]
     (decide,) = job.ack(1)
-    assert isinstance(decide, core.Decide)
+    assert isinstance(decide, events.Decide)
     assert decide.plan.final
-    assert job(Concluded(1, finalized(1))) == [core.AnnounceFinalized(1), End(manifest(1), None)]
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), End(manifest(1), None)]
 
 
 @pytest.mark.parametrize("deciding", [False, True])
@@ -272,7 +272,7 @@ def test_a_stop_waits_for_what_is_in_flight(deciding: bool) -> None:
     assert job(Stop()) == []
     if not deciding:
         job.ack(1)
-    assert job(Concluded(1, finalized(1))) == [core.AnnounceFinalized(1), Trigger(2, 1, final=True)]
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), Trigger(2, 1, final=True)]
 
 
 def test_a_stop_while_recovering_ends_once_the_last_checkpoint_is_finished() -> None:
@@ -297,7 +297,7 @@ def test_a_stop_while_deploying_ends_the_job_at_once() -> None:
     job = Job(NoRestart())
     job(Recovered(manifest(4)))
     assert job(Stop()) == [Restart(1, 0, "", None)]
-    assert job(core.Deployed()) == []
+    assert job(events.Deployed()) == []
     assert job(Recovered(manifest(4))) == [End(manifest(4), None)]
 
 
@@ -321,18 +321,18 @@ def test_a_second_stop_changes_nothing() -> None:
 def test_finished_sources_take_a_final_checkpoint_and_end() -> None:
     """When every source has reached its target a final checkpoint is taken at once, and the job ends with it."""
     job = Job().running()
-    assert job(core.SourcesFinished()) == [Trigger(1, 0, final=True)]
+    assert job(events.SourcesFinished()) == [Trigger(1, 0, final=True)]
     job.ack(1)
-    assert job(Concluded(1, finalized(1))) == [core.AnnounceFinalized(1), End(manifest(1), None)]
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), End(manifest(1), None)]
 
 
 def test_sources_that_finish_before_all_workers_are_ready_are_heard() -> None:
     """A bounded job whose sources finish while others still restore takes its final checkpoint once all are ready."""
     job = Job()
     job(Recovered(manifest(0)))
-    assert job(core.SourcesFinished()) == []
+    assert job(events.SourcesFinished()) == []
     job.now_ms += INTERVAL_MS
-    job(core.Deployed())
+    job(events.Deployed())
     job.now_ms += INTERVAL_MS
     assert job(Tick()) == [Trigger(1, 0, final=True)]
 
@@ -340,7 +340,7 @@ def test_sources_that_finish_before_all_workers_are_ready_are_heard() -> None:
 def test_finished_sources_are_forgotten_by_a_restart() -> None:
     """After a restart the sources have yet to finish again: the next checkpoint is an ordinary one."""
     job = Job().running()
-    job(core.SourcesFinished())
+    job(events.SourcesFinished())
     job(FAILED)
     job.running().in_flight()
     assert not job.core.in_flight[0].final
@@ -360,7 +360,7 @@ def test_a_final_checkpoint_that_is_late_is_followed_by_another() -> None:
     job(Stop())
     job.now_ms += TIMEOUT_MS
     note, trigger = job(Tick())
-    assert isinstance(note, core.Note)
+    assert isinstance(note, events.Note)
     assert trigger == Trigger(2, 0, final=True)
 
 
@@ -371,7 +371,7 @@ def test_a_worker_that_dies_after_the_final_checkpoint_was_acknowledged_is_no_lo
     job(Stop())
     job.ack(1)
     assert job(FAILED) == []
-    assert job(Concluded(1, finalized(1))) == [core.AnnounceFinalized(1), End(manifest(1), None)]
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), End(manifest(1), None)]
 
 
 def test_an_error_after_the_final_checkpoint_was_acknowledged_is_reported() -> None:
@@ -381,7 +381,7 @@ def test_an_error_after_the_final_checkpoint_was_acknowledged_is_reported() -> N
     job.ack(1)
     error = RecordError("bad record")
     job(Failed("bad record", error))
-    assert job(Concluded(1, finalized(1))) == [core.AnnounceFinalized(1), End(manifest(1), error)]
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), End(manifest(1), error)]
 
 
 def test_a_final_checkpoint_that_is_refused_ends_with_the_one_before() -> None:
@@ -401,7 +401,7 @@ def test_a_failure_that_no_restart_can_help_ends_the_job(state: JobState) -> Non
     if state is not JobState.RECOVERING:
         job(Recovered(manifest(0)))
     if state is JobState.RUNNING:
-        job(core.Deployed())
+        job(events.Deployed())
     error = Halt("no")
     assert job(Failed("no", error)) == [End(None if state is JobState.RECOVERING else manifest(0), error)]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from scripted_broker import LIFE, World, committable, finished, manifest, name
+from scripted_broker import DECIDER, World, committable, finished, manifest, name
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision import (
     REPAIRS_MAX,
-    Life,
     finish,
     standing,
 )
@@ -96,9 +96,9 @@ def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_life() 
     assert world.asked_for(commit=True) == [name(0), copy]
 
 
-def repair_of(lost: Committable, number: int, life: str = "2.0") -> Repair:
+def repair_of(lost: Committable, number: int, incarnation: str = "2.0") -> Repair:
     """An older repair."""
-    stand_in = msgspec.structs.replace(lost, transactional_id=name(f"repair-7-{number}", lost.subtask, life))
+    stand_in = msgspec.structs.replace(lost, transactional_id=name(f"repair-7-{number}", lost.subtask, incarnation))
     return Repair(7, number, 2, lost.transactional_id, stand_in)
 
 
@@ -202,7 +202,7 @@ def test_a_copy_whose_fate_cannot_be_learnt_is_not_copied_again() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
 def test_a_repair_that_is_not_known_to_be_recorded_is_not_committed(outcome: Outcome) -> None:
-    """Without a durable record of the repair this life ends, the copy uncommitted."""
+    """Without a durable record of the repair this incarnation ends, the copy uncommitted."""
     world = World({name(0): "R"}, outcomes=[outcome])
     with pytest.raises(Undetermined, match="could not be recorded"):
         finished(world, manifest(committable(0)))
@@ -262,7 +262,7 @@ def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: i
     with a loss ends with every committable repaired and commits no copy that is not recorded."""
     first, second = committable(0, 0, 6), committable(1, 0, 7)
     crashed = World({name(0): "R"})
-    procedure = finish(manifest(first, second), [], LIFE, 99)
+    procedure = finish(manifest(first, second), [], DECIDER, 99)
     request = next(procedure)
     for _ in range(stop - 1):
         request = procedure.send(crashed(request))
@@ -270,8 +270,8 @@ def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: i
     repairs = [each for each in crashed.appended if isinstance(each, Repair)]
     recorded = {each.committable.transactional_id for each in repairs}
     world = World({name(0): "R"})
-    life = Life("p", 4, 0, "cluster", 2, 100_000)
-    assert set(ask.drive(finish(manifest(first, second), repairs, life, 99), world).values()) == {"repaired"}
+    decider = replace(DECIDER, incarnation=4, attempt=0)
+    assert set(ask.drive(finish(manifest(first, second), repairs, decider, 99), world).values()) == {"repaired"}
     recorded |= {each.committable.transactional_id for each in world.appended if isinstance(each, Repair)}
     committed = set(crashed.asked_for(commit=True)) | set(world.asked_for(commit=True))
     assert committed - {name(0)} <= recorded

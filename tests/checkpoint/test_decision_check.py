@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.decision import Life, Precommit, Refuse, check
+from exactlyonce.checkpoint.decision import Decider, Precommit, Refuse, check
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Request, drive
 from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 
-LIFE = Life("p", 3, 1, "cluster", 2, 100_000)
+DECIDER = Decider(
+    pipeline="p", incarnation=3, attempt=1, cluster_id="cluster", transaction_version=2,
+    transaction_timeout_ms=100_000,
+)  # fmt: skip
 
 
 def name(slot: int) -> str:
@@ -23,7 +27,16 @@ def name(slot: int) -> str:
 
 def precommit(slot: int, records: int = 5) -> Precommit:
     """A precommit of producer id 10 + *slot*."""
-    return Precommit(name(slot), 10 + slot, 3, "out", 0, 7, records, 40)
+    return Precommit(
+        transactional_id=name(slot),
+        producer_id=10 + slot,
+        epoch=3,
+        sink="out",
+        subtask=0,
+        checkpoint=7,
+        records=records,
+        open_ms=40,
+    )
 
 
 class Asked:
@@ -56,7 +69,7 @@ def producing(each: Precommit, partition: int, records: int, start: int | None =
 
 def checked(precommits: list[Precommit], world: Asked, age_ms: int = 0) -> list[Committable] | Refuse:
     """Run the check with all transactions of one age."""
-    return drive(check(precommits, {each.transactional_id: age_ms for each in precommits}, LIFE), world)
+    return drive(check(precommits, {each.transactional_id: age_ms for each in precommits}, DECIDER), world)
 
 
 def test_a_committable_is_made_of_the_brokers_own_words() -> None:
@@ -115,9 +128,9 @@ def test_a_transaction_with_little_time_left_refuses_the_checkpoint(
     timeout_ms: int, age_ms: int, refused: bool
 ) -> None:
     """With less than five seconds left, or a quarter of a short timeout, the commit might come too late."""
-    life = Life("p", 3, 1, "cluster", 2, timeout_ms)
+    decider = replace(DECIDER, transaction_timeout_ms=timeout_ms)
     world = Asked([ongoing(precommit(0), ("t", 0))], [producing(precommit(0), 0, 5)])
-    verdict = drive(check([precommit(0)], {name(0): age_ms}, life), world)
+    verdict = drive(check([precommit(0)], {name(0): age_ms}, decider), world)
     assert isinstance(verdict, Refuse) is refused
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_broker import BLOCK, LIFE, MANIFEST, World, committable, manifest, name, precommit
+from scripted_broker import BLOCK, DECIDER, MANIFEST, World, committable, manifest, name, precommit
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision import (
@@ -43,7 +43,7 @@ def decided(
     """Run the decision, of which *counted* says whether its precommits were counted as they arrived, *known* what came
     of that. *sinks* is what manifests say of them, one after the other."""
     if known is None:
-        known = ask.drive(count(precommits, {"out": [("t", 0)]}, LIFE), world) if counted else {}
+        known = ask.drive(count(precommits, {"out": [("t", 0)]}, DECIDER), world) if counted else {}
     world.asked.clear()
     shown = iter(sinks or ())
 
@@ -59,7 +59,7 @@ def decided(
     ages_ms = {each.transactional_id: 0 for each in precommits}
     grounds = Grounds(known, lambda: [each() for each in checks])
     writer: Any = world
-    procedure = decide(precommits, ages_ms, LIFE, writer, make_manifest=make, expire=expire, grounds=grounds)
+    procedure = decide(precommits, ages_ms, DECIDER, writer, make_manifest=make, expire=expire, grounds=grounds)
     return ask.drive(procedure, world)
 
 
@@ -232,7 +232,7 @@ def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: st
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
 def test_a_mark_that_could_not_be_written_ends_this_life(outcome: Outcome) -> None:
-    """If the finalized mark is not known to be durable the life ends: the next one reads what is true."""
+    """If the finalized mark is not known to be durable this incarnation ends: the next one reads what is true."""
     with pytest.raises(Undetermined, match=r"Checkpoint 7 is complete and committed.*Nothing is lost"):
         decided(World(outcomes=[Outcome.DONE, outcome]), precommit(0))
 

@@ -18,8 +18,8 @@ from repair import copied, replayed
 from topics import SimulatedTopics
 from topologies import MAX_PARALLELISM
 
-from exactlyonce.checkpoint import coordinator as core
-from exactlyonce.checkpoint import decision, requests
+from exactlyonce.checkpoint import decision, events, requests
+from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.leader import Leader, Led
@@ -80,8 +80,8 @@ class Life:
     def __init__(self, world: World) -> None:
         self.world = world
         self.alive, self.paused_until_ms = True, 0
-        self.end: core.End | None = None
-        self.core = core.Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
+        self.end: events.End | None = None
+        self.core = Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)
         self._log_answers = LogAnswers(world)
@@ -99,7 +99,7 @@ class Life:
         self._jobs: deque[tuple[Callable[[], Steps], Callable[[Any], None]]] = deque()
         self._finished: set[tuple[str, int]] = set()
         self._restored: set[int] = set()
-        self._deploy: tuple[int, core.Deploy] | None = None
+        self._deploy: tuple[int, events.Deploy] | None = None
         self._delay_ms = 0
         self._upkeep_at_ms = world.clock.monotonic_ms() + UPKEEP_INTERVAL_MS
         world.spawn(self, self._main())
@@ -108,7 +108,7 @@ class Life:
     # --- threads ------------------------------------------------------------------------------------------------
 
     def _main(self) -> Steps:
-        self._on_broker(self._open, lambda manifest: self._feed(core.Recovered(manifest)))
+        self._on_broker(self._open, lambda manifest: self._feed(events.Recovered(manifest)))
         while self.end is None:
             if self._inbox:
                 self._inbox.popleft()()
@@ -118,7 +118,7 @@ class Life:
                 self._on_broker(lambda: self._run(self.leader.upkeep()), lambda _: None)
             if self._deploy is not None and self._deploy[0] <= now_ms:
                 self._start_workers(self._deploy[1])
-            self._feed(core.Tick())
+            self._feed(events.Tick())
             yield None if self._inbox else now_ms + 3
         if self.end.error is None:
             yield from self._conclude()
@@ -132,7 +132,7 @@ class Life:
         try:
             yield from self._run(self.leader.conclude())
         except ExactlyOnceError as error:
-            self.end = core.End(None, error)
+            self.end = events.End(None, error)
 
     def _broker(self) -> Steps:
         while self.end is None:
@@ -150,61 +150,61 @@ class Life:
             self._asking = False
 
     def _stop_with(self, error: ExactlyOnceError) -> None:
-        self.end = self.end or core.End(None, error)
+        self.end = self.end or events.End(None, error)
 
     def _on_broker(self, call: Callable[[], Steps], then: Callable[[Any], None]) -> None:
         self._jobs.append((call, then))
 
-    def _feed(self, event: core.Event) -> None:
+    def _feed(self, event: events.Event) -> None:
         for effect in self.core.handle(event, self.world.clock.monotonic_ms()):
             self._perform_effect(effect)
 
     def stop(self) -> None:
         """A clean stop is asked for."""
-        self._inbox.append(lambda: self._feed(core.Stop()))
+        self._inbox.append(lambda: self._feed(events.Stop()))
 
     # --- effects ------------------------------------------------------------------------------------------------
 
-    def _perform_effect(self, effect: core.Effect) -> None:
+    def _perform_effect(self, effect: events.Effect) -> None:
         match effect:
-            case core.Trigger(checkpoint, base, final):
+            case events.Trigger(checkpoint, base, final):
                 for worker in self.workers:
                     added = self.world.share(self._topics.added, worker.index)
                     worker.tell(msg.Trigger(checkpoint, base, final, added))
-            case core.Decide(plan):
+            case events.Decide(plan):
                 pinned = self.core.pinned
                 self._on_broker(
                     lambda: self._run(self.leader.decide(plan, pinned)), lambda verdict: self._concluded(plan, verdict)
                 )  # fmt: skip
-            case core.AnnounceFinalized(checkpoint):
+            case events.AnnounceFinalized(checkpoint):
                 for worker in self.workers:
                     worker.tell(msg.CheckpointFinalized(checkpoint))
-            case core.Restart(attempt, delay_ms, reason, unfinished):
+            case events.Restart(attempt, delay_ms, reason, unfinished):
                 self.world.note(f"{self} restarts: {reason}")
                 self.kill_workers()
                 self._delay_ms, self._deploy = delay_ms, None
                 self._on_broker(
                     lambda: self._run(self.leader.begin_attempt(attempt, unfinished)),
-                    lambda manifest: self._feed(core.Recovered(manifest)),
+                    lambda manifest: self._feed(events.Recovered(manifest)),
                 )
-            case core.Deploy():
+            case events.Deploy():
                 self._deploy = (self.world.clock.monotonic_ms() + self._delay_ms, effect)
-            case core.End():
+            case events.End():
                 self.end = self.end or effect
-            case core.Note(text):
+            case events.Note(text):
                 self.world.seen["aborted checkpoint"] += 1
                 self.world.note(f"{self}: {text}")
 
-    def _concluded(self, plan: core.PendingCheckpoint, verdict: Any) -> None:
+    def _concluded(self, plan: events.PendingCheckpoint, verdict: Any) -> None:
         self.carries = False
         if isinstance(verdict, Decided):
             self.world.seen["refused commit"] += bool(verdict.commits.lost)
             self.world.seen["unknown commit"] += bool(verdict.commits.unknown)
         reason = getattr(verdict, "reason", "")
         self.world.note(f"{self}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
-        self._feed(core.Concluded(plan.checkpoint, verdict))
+        self._feed(events.Concluded(plan.checkpoint, verdict))
 
-    def _start_workers(self, deploy: core.Deploy) -> None:
+    def _start_workers(self, deploy: events.Deploy) -> None:
         self._deploy = None
         self._restored, self._finished = set(), set()
         incarnation = self.log.incarnation.incarnation
@@ -229,7 +229,7 @@ class Life:
             case "restored", *_:
                 self._restored.add(worker.index)
                 if len(self._restored) == len(self.workers):
-                    self._feed(core.Deployed())
+                    self._feed(events.Deployed())
             case "prepared", sink, name:
                 self._on_broker(
                     lambda: self._described(name), lambda state: self._grant(worker, sink, name, state)
@@ -237,13 +237,13 @@ class Life:
             case "acknowledged", ack:
                 self.leader.acknowledged(ack)
                 self._on_broker(lambda: self._run(self.leader.count_acknowledged()), lambda _: None)
-                self._feed(core.Acknowledged(ack))
+                self._feed(events.Acknowledged(ack))
             case "source finished", task, subtask:
                 self._finished.add((task, subtask))
                 if self._finished == self.world.source_subtasks:
-                    self._feed(core.SourcesFinished())
+                    self._feed(events.SourcesFinished())
             case "failed", reason, error:
-                self._feed(core.Failed(reason, error))
+                self._feed(events.Failed(reason, error))
 
     def _described(self, name: str) -> Steps:
         states = yield from self.world.until_answered("describe_transactions", [name])
@@ -254,10 +254,10 @@ class Life:
         if worker not in self.workers:
             return
         if state is None or state.state != "Empty":
-            self._feed(core.Failed(f"{name} is not Empty"))
+            self._feed(events.Failed(f"{name} is not Empty"))
             return
         worker.tell(msg.Granted(sink, name, state.producer_id, state.epoch))
-        self._feed(core.ProducerGranted(sink, worker.index))
+        self._feed(events.ProducerGranted(sink, worker.index))
 
     # --- recovery -----------------------------------------------------------------------------------------------
 

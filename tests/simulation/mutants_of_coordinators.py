@@ -11,8 +11,9 @@ import msgspec
 from mutants_of_cleaning import CLEANING
 
 from exactlyonce.checkpoint import decision, decision_log, leader, requests, retention
-from exactlyonce.checkpoint.coordinator import Coordinator, Stop, Tick
+from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.events import Stop, Tick
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
 from exactlyonce.checkpoint.states import JobState

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import msgspec
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines import operators, wiring
 from exactlyonce.engines.blocks import BlockNames
@@ -22,7 +21,7 @@ from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
-from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.sinks.kafka.writer import FlushedInterval, KafkaWriter
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
@@ -336,12 +335,12 @@ def _begin_anew() -> Iterable[Any]:
 
 @mutant("an acknowledgement does not wait for the flush", COUNT)
 def _unflushed() -> Iterable[Any]:
-    real = KafkaWriter.take_precommit
+    real = KafkaWriter.take_flushed
 
-    def take(self: KafkaWriter, checkpoint: int) -> tuple[bool, Precommit | None]:
-        return True, real(self, checkpoint)[1]
+    def take(self: KafkaWriter, checkpoint: int) -> FlushedInterval:
+        return real(self, checkpoint) or FlushedInterval(None)
 
-    yield patch.object(KafkaWriter, "take_precommit", take)
+    yield patch.object(KafkaWriter, "take_flushed", take)
 
 
 @mutant("a delivery that failed is ignored", r"nothing is outstanding after a flush")

@@ -24,7 +24,7 @@ from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
 from watched import Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint import decision_log, leader
-from exactlyonce.checkpoint.coordinator import End
+from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings

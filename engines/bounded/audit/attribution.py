@@ -53,9 +53,16 @@ def claims_of(history: History, manifest: Manifest) -> Iterator[Claim]:
             current.update({(each.topic, each.partition): (committable, each) for each in committable.written})
         for place, (committable, written) in sorted(current.items()):
             yield Claim(
-                manifest.checkpoint, original.sink, original.subtask, place,
-                committable.producer_id, committable.epoch, written.first_offset, written.count, given_up,
-            )  # fmt: skip
+                checkpoint=manifest.checkpoint,
+                sink=original.sink,
+                subtask=original.subtask,
+                place=place,
+                producer_id=committable.producer_id,
+                epoch=committable.epoch,
+                first_offset=written.first_offset,
+                records=written.count,
+                given_up=given_up,
+            )
 
 
 def known_writers(histories: Iterable[History]) -> set[tuple[int, int]]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import Ack
 from exactlyonce.checkpoint.decision import Precommit
+from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading
@@ -48,7 +48,7 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Where files are staged."""
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What a unit has done."""
 
     ack: Ack
@@ -63,7 +63,7 @@ class Receipt(msgspec.Struct, frozen=True):
     label: str
 
 
-class Publication(msgspec.Struct, frozen=True, tag="publication"):
+class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
     """The outputs of one subtask of a sink, to be written in one transaction and left open."""
 
     client: dict[str, str]

@@ -60,9 +60,9 @@ def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
                 writer.poll(WAIT_S)
             writer.poll()
     writer.barrier(publication.checkpoint)
-    while not (flushed := writer.take_precommit(publication.checkpoint))[0]:
+    while (flushed := writer.take_flushed(publication.checkpoint)) is None:
         writer.poll(WAIT_S)
-    return flushed[1]
+    return flushed.precommit
 
 
 def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExecutor) -> KafkaWriter:
@@ -78,13 +78,13 @@ def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExec
     config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})
     prepared: list[str] = []
     writer = KafkaWriter(
-        publication.sink,
-        publication.subtask,
-        publication.topic,
-        TransactionPool([str(name)]),
-        KafkaProducers(publication.topic, config.confluent(), publication.transaction_timeout_ms, executor),
-        prepared.append,
-        SystemClock(),
+        sink=publication.sink,
+        subtask=publication.subtask,
+        topic=publication.topic,
+        pool=TransactionPool([str(name)]),
+        producers=KafkaProducers(publication.topic, config.confluent(), publication.transaction_timeout_ms, executor),
+        prepared=prepared.append,
+        clock=SystemClock(),
     )
     writer.poll()
     executor.submit(int).result()  # behind the producer's making, on the same thread

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.coordinator import Ack, OperatorAck
+from exactlyonce.checkpoint.events import Ack, OperatorAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset
 from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -58,14 +58,14 @@ def _run(unit: Unit, label: str) -> Receipt:
         assembly.close()
     hit("unit-computed")
     return Receipt(
-        ack,
-        channels,
-        outputs,
-        sum(lane.records for lane in assembly.partitions),
-        sum(decoder.skipped for decoder in assembly.decoders),
-        began_ms,
-        SystemClock().now_ms(),
-        label,
+        ack=ack,
+        channels=channels,
+        outputs=outputs,
+        records=sum(lane.records for lane in assembly.partitions),
+        skipped=sum(decoder.skipped for decoder in assembly.decoders),
+        began_ms=began_ms,
+        ended_ms=SystemClock().now_ms(),
+        label=label,
     )
 
 

@@ -5,12 +5,12 @@ decided job is a checkpoint of it, and the same procedures check, decide, commit
 `exactlyonce checkpoints` and `exactlyonce reset` know it by its sinkId.
 
 Invariants: no task begins before what older jobs decided is finished and what they did not decide is aborted; a job is
-decided once, by the newest life, and only if every transaction of it holds what its task wrote; a decided job is never
-aborted, whatever Spark asks for; rows that are skipped, because their job is decided, are those that were written
+decided once, by the newest incarnation, and only if every transaction of it holds what its task wrote; a decided job is
+never aborted, whatever Spark asks for; rows that are skipped, because their job is decided, are those that were written
 then, or Spark does not get to go on.
 
-A life is one driver. Spark calls it in two processes, one that plans and one that commits, both of which it may replace
-whenever they are idle: the one that plans begins the life, the other takes it up.
+An incarnation is one driver. Spark calls it in two processes, one that plans and one that commits, both of which it may
+replace whenever they are idle: the one that plans begins the incarnation, the other takes it up.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.coordinator import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.decision import Decided, Dropped, Precommit, Refuse, keep_all
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
+from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader, Led
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
@@ -180,9 +180,14 @@ class SinkDriver:
         )
         self._log_requests = LogRequests(self.options.client(), topic)
         self._performer = Performer(
-            self.options.client(), self._transactions, self._output_log, self._log_requests,
-            led.transaction_timeout_ms, _ignore, no_replay,
-        )  # fmt: skip
+            config=self.options.client(),
+            transactions=self._transactions,
+            output_log=self._output_log,
+            log=self._log_requests,
+            transaction_timeout_ms=led.transaction_timeout_ms,
+            step=_ignore,
+            replay=no_replay,
+        )
         log = DecisionLog(self.options.sink_id, topic, self._clock)
         return Leader(led, log, NewestKept(log), self._clock, lambda text: None)
 
@@ -207,7 +212,7 @@ class SinkDriver:
     def _begin(self, seen: History | None) -> Leader:
         """Fence every older driver, and finish what it decided."""
         if seen is not None:
-            Position.of(seen.latest)  # a pipeline of that name is left in peace
+            Position.of(seen.latest)  # raises where a pipeline has that name
             self._refuse_fenced(seen)
         leader = self._leader = self._new_leader()
         self._drive(leader, leader.begin())

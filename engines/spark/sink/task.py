@@ -114,14 +114,14 @@ def write_task(
         tally += tally_of(written)
     transaction.flush()
     precommit = Precommit(
-        transaction.name,
-        transaction.producer_id,
-        transaction.epoch,
-        SINK,
-        partition,
-        assignment.checkpoint,
-        transaction.records,
-        SystemClock().monotonic_ms() - began_ms,
+        transactional_id=transaction.name,
+        producer_id=transaction.producer_id,
+        epoch=transaction.epoch,
+        sink=SINK,
+        subtask=partition,
+        checkpoint=assignment.checkpoint,
+        records=transaction.records,
+        open_ms=SystemClock().monotonic_ms() - began_ms,
     )
     transaction.drop()
     hit("worker-flushed")

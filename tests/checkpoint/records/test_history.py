@@ -21,7 +21,7 @@ def mark(checkpoint: int, *names: str) -> Finalized:
     return Finalized(checkpoint, 1, 0, tuple((name, "committed") for name in names))
 
 
-def life(number: int) -> Incarnation:
+def incarnation(number: int) -> Incarnation:
     return Incarnation(incarnation=number, host="host", process=1, started_at_ms=0, heartbeat_ms=0)
 
 
@@ -51,8 +51,8 @@ class TestReading:
 
     def test_a_later_record_of_a_key_replaces_the_earlier(self) -> None:
         """Of one incarnation the last heartbeat counts."""
-        beat = msgspec.structs.replace(life(2), heartbeat_ms=99)
-        history = read(life(1), life(2), beat)
+        beat = msgspec.structs.replace(incarnation(2), heartbeat_ms=99)
+        history = read(incarnation(1), incarnation(2), beat)
         assert history.newest_incarnation == beat
         assert history.incarnation_latest == 2
 
@@ -110,7 +110,7 @@ class TestDamage:
 
     def test_a_damaged_incarnation_still_counts(self) -> None:
         """The number of an unreadable incarnation is not used again."""
-        history = read(life(1), ("incarnation/9", b"garbage"))
+        history = read(incarnation(1), ("incarnation/9", b"garbage"))
         assert history.incarnation_latest == 9
         history.halt_if_damaged()
 
@@ -197,8 +197,8 @@ class TestWriting:
         assert (history.retained, history.repairs_of(1)) == ([manifest(2)], [])
 
     def test_the_newest_incarnation_stays(self) -> None:
-        """Older lives may be forgotten, the newest not: the next number comes from it."""
-        history = read(life(1), life(2))
+        """Older incarnations may be forgotten, the newest not: the next number comes from it."""
+        history = read(incarnation(1), incarnation(2))
         history.forget([DecisionKey(Incarnation, 1)])
         with pytest.raises(InvariantViolation, match="newest incarnation"):
             history.forget([DecisionKey(Incarnation, 2)])

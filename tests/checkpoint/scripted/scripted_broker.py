@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import Life, Precommit, finish
+from exactlyonce.checkpoint.decision import Decider, Precommit, finish
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
 from exactlyonce.checkpoint.transactions.broker_answers import (
@@ -20,7 +20,10 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
     TransactionState,
 )
 
-LIFE = Life("p", 3, 1, "cluster", 2, 100_000)
+DECIDER = Decider(
+    pipeline="p", incarnation=3, attempt=1, cluster_id="cluster", transaction_version=2,
+    transaction_timeout_ms=100_000,
+)  # fmt: skip
 MANIFEST = Manifest(
     pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
     completed_at_ms=99, fingerprint="print", max_parallelism=128, parallelism=1, block_partitions=4,
@@ -30,14 +33,23 @@ MANIFEST = Manifest(
 BLOCK = BlockRef(1, 0, "block", 1, b"")
 
 
-def name(slot: object, subtask: int = 0, life: str = "2.0") -> str:
+def name(slot: object, subtask: int = 0, incarnation: str = "2.0") -> str:
     """A transactional id of the sink `out`."""
-    return f"eo:p:out:{subtask}:{life}:{slot}"
+    return f"eo:p:out:{subtask}:{incarnation}:{slot}"
 
 
 def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7) -> Precommit:
     """A precommit of producer id 10 + *slot*."""
-    return Precommit(name(slot, subtask), 10 + slot, 3, "out", subtask, checkpoint, records, 40)
+    return Precommit(
+        transactional_id=name(slot, subtask),
+        producer_id=10 + slot,
+        epoch=3,
+        sink="out",
+        subtask=subtask,
+        checkpoint=checkpoint,
+        records=records,
+        open_ms=40,
+    )
 
 
 def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
@@ -176,4 +188,4 @@ def finished(
     world: World, made: Manifest, repairs: Iterable[Repair] = (), *, accept_loss: bool = False
 ) -> dict[str, str]:
     """Run the finish."""
-    return ask.drive(finish(made, repairs, LIFE, 99, accept_loss=accept_loss), world)
+    return ask.drive(finish(made, repairs, DECIDER, 99, accept_loss=accept_loss), world)

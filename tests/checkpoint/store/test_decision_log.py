@@ -39,13 +39,13 @@ COMMITTABLE = Committable(
 
 class TestLives:
     def test_the_first_life(self, store: Any) -> None:
-        """The log of a new pipeline is empty; its first life has number 1."""
+        """The log of a new pipeline is empty; its first incarnation has number 1."""
         log = store.opened()
         assert (log.history.latest, log.history.incarnation_latest) == (None, 0)
-        assert log.do(log.begin("here", 1)) == store.life(1)
+        assert log.do(log.begin("here", 1)) == store.incarnation(1)
 
     def test_what_a_life_decided_is_what_the_next_one_reads(self, store: Any) -> None:
-        """The next life reads every decision, and has the next number."""
+        """the next incarnation reads every decision, and has the next number."""
         first = store.living()
         assert first.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
         assert first.appended(store.manifest(1)) is Outcome.DONE
@@ -74,7 +74,7 @@ class TestLives:
         assert store.living("there", 2).incarnation.fenced_below == 1
 
     def test_an_append_carries_a_heartbeat_when_one_is_due(self, store: Any) -> None:
-        """A life that decides shows that it lives, but not with every decision."""
+        """An incarnation that decides shows that it lives, but not with every decision."""
         log = store.living()
         beat = log.history.newest_incarnation
         log.appended(store.manifest(0), store.mark(0))
@@ -84,7 +84,7 @@ class TestLives:
         assert log.history.newest_incarnation.heartbeat_ms == beat.heartbeat_ms + 5_000
 
     def test_a_life_that_has_ended(self, store: Any) -> None:
-        """A clean end is read at once, silence after thirty seconds; the next life begins as ever."""
+        """A clean end is read at once, silence after thirty seconds; the next incarnation begins as ever."""
         log = store.living()
         now_ms = store.clock.now_ms()
         read = read_history(store.config, store.pipeline)
@@ -92,7 +92,7 @@ class TestLives:
         assert read.living(now_ms + SILENCE_MS) is None
         assert log.beaten(ended=True) is Outcome.DONE
         read = read_history(store.config, store.pipeline)
-        assert read.newest_incarnation == msgspec.structs.replace(store.life(1), ended=True)
+        assert read.newest_incarnation == msgspec.structs.replace(store.incarnation(1), ended=True)
         assert read.living(now_ms) is None
         assert not store.living().history.newest_incarnation.ended
 
@@ -106,7 +106,7 @@ class TestLives:
         """A second process takes up the newest life and fences the first; an older life cannot be taken up, and looking
         fences nobody."""
         first, second = store.living(), store.opened()
-        assert second.resume(1) == store.life(1)
+        assert second.resume(1) == store.incarnation(1)
         with pytest.raises(Fenced):
             first.appended(store.manifest(0))
         assert second.appended(store.manifest(0)) is Outcome.DONE
@@ -119,7 +119,7 @@ class TestLives:
             store.opened().resume(1)
 
     def test_a_log_that_has_not_begun_writes_nothing(self, store: Any) -> None:
-        """Decisions belong to a life, and to this one."""
+        """Decisions belong to an incarnation, and to this one."""
         log = store.opened()
         with pytest.raises(InvariantViolation, match="before the incarnation has begun"):
             log.appended(store.manifest(0))
@@ -168,7 +168,7 @@ class TestFencing:
             old.beaten()
 
     def test_a_coordinator_killed_between_produce_and_commit(self, store: Any) -> None:
-        """After SIGKILL within an append, the next life waits for nobody, and reads nothing of it."""
+        """After SIGKILL within an append, the next incarnation waits for nobody, and reads nothing of it."""
         victim = subprocess.Popen(
             [sys.executable, "-c", KILLED_WITHIN_APPEND, store.config["bootstrap.servers"], store.pipeline],
             stdout=subprocess.PIPE,
@@ -208,7 +208,7 @@ KILLED_WITHIN_APPEND = """
 import os, signal, sys
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.requests import EndTransaction, drive
+from exactlyonce.checkpoint.requests import EndTransaction, Together, answered, drive
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactional_writer import LogRequests
@@ -218,22 +218,26 @@ from exactlyonce.pipeline.errors import Fenced
 config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
 topic = find_topic(config, pipeline)
 log, requests = DecisionLog(pipeline, topic, SystemClock()), LogRequests(ClientConfig(config), topic)
-drive(log.open(), requests)
-drive(log.begin("victim", os.getpid()), requests)
+interrupted = False
 
-def interrupted(request):
-    if isinstance(request, EndTransaction):
+def perform(request):
+    if isinstance(request, Together):
+        return tuple(answered(each, perform) for each in request.requests)
+    if interrupted and isinstance(request, EndTransaction):
         print("produced", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[3:] else signal.pause()
     return requests(request)
 
+drive(log.open(), perform)
+drive(log.begin("victim", os.getpid()), perform)
+interrupted = True
 manifest = Manifest(
     pipeline=pipeline, checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0, previous=0, triggered_at_ms=0,
     completed_at_ms=0, fingerprint="", max_parallelism=1, parallelism=1, block_partitions=5, block_end_offsets=(),
     written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
 )
 try:
-    print(drive(log.append(manifest), interrupted))
+    print(drive(log.append(manifest), perform))
 except Fenced as error:
     print("Fenced:", error, flush=True)
 """

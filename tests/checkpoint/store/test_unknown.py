@@ -129,7 +129,7 @@ def store(new_store: Any, topic_name: str, proxy: LossyProxy) -> Any:
 
 @pytest.mark.parametrize(("lost", "written"), [("request", []), ("answer", [0])])
 def test_a_commit_without_an_answer(store: Any, proxy: LossyProxy, lost: str, written: list[int]) -> None:
-    """Whether the commit or only its answer was lost cannot be told: the life ends; the next one reads the truth."""
+    """Whether the commit or only its answer was lost cannot be told: it ends; the next incarnation reads the truth."""
     log = store.living(append_timeout_ms=HASTY_MS)
     proxy.armed = END_TXN, lost
     assert log.appended(store.manifest(0)) is Outcome.UNKNOWN

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
-from exactlyonce.sinks.kafka.writer import KafkaWriter, Outputs, SinkFailed
+from exactlyonce.sinks.kafka.writer import FlushedInterval, KafkaWriter, Outputs, SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
@@ -41,7 +40,15 @@ def writer_at() -> Iterator[Make]:
         pool = TransactionPool([f"{topic}-0"])
         executor = ThreadPoolExecutor(1)
         producers = KafkaProducers(topic, config.confluent(), 600_000, executor)
-        writer = KafkaWriter("out", 0, topic, pool, producers, prepared.append, SystemClock())
+        writer = KafkaWriter(
+            sink="out",
+            subtask=0,
+            topic=topic,
+            pool=pool,
+            producers=producers,
+            prepared=prepared.append,
+            clock=SystemClock(),
+        )
         made.append(writer)
         until(lambda: [writer.poll(0.01), *prepared][1:] != [])
         transactions = Transactions(config)
@@ -64,17 +71,17 @@ def until(condition: Callable[[], bool]) -> None:
 
 def flushed(writer: KafkaWriter, checkpoint: int) -> int:
     """How many records its precommit has, once it is flushed."""
-    taken: list[Precommit | None] = []
+    taken: list[FlushedInterval | None] = []
 
     def is_flushed() -> bool:
         writer.poll(0.01)
-        done, precommit = writer.take_precommit(checkpoint)
-        taken.append(precommit)
-        return done
+        taken.append(writer.take_flushed(checkpoint))
+        return taken[-1] is not None
 
     until(is_flushed)
     assert taken[-1] is not None
-    return taken[-1].records
+    assert taken[-1].precommit is not None
+    return taken[-1].precommit.records
 
 
 def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
@@ -97,7 +104,7 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
     writer.barrier(1)
     with pytest.raises(SinkFailed, match="was not delivered"):
         until(lambda: writer.poll(0.01) and False)
-    assert writer.take_precommit(1) == (False, None)
+    assert writer.take_flushed(1) is None
 
 
 @pytest.mark.slow

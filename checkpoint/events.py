@@ -1,0 +1,202 @@
+"""The vocabulary of the coordinator's core: acknowledgements, the events it takes, the effects it asks for.
+
+Invariants: all of them are immutable values but `PendingCheckpoint`, which the coordinator alone changes. Its state
+moves as the table in `checkpoint.states` allows; once `Decide` hands it out, its acknowledgements stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolved
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset
+from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, CheckpointState
+from exactlyonce.pipeline.errors import ExactlyOnceError, require
+
+Subtask = tuple[str, int]
+"""(task or sink id, index)."""
+
+
+class OperatorAck(msgspec.Struct, frozen=True):
+    """The state of one stateful operator in one subtask."""
+
+    operator: str
+    index: tuple[BlockRef, ...]
+    blocks: tuple[BlockRef, ...]
+    """All blocks that the index lists."""
+    state_bytes: int
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """A subtask's snapshot for a checkpoint is durable."""
+
+    task: str
+    subtask: int
+    checkpoint: int
+    offsets: tuple[SourceOffset, ...] = ()
+    operators: tuple[OperatorAck, ...] = ()
+    order_log: OrderLog | None = None
+    precommits: tuple[Precommit, ...] = ()
+    written: tuple[BlockRef, ...] = ()
+    """Blocks that this checkpoint wrote."""
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed. Nothing follows from the texts: they are for who reads why something is late."""
+
+    hanging: str = ""
+    """The workers that do not come back from something, or are not ready yet: which, from what, and for how long."""
+    slow: str = ""
+    """The operators that take most of their workers' time."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The highest checkpoint is finalized and older transactions are fenced: the job may start from *manifest*."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Every worker has restored its state."""
+
+
+@dataclass(frozen=True)
+class ProducerGranted:
+    """A sink subtask has one more producer ready: the one it writes with now counts, and the one to come after it."""
+
+    sink: str
+    subtask: int
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A subtask acknowledged."""
+
+    ack: Ack
+
+
+@dataclass(frozen=True)
+class Concluded:
+    """The decision procedure ended."""
+
+    checkpoint: int
+    verdict: Decided | Refuse | Unresolved
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker died, or something it needs failed; *error* where no restart can help."""
+
+    reason: str
+    error: ExactlyOnceError | None = None
+
+
+@dataclass(frozen=True)
+class SourcesFinished:
+    """Every source of a bounded job has reached its target."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The user asked for a clean stop."""
+
+
+OfWorkers = Deployed | ProducerGranted | Acknowledged | SourcesFinished
+Event = Tick | Recovered | Concluded | Failed | Stop | OfWorkers
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Tell every source subtask to note Sn and inject barrier *checkpoint*; after a final one nothing more is read."""
+
+    checkpoint: int
+    base: int
+    final: bool
+
+
+@dataclass(frozen=True)
+class Decide:
+    """Run the decision procedure for *plan*."""
+
+    plan: PendingCheckpoint
+
+
+@dataclass(frozen=True)
+class AnnounceFinalized:
+    """Tell workers that *checkpoint* is finalized: its transactional ids are free."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Kill all workers, wait for them, finish *unfinished* if given, fence older attempts; then `Recovered`.
+
+    *reason* is empty where nothing failed: a stop was asked for while workers were starting.
+    """
+
+    attempt: int
+    delay_ms: int
+    reason: str
+    unfinished: Manifest | None
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Start workers that restore *manifest*; then `Deployed`."""
+
+    attempt: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over: cleanly after *manifest*, or with *error*."""
+
+    manifest: Manifest | None
+    error: ExactlyOnceError | None
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the log should say."""
+
+    text: str
+
+
+Effect = Trigger | Decide | AnnounceFinalized | Restart | Deploy | End | Note
+
+
+@dataclass(kw_only=True)
+class PendingCheckpoint:
+    """A checkpoint in flight: what has been acknowledged for it."""
+
+    checkpoint: int
+    base: int
+    previous: int
+    final: bool
+    triggered_ms: int
+    attempt: int
+    state: CheckpointState = CheckpointState.TRIGGERED
+    acks: dict[Subtask, Ack] = field(default_factory=dict)
+    precommits: list[Precommit] = field(default_factory=list)
+    """All that its manifest will carry: its own and those of aborted checkpoints before it."""
+    order_logs: list[OrderLog] = field(default_factory=list)
+    """Likewise."""
+    ages_ms: dict[str, int] = field(default_factory=dict)
+    """How long each precommit's transaction has been open, by transactional id."""
+
+    def move(self, state: CheckpointState) -> None:
+        """Change state, as the table allows."""
+        require(state in CHECKPOINT_TRANSITIONS[self.state], f"a checkpoint moves from {self.state} to {state}")
+        self.state = state
