@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count, repeat
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from itertools import count, islice, repeat
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from planting import COUNT, DISORDER, LEFT, OPEN, RETAKEN, STATE, STUCK, TOMBSTONED, TWICE, Table, unchecked, unfitting
 
+from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.connectors.kafka.reader import KafkaReader
@@ -21,39 +23,16 @@ from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel, Socke
 from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
 
-STATE = r"the state of \w+ at checkpoint \d+ is not that of the input before Sn"
-COUNT = r"sink \w+ of checkpoint \d+ has \d+ records, not \d+"
-DISORDER = r"comes out of order in|comes instead of|stems from another record in|and .* in another sink"
-REPLAYED = r"The order log does not fit|a replay gives"
-
-
-class Mutant(NamedTuple):
-    """A defect: what plants it, and the oracle's message."""
-
-    patches: Callable[[], Iterable[Any]]
-    expected: str
-    """A pattern, found in the message."""
-    shape: str | None = None
-    """The topology in which it shows; None: any."""
-
-
-WORKERS: dict[str, Mutant] = {}
+WORKERS = Table()
 """By name."""
-
-
-def mutant(name: str, expected: str, shape: str | None = None) -> Callable[[Callable[[], Iterable[Any]]], None]:
-    """Enter a mutant into the table."""
-
-    def enter(patches: Callable[[], Iterable[Any]]) -> None:
-        WORKERS[name] = Mutant(patches, expected, shape)
-
-    return enter
+mutant = WORKERS.mutant
 
 
 # --- barriers -------------------------------------------------------------------------------------------------------
@@ -139,7 +118,7 @@ def _forgotten_rest() -> Iterable[Any]:
     yield patch.object(ChannelInput, "next", following)
 
 
-@mutant("a source reads on after its final barrier", r"is left Ongoing|have been open for longer")
+@mutant("a source reads on after its final barrier", OPEN, luck="stops")
 def _reads_on() -> Iterable[Any]:
     real = SourceInput.next
 
@@ -172,7 +151,7 @@ def _early_offsets() -> Iterable[Any]:
     yield patch.object(SourceInput, "next", following)
 
 
-@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT)
+@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT, luck="growing")
 def _late_partition() -> Iterable[Any]:
     real = KafkaReader.add
 
@@ -211,24 +190,30 @@ def _shared_partitions() -> Iterable[Any]:
 # --- shuffles -------------------------------------------------------------------------------------------------------
 
 
-@mutant("a shuffle for another parallelism", r"all keys are of the key groups")
+@mutant("a shuffle for another parallelism", STATE)
 def _other_parallelism() -> Iterable[Any]:
-    real = operators.Shuffle.__call__
+    real, added = operators.Shuffle.__call__, KeyedTable._note_added
 
     def call(self: operators.Shuffle, batch: operators.Batch) -> None:
-        parallelism, self.parallelism = self.parallelism, self.parallelism - 1
+        parallelism, self.parallelism = self.parallelism, max(1, self.parallelism - 1)
         try:
             real(self, batch)
         finally:
             self.parallelism = parallelism
 
+    def note_added(self: Any, count: int) -> None:
+        keys = list(islice(reversed(self._states), count))
+        if set(key_groups(keys, self.max_parallelism)) <= self._keys.keys():
+            added(self, count)
+
     yield patch.object(operators.Shuffle, "__call__", call)
+    yield patch.object(KeyedTable, "_note_added", note_added)
 
 
 # --- state ----------------------------------------------------------------------------------------------------------
 
 
-@mutant("increments are relative to the checkpoint before, completed or not", STATE)
+@mutant("increments are relative to the checkpoint before, completed or not", STATE, luck="carried")
 def _wrong_base() -> Iterable[Any]:
     real = KeyedTable.freeze
 
@@ -257,15 +242,26 @@ def _uncloned() -> Iterable[Any]:
     yield patch.object(KeyedTable, "_keep", keep)
 
 
-@mutant("two parts of a state have one key", r"is not where it is referred to|leaves .* behind|tombstoned")
+@mutant("two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED)
 def _one_key() -> Iterable[Any]:
     yield patch.object(BlockNames, "_next", lambda self: 1)
+    yield unchecked(decision_log, "A block that a manifest names")
 
 
 # --- sinks ----------------------------------------------------------------------------------------------------------
 
 
-@mutant("an id is used again before its checkpoint is finalized", r"is used again before its checkpoint is finalized")
+class _Flushed:
+    """A flush after which nothing is outstanding."""
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> int:
+        return 0
+
+
+@mutant("an id is used again before its checkpoint is finalized", RETAKEN)
 def _early_ids() -> Iterable[Any]:
     real = TransactionPool.precommitted
 
@@ -292,18 +288,11 @@ def _unordered_transactions() -> Iterable[Any]:
 def _early_flush() -> Iterable[Any]:
     real = KafkaWriter._drain
 
-    class _Now:
-        def done(self) -> bool:
-            return True
-
-        def result(self) -> int:
-            return 0
-
     def drain(self: KafkaWriter, wait_s: float) -> bool:
         transaction, flushing = self._draining, self._flushing
         if transaction is not None and flushing is not None and flushing.result():
             transaction.records -= flushing.result()
-            self._flushing = _Now()
+            self._flushing = _Flushed()
         return real(self, wait_s)
 
     yield patch.object(KafkaWriter, "_drain", drain)
@@ -344,12 +333,21 @@ def _unflushed() -> Iterable[Any]:
     yield patch.object(KafkaWriter, "take_precommit", take)
 
 
-@mutant("a delivery that failed is ignored", r"nothing is outstanding after a flush")
+@mutant("a delivery that failed is ignored", COUNT, luck="deliveries")
 def _ignored_failure() -> Iterable[Any]:
+    real = KafkaWriter._drain
+
+    def drain(self: KafkaWriter, wait_s: float) -> bool:
+        if self._draining is not None and self._flushing is not None and self._flushing.done():
+            self._draining.records -= self._flushing.result()
+            self._flushing = _Flushed()
+        return real(self, wait_s)
+
     yield patch.object(KafkaWriter, "_failed", lambda self, reason: None)
+    yield patch.object(KafkaWriter, "_drain", drain)
 
 
-@mutant("a producer writes before its id is granted", r"the job has not come to its end")
+@mutant("a producer writes before its id is granted", STUCK)
 def _ungranted() -> Iterable[Any]:
     real = KafkaWriter._prepare
 
@@ -372,7 +370,7 @@ def _ungranted() -> Iterable[Any]:
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 
-@mutant("the order log lacks a batch", REPLAYED, "chain")
+@mutant("the order log lacks a batch", DISORDER + "|" + TWICE, luck="replays")
 def _lost_batch() -> Iterable[Any]:
     real = OrderRuns.note
     calls = count(1)
@@ -382,9 +380,10 @@ def _lost_batch() -> Iterable[Any]:
             real(self, name, partition, records)
 
     yield patch.object(OrderRuns, "note", note)
+    yield unfitting()
 
 
-@mutant("the order log tells how much was taken, not in which order", REPLAYED + "|" + DISORDER, "sinks")
+@mutant("the order log tells how much was taken, not in which order", DISORDER + "|" + TWICE, "sinks", luck="replays")
 def _sorted_log() -> Iterable[Any]:
     real = OrderRuns.cut
 
@@ -394,17 +393,19 @@ def _sorted_log() -> Iterable[Any]:
         return real(self)
 
     yield patch.object(OrderRuns, "cut", cut)
+    yield unfitting()
 
 
-@mutant("the order log does not tell where batches end", REPLAYED + "|" + DISORDER, "diamond")
+@mutant("the order log does not tell where batches end", DISORDER + "|" + TWICE, "diamond", luck="replays")
 def _no_batches() -> Iterable[Any]:
     yield patch.object(OrderRuns, "end_batch", lambda self: None)
+    yield unfitting()
 
 
 # --- replay repair --------------------------------------------------------------------------------------------------
 
 
-@mutant("a replay does not restore the checkpoint before", REPLAYED + "|" + DISORDER, "sinks")
+@mutant("a replay does not restore the checkpoint before", DISORDER + "|" + TWICE, "sinks", luck="replays")
 def _replay_from_nothing() -> Iterable[Any]:
     real = wiring.table_of
 
@@ -415,7 +416,7 @@ def _replay_from_nothing() -> Iterable[Any]:
     yield patch.object(wiring, "table_of", table_of)
 
 
-@mutant("a replay takes its inputs by time, not along the order logs", REPLAYED + "|" + DISORDER, "sinks")
+@mutant("a replay takes its inputs by time, not along the order logs", DISORDER + "|" + TWICE, "sinks", luck="replays")
 def _replay_by_time() -> Iterable[Any]:
     def take_along(lanes: Any, logs: Any, order: Any) -> None:
         ordering.take_by_time(lanes, order, ordering.BatchTime())
