@@ -65,6 +65,8 @@ class FaultInjector:
         """That all are down before a request of a decision that carries output of aborted checkpoints."""
         self.rewriting_chance = 0.2
         """That a coordinator that writes lost markers does not end it."""
+        self.ending_factor = 5
+        """How much likelier the network fails where a transaction is ended."""
         self.failed_chance = 0.0
         """That a client library gives a batch up, and says so."""
         self.wakes_apart = False
@@ -123,7 +125,7 @@ class FaultInjector:
         """Perhaps the next request or its answer is lost, delayed or repeated; or nobody is there who leads."""
         if self._unreachable:
             self._reach(operation, arguments)
-        chance = self._network_chance * (5 if operation == "end_txn" else 1)
+        chance = self._network_chance * (self.ending_factor if operation == "end_txn" else 1)
         if self.world.chaos and self.rng.random() < chance:
             fault = self.rng.choice(tuple(Fault))
             self.world.seen[fault.value] += 1
@@ -211,6 +213,12 @@ class FaultInjector:
         if self.world.life is not None:
             self.sleep(self.world.life)
 
+    def sleep_at_start(self) -> None:
+        """The coordinator sleeps while its workers begin, and they wake before it."""
+        life = self.world.life
+        if life is not None and any(worker.worker is None for worker in life.workers):
+            self.sleep(life)
+
     def nap(self, life: Life) -> None:
         """*life* sleeps longer than a transaction may last, and nobody notices."""
         self.world.seen["coordinator slept"] += 1
@@ -225,6 +233,21 @@ class FaultInjector:
             self.world.seen["slow subtask"] += 1
             pause_ms = int(self.world.settings.timeout_ms * self.rng.uniform(0.9, 1.3))
             self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms
+
+    def hold_worker(self) -> None:
+        """A worker hangs for a moment, while the others go on to the next checkpoint."""
+        life = self.world.life
+        if life is not None and life.core.in_flight and life.workers:
+            self.world.seen["slow subtask"] += 1
+            self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(20, 100)
+
+    def kill_writing_worker(self) -> None:
+        """A worker that is writing blocks dies and is noticed."""
+        workers = self.world.life.workers if self.world.life is not None else []
+        writing = [each for each in workers if any(p.queued and p.transactional_id is None for p in each.producers)]
+        if writing:
+            self.world.seen["worker crashed"] += 1
+            self.rng.choice(writing).fail("killed")
 
     def kill_worker(self) -> None:
         """A worker dies and is noticed."""

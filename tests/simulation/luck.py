@@ -31,13 +31,14 @@ class Luck:
 
 LUCK = {
     "network": Luck(fates=("crash", "sleep"), chances={"_network_chance": 0.02, "_request_chance": 0.03}),
+    "unanswered": Luck(chances={"_chance": 0.0, "_network_chance": 0.01, "ending_factor": 30, "_request_chance": 0.0}),
     "deliveries": Luck(chances={"_delivery_chance": 0.01, "failed_chance": 0.01}),
     "markers": Luck(
         kinds=("crash_coordinator", "downtime"),
         chances={"_chance": 0.002, "_marker_chance": 0.3, "_request_chance": 0.15, "rewriting_chance": 0.5},
         output_partitions=3,
     ),
-    "naps": Luck(kinds=("kill_worker",), fates=("nap",), chances={"_chance": 0.006, "_request_chance": 0.15}),
+    "naps": Luck(kinds=("kill_worker", "stop"), fates=("nap",), chances={"_chance": 0.006, "_request_chance": 0.15}),
     "carried": Luck(
         kinds=("slow_worker",),
         fates=("crash", "nap"),
@@ -52,15 +53,30 @@ LUCK = {
         parallelism=2,
     ),
     "late requests": Luck(
-        kinds=("kill_worker", "crash_coordinator"), chances={"_chance": 0.006, "last_chance": 1.0}, parallelism=3
+        kinds=("kill_writing_worker",),
+        chances={"_chance": 0.03, "_network_chance": 0.0, "_request_chance": 0.0, "last_chance": 1.0},
+        settings={"interval_ms": 60},
+        parallelism=3,
     ),
     "zombies": Luck(
-        kinds=("sleep_coordinator", "sleep_coordinator", "kill_worker"),
-        chances={"_chance": 0.006, "_network_chance": 0.003, "wakes_apart": True},
+        kinds=("sleep_at_start", "sleep_at_start", "kill_worker"),
+        chances={"_chance": 0.01, "wakes_apart": True},
     ),
-    "concurrent": Luck(settings={"max_concurrent": 3, "num_retained": 1, "interval_ms": 20}),
-    "stops": Luck(kinds=("stop",), fates=("nap",), chances={"_chance": 0.004, "_request_chance": 0.15}),
-    "growing": Luck(chances={"_adds_at": 200}, growing_chance=1.0),
+    "crashes": Luck(
+        kinds=("crash_coordinator", "hold_worker", "hold_worker"),
+        fates=("crash",),
+        chances={"_chance": 0.02, "_request_chance": 0.03},
+        settings={"interval_ms": 20},
+        parallelism=3,
+    ),
+    "concurrent": Luck(
+        kinds=("hold_worker", "hold_worker", "hold_worker", "crash_coordinator"),
+        chances={"_chance": 0.02},
+        settings={"max_concurrent": 3, "num_retained": 1, "interval_ms": 20},
+        parallelism=2,
+    ),
+    "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
+    "growing": Luck(chances={"_adds_at": 1_000, "_remakes": False}, growing_chance=1.0),
 }
 """By name."""
 NONE = Luck()

@@ -17,7 +17,7 @@ CLEANING = Table()
 mutant = CLEANING.mutant
 
 
-@mutant("a restart does not look for the blocks of the attempt before", LEFT)
+@mutant("a restart does not look for the blocks of the attempt before", LEFT, first=7)
 def _no_scan() -> Iterable[Any]:
     real = orphans.KnownBlocks.begin_attempt
 
@@ -40,7 +40,7 @@ def _no_second_scan() -> Iterable[Any]:
     yield patch.object(orphans.KnownBlocks, "_begin", begin)
 
 
-@mutant("recovery looks behind a manifest that is not finalized", LEFT)
+@mutant("recovery looks behind a manifest that is not finalized", LEFT, first=18)
 def _scan_from_the_newest() -> Iterable[Any]:
     yield patch.object(orphans, "_first_places", lambda history: history.latest.block_end_offsets)
 
@@ -55,7 +55,7 @@ def _note_the_ends() -> Iterable[Any]:
     yield patch.object(orphans.KnownBlocks, "ends_to_note", ends_to_note)
 
 
-@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT)
+@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=18)
 def _finish_drops_nothing() -> Iterable[Any]:
     real = decision.finish
 

@@ -58,7 +58,7 @@ def _commit_first() -> Iterable[Any]:
     yield patch.object(leader, "decide", decide)
 
 
-@mutant("abort after an unknown answer", ABORTED, luck="network")
+@mutant("abort after an unknown answer", ABORTED, luck="network", first=1)
 def _abort_after_unknown() -> Iterable[Any]:
     def end(endings: Any, *, commit: bool) -> Any:
         asked = tuple(endings)
@@ -75,7 +75,7 @@ def _abort_after_unknown() -> Iterable[Any]:
 @mutant(
     "an unknown manifest counts as not written",
     ABORTED + r"|is decided before the one before it is finalized",
-    luck="network",
+    luck="unanswered",
 )
 def _unknown_is_not_written() -> Iterable[Any]:
     real = TransactionalWriter.commit
@@ -92,12 +92,12 @@ def _unknown_is_not_written() -> Iterable[Any]:
     yield patch.object(decision, "Unresolved", lambda checkpoint: Refuse(f"{checkpoint} was not written"))
 
 
-@mutant("the broker's count is not checked", COUNT, luck="deliveries")
+@mutant("the broker's count is not checked", COUNT, luck="deliveries", first=1)
 def _no_count() -> Iterable[Any]:
     yield patch.object(decision, "_is_whole", lambda committable, precommit: True)
 
 
-@mutant("a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE, luck="markers")
+@mutant("a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE, luck="markers", first=1)
 def _no_markers() -> Iterable[Any]:
     yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set()))
 
@@ -107,12 +107,12 @@ def _no_release() -> Iterable[Any]:
     yield patch.object(commit, "release", lambda names, partitions: _nothing(None))
 
 
-@mutant("what is lost in one partition counts as lost in all", TWICE, luck="markers")
+@mutant("what is lost in one partition counts as lost in all", TWICE, luck="markers", first=8)
 def _all_or_nothing() -> Iterable[Any]:
     yield patch.object(Committable, "within", lambda self, other: self)
 
 
-@mutant("finalized with unknown fates", UNCOMMITTED, luck="naps")
+@mutant("finalized with unknown fates", UNCOMMITTED, luck="naps", first=2)
 def _finalized_anyway() -> Iterable[Any]:
     real = decision.finalize
 
@@ -181,7 +181,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
     yield patch.object(leader, "sweep", sweep)
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried")
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=31)
 def _unprotected() -> Iterable[Any]:
     real = commit.sweep
 
@@ -191,7 +191,7 @@ def _unprotected() -> Iterable[Any]:
     yield patch.object(decision, "sweep", sweep)
 
 
-@mutant("older transactions are swept before the decided ones are committed", ABORTED)
+@mutant("older transactions are swept before the decided ones are committed", ABORTED, first=5)
 def _sweep_first() -> Iterable[Any]:
     real = Leader.finish
 
@@ -202,7 +202,7 @@ def _sweep_first() -> Iterable[Any]:
     yield patch.object(Leader, "finish", finish)
 
 
-@mutant("a repair is committed before it is recorded", UNNAMED)
+@mutant("a repair is committed before it is recorded", UNNAMED, first=5)
 def _commit_unrecorded() -> Iterable[Any]:
     real = decision._record
 
@@ -213,7 +213,7 @@ def _commit_unrecorded() -> Iterable[Any]:
     yield patch.object(decision, "_record", record)
 
 
-@mutant("recovery does not follow repairs", ABORTED + "|" + TWICE, luck="replays")
+@mutant("recovery does not follow repairs", ABORTED + "|" + TWICE, luck="replays", first=9)
 def _forget_repairs() -> Iterable[Any]:
     real = Resolution.__init__
 
@@ -225,7 +225,9 @@ def _forget_repairs() -> Iterable[Any]:
     yield patch.object(Resolution, "__init__", init)
 
 
-@mutant("later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried")
+@mutant(
+    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=31
+)
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
 
@@ -261,7 +263,7 @@ def _drop_order_logs() -> Iterable[Any]:
 # --- the coordinator ------------------------------------------------------------------------------------------------
 
 
-@mutant("output of aborted checkpoints is not carried", COUNT, luck="carried")
+@mutant("output of aborted checkpoints is not carried", COUNT, luck="carried", first=2)
 def _drop_carried() -> Iterable[Any]:
     real = Coordinator._expire
 
@@ -307,7 +309,7 @@ def _nothing(result: Any) -> Any:
     yield
 
 
-@mutant("a clean end while a checkpoint is unfinished", r"a clean end leaves nothing unfinalized", luck="network")
+@mutant("a clean end while a checkpoint is unfinished", r"a clean end leaves nothing unfinalized", luck="naps")
 def _careless_stop() -> Iterable[Any]:
     real = Coordinator.handle
 
@@ -317,16 +319,6 @@ def _careless_stop() -> Iterable[Any]:
         return real(self, event, now_ms)
 
     yield patch.object(Coordinator, "handle", handle)
-
-
-@mutant(
-    "what a pending checkpoint builds on is not pinned",
-    TOMBSTONED + r"|an unfinalized checkpoint can be replayed",
-    luck="concurrent",
-)
-def _unpinned() -> Iterable[Any]:
-    yield patch.object(Coordinator, "pinned", set())
-    yield patch.object(Leader, "_blocks_stand", lambda self, plan: _nothing(None))
 
 
 @mutant("blocks of the chain are forgotten", TOMBSTONED)
