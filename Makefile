@@ -1,7 +1,7 @@
 # make demo | test | test-all | simulate | bench | lint: each sets up what it needs in .venv, once.
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
-# make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
+# make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
 # make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves nothing out.
 
 .PHONY: demo test test-all simulate bench lint image clean kafka
@@ -41,7 +41,8 @@ test-all: .venv/dev.stamp .venv/java.stamp kafka
 SEEDS ?= 1000
 simulate: .venv/dev.stamp
 	.venv/bin/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(START),--start $(START)) \
-		$(if $(JOBS),--jobs $(JOBS)) $(if $(SHAPE),--shape $(SHAPE)) $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(SHAPE),--shape $(SHAPE)) \
+		$(if $(LUCK),--luck "$(LUCK)") $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
 
 # Three processes cannot show how far a download is, and start some dozens of brokers.
 kafka: .venv/dev.stamp

@@ -29,7 +29,7 @@ LEFT_OUT = pytest.StashKey[tuple[int, int]]()
 LEFT_OUT_KEY = "left_out"
 LONG = {"slow": 10, "broker": 1}
 """What a mark says of how long a test takes, about."""
-ALONE = {"tests/testing/test_simulation.py"}
+ALONE = {f"tests/simulation/test_{part}.py" for part in ("simulation", "mutants", "growth")}
 """Files whose tests go to whichever process is free."""
 
 

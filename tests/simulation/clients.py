@@ -77,6 +77,9 @@ class Produced:
         while self.queued and not self.failure:
             yield None
             place, batch = self._batch = self._batch or self._next_batch()
+            if self.gives_up():
+                self.fail(f"{self.transactional_id}: timed out")
+                continue
             if self.loses(batch):
                 self._taken(place, batch, -1)
                 continue
@@ -128,6 +131,10 @@ class Produced:
         """Whether the batch is never sent though the client believes that it was."""
         return False
 
+    def gives_up(self) -> bool:
+        """Whether the client has waited long enough, and says so."""
+        return False
+
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         """A record was delivered, as far as the client knows."""
 
@@ -157,6 +164,9 @@ class SinkProducer(Produced):
 
     def loses(self, batch: list[tuple[Any, Any]]) -> bool:
         return self.world.faults.on_delivery()
+
+    def gives_up(self) -> bool:
+        return self.world.faults.fails_delivery()
 
 
 class Flushing:

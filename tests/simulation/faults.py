@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from clients import TOPIC
+from luck import Luck
 from topologies import topic_of
 
 from exactlyonce.checkpoint.records.committable import coordinator_id
@@ -29,7 +30,7 @@ EXPIRY_MS = 60_000
 class FaultInjector:
     """The bad luck of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, luck: Luck) -> None:
         self.world, self.rng, self.clock = world, world.rng, world.clock
         self.broker_is_up = True
         self.made_anew, self.made_anew_ms = "", 0
@@ -56,6 +57,29 @@ class FaultInjector:
         self._adds_at = rng.randint(100, 4_000)
         fates: list[Callable[[Life], None]] = [self.crash, self.sleep, lambda life: self.downtime()]
         self._fates = rng.sample(fates, 2)
+        self.last_chance = 0.3
+        """That what a killed process had under way arrives."""
+        self.cleaned_chance = 0.5
+        """That what is to be copied is gone."""
+        self.carried_chance = 0.2
+        """That all are down before a request of a decision that carries output of aborted checkpoints."""
+        self.rewriting_chance = 0.2
+        """That a coordinator that writes lost markers does not end it."""
+        self.ending_factor = 5
+        """How much likelier the network fails where a transaction is ended."""
+        self.failed_chance = 0.0
+        """That a client library gives a batch up, and says so."""
+        self.wakes_apart = False
+        """Whether the workers of a coordinator that sleeps wake before it."""
+        self._tilt(luck)
+
+    def _tilt(self, luck: Luck) -> None:
+        if luck.kinds:
+            self._kinds = [getattr(self, name) for name in luck.kinds]
+        if luck.fates:
+            self._fates = [getattr(self, name) for name in luck.fates]
+        for name, value in luck.chances.items():
+            setattr(self, name, value)
 
     # --- when ---------------------------------------------------------------------------------------------------
 
@@ -77,14 +101,14 @@ class FaultInjector:
         until the oldest transaction times out and the next ones do not. Rare and delicate is the writing of lost
         markers: likely it times out.
         """
-        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < 0.5:
+        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < self.cleaned_chance:
             self.clean()
         if life.step_name == "EndTransactions" and self.world.chaos and self.rng.random() < self._decided_chance:
             self.downtime()
             return
         chance = self._request_chance / (2 if life.log.has_begun else 8)  # a beginning alone takes dozens
         if life.carries or life.step_name == "RewriteMarkers":
-            chance = 0.2
+            chance = self.carried_chance if life.carries else self.rewriting_chance
         if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
             return
         self.world.seen[f"at {life.step_name}"] += 1
@@ -101,7 +125,7 @@ class FaultInjector:
         """Perhaps the next request or its answer is lost, delayed or repeated; or nobody is there who leads."""
         if self._unreachable:
             self._reach(operation, arguments)
-        chance = self._network_chance * (5 if operation == "end_txn" else 1)
+        chance = self._network_chance * (self.ending_factor if operation == "end_txn" else 1)
         if self.world.chaos and self.rng.random() < chance:
             fault = self.rng.choice(tuple(Fault))
             self.world.seen[fault.value] += 1
@@ -113,6 +137,10 @@ class FaultInjector:
         lost = self.world.chaos and self.rng.random() < self._delivery_chance
         self.world.seen["delivery lost"] += lost
         return lost
+
+    def fails_delivery(self) -> bool:
+        """Whether the client library gives a batch up, and says so."""
+        return bool(self.failed_chance and self.world.chaos and self.rng.random() < self.failed_chance)
 
     def shuffled(self, numbers: Iterable[int]) -> list[int]:
         """In any order."""
@@ -167,17 +195,29 @@ class FaultInjector:
 
     def sleep(self, life: Life) -> None:
         """*life* sleeps, and perhaps its workers; most often a new one begins, and the old one wakes as a zombie."""
-        wake_ms = self.clock.monotonic_ms() + self.rng.randint(20, self.rng.choice((300, 3_000, 8_000)))
+        now_ms = self.clock.monotonic_ms()
+        wake_ms = now_ms + self.rng.randint(20, self.rng.choice((300, 3_000, 8_000)))
         self.world.note(f"{life} sleeps at {life.step_name} until {wake_ms}")
         life.paused_until_ms = wake_ms
         for worker in life.workers:
             if self.rng.random() < 0.5:
-                worker.paused_until_ms = wake_ms
+                worker.paused_until_ms = self.rng.randint(now_ms, wake_ms) if self.wakes_apart else wake_ms
         if self.rng.random() < 0.3:
             self.world.seen["coordinator slept"] += 1
         else:
             self.world.seen["zombie coordinator"] += 1
             self.world.next_life(self.rng.randint(0, 50))
+
+    def sleep_coordinator(self) -> None:
+        """The coordinator sleeps, wherever it is."""
+        if self.world.life is not None:
+            self.sleep(self.world.life)
+
+    def sleep_at_start(self) -> None:
+        """The coordinator sleeps while its workers begin, and they wake before it."""
+        life = self.world.life
+        if life is not None and any(worker.worker is None for worker in life.workers):
+            self.sleep(life)
 
     def nap(self, life: Life) -> None:
         """*life* sleeps longer than a transaction may last, and nobody notices."""
@@ -193,6 +233,21 @@ class FaultInjector:
             self.world.seen["slow subtask"] += 1
             pause_ms = int(self.world.settings.timeout_ms * self.rng.uniform(0.9, 1.3))
             self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms
+
+    def hold_worker(self) -> None:
+        """A worker hangs for a moment, while the others go on to the next checkpoint."""
+        life = self.world.life
+        if life is not None and life.core.in_flight and life.workers:
+            self.world.seen["slow subtask"] += 1
+            self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(20, 100)
+
+    def kill_writing_worker(self) -> None:
+        """A worker that is writing blocks dies and is noticed."""
+        workers = self.world.life.workers if self.world.life is not None else []
+        writing = [each for each in workers if any(p.queued and p.transactional_id is None for p in each.producers)]
+        if writing:
+            self.world.seen["worker crashed"] += 1
+            self.rng.choice(writing).fail("killed")
 
     def kill_worker(self) -> None:
         """A worker dies and is noticed."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
+
+from planting import LEFT, SWEPT, Table
 
 from exactlyonce.checkpoint import decision, leader, orphans, requests
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.transactions import commit
 
+CLEANING = Table()
+"""By name."""
+mutant = CLEANING.mutant
 
+
+@mutant("a restart does not look for the blocks of the attempt before", LEFT, first=7)
 def _no_scan() -> Iterable[Any]:
     real = orphans.KnownBlocks.begin_attempt
 
@@ -23,6 +30,7 @@ def _no_scan() -> Iterable[Any]:
     yield patch.object(orphans.KnownBlocks, "begin_attempt", begin_attempt)
 
 
+@mutant("what a killed worker had sent and arrives late is not looked for", LEFT, luck="late requests")
 def _no_second_scan() -> Iterable[Any]:
     real = orphans.KnownBlocks._begin
 
@@ -32,10 +40,12 @@ def _no_second_scan() -> Iterable[Any]:
     yield patch.object(orphans.KnownBlocks, "_begin", begin)
 
 
+@mutant("recovery looks behind a manifest that is not finalized", LEFT, first=18)
 def _scan_from_the_newest() -> Iterable[Any]:
     yield patch.object(orphans, "_first_places", lambda history: history.latest.block_end_offsets)
 
 
+@mutant("a manifest notes the ends though others are in flight behind it", LEFT, luck="concurrent")
 def _note_the_ends() -> Iterable[Any]:
     real = orphans.KnownBlocks.ends_to_note
 
@@ -45,6 +55,7 @@ def _note_the_ends() -> Iterable[Any]:
     yield patch.object(orphans.KnownBlocks, "ends_to_note", ends_to_note)
 
 
+@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=18)
 def _finish_drops_nothing() -> Iterable[Any]:
     real = decision.finish
 
@@ -58,6 +69,7 @@ def _finish_drops_nothing() -> Iterable[Any]:
     yield patch.object(leader, "finish", finish)
 
 
+@mutant("ids that are Empty are not ended again once older attempts were fenced", SWEPT, luck="zombies")
 def _pass_over_empty() -> Iterable[Any]:
     real = commit.sweep
 
@@ -70,21 +82,14 @@ def _pass_over_empty() -> Iterable[Any]:
                 answer = yield request
                 if isinstance(request, requests.ListTransactions):
                     names = {each: TransactionalId.parse(each.transactional_id) for each in answer}
-                    answer = [each for each, name in names.items() if name is None or name.written_in >= below]
+                    answer = [
+                        each
+                        for each, name in names.items()
+                        if name is None or name.written_in >= below or each.state != "Empty"
+                    ]
                 request = procedure.send(answer)
         except StopIteration as end:
             return end.value
 
     yield patch.object(decision, "sweep", sweep)
     yield patch.object(leader, "sweep", sweep)
-
-
-CLEANING: dict[str, Callable[[], Iterable[Any]]] = {
-    "a restart does not look for the blocks of the attempt before": _no_scan,
-    "what a killed worker had sent and arrives late is not looked for": _no_second_scan,
-    "recovery looks behind a manifest that is not finalized": _scan_from_the_newest,
-    "a manifest notes the ends though others are in flight behind it": _note_the_ends,
-    "a finished checkpoint is finalized before its orphans are dropped": _finish_drops_nothing,
-    "ids that are Empty are not ended again once older attempts were fenced": _pass_over_empty,
-}
-"""By name, what makes the patches."""

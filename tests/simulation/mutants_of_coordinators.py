@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from mutants_of_cleaning import CLEANING
+from planting import (
+    ABORTED,
+    COUNT,
+    DISORDER,
+    OPEN,
+    RETAKEN,
+    STUCK,
+    SWEPT,
+    TOMBSTONED,
+    TWICE,
+    UNCOMMITTED,
+    UNNAMED,
+    Table,
+    unchecked,
+    unfitting,
+)
 
 from exactlyonce.checkpoint import decision, decision_log, leader, requests, retention
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Refuse
 from exactlyonce.checkpoint.events import Stop, Tick
 from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
+from exactlyonce.checkpoint.resolution import Resolution
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit, markers
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
 
-COORDINATORS: dict[str, Callable[[], Iterable[Any]]] = dict(CLEANING)
-"""By name, what makes the patches."""
-
-
-def mutant(name: str) -> Callable[[Callable[[], Iterable[Any]]], None]:
-    """Enter a mutant into the table."""
-
-    def enter(patches: Callable[[], Iterable[Any]]) -> None:
-        COORDINATORS[name] = patches
-
-    return enter
+COORDINATORS = Table()
+"""By name."""
+mutant = COORDINATORS.mutant
 
 
 # --- the decision ---------------------------------------------------------------------------------------------------
 
 
-@mutant("commit before the manifest")
+@mutant("commit before the manifest", UNNAMED)
 def _commit_first() -> Iterable[Any]:
     real = decision.decide
 
@@ -50,7 +59,7 @@ def _commit_first() -> Iterable[Any]:
     yield patch.object(leader, "decide", decide)
 
 
-@mutant("abort after an unknown answer")
+@mutant("abort after an unknown answer", ABORTED, luck="network", first=1)
 def _abort_after_unknown() -> Iterable[Any]:
     def end(endings: Any, *, commit: bool) -> Any:
         asked = tuple(endings)
@@ -64,7 +73,11 @@ def _abort_after_unknown() -> Iterable[Any]:
     yield patch.object(commit, "end", end)
 
 
-@mutant("an unknown manifest counts as not written")
+@mutant(
+    "an unknown manifest counts as not written",
+    ABORTED + r"|is decided before the one before it is finalized",
+    luck="unanswered",
+)
 def _unknown_is_not_written() -> Iterable[Any]:
     real = TransactionalWriter.commit
 
@@ -80,27 +93,27 @@ def _unknown_is_not_written() -> Iterable[Any]:
     yield patch.object(decision, "Unresolved", lambda checkpoint: Refuse(f"{checkpoint} was not written"))
 
 
-@mutant("the broker's count is not checked")
+@mutant("the broker's count is not checked", COUNT, luck="deliveries", first=1)
 def _no_count() -> Iterable[Any]:
     yield patch.object(decision, "_is_whole", lambda committable, precommit: True)
 
 
-@mutant("a commit does not wait for its markers")
+@mutant("a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE, luck="markers", first=1)
 def _no_markers() -> Iterable[Any]:
     yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set()))
 
 
-@mutant("what a lost marker holds back is not released")
+@mutant("what a lost marker holds back is not released", STUCK + "|" + OPEN, luck="markers")
 def _no_release() -> Iterable[Any]:
     yield patch.object(commit, "release", lambda names, partitions: _nothing(None))
 
 
-@mutant("what is lost in one partition counts as lost in all")
+@mutant("what is lost in one partition counts as lost in all", TWICE, luck="markers", first=8)
 def _all_or_nothing() -> Iterable[Any]:
     yield patch.object(Committable, "within", lambda self, other: self)
 
 
-@mutant("finalized with unknown fates")
+@mutant("finalized with unknown fates", UNCOMMITTED, luck="naps", first=2)
 def _finalized_anyway() -> Iterable[Any]:
     real = decision.finalize
 
@@ -112,7 +125,11 @@ def _finalized_anyway() -> Iterable[Any]:
     yield patch.object(leader, "finalize", finalize)
 
 
-@mutant("zombie coordinators are not fenced")
+@mutant(
+    "zombie coordinators are not fenced",
+    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn",
+    luck="zombies",
+)
 def _no_fence() -> Iterable[Any]:
     numbers = itertools.count()
     yield patch.object(decision_log, "coordinator_id", lambda pipeline: f"{coordinator_id(pipeline)}-{next(numbers)}")
@@ -121,7 +138,7 @@ def _no_fence() -> Iterable[Any]:
 # --- recovery -------------------------------------------------------------------------------------------------------
 
 
-@mutant("producers are initialised before the decided transactions are committed")
+@mutant("producers are initialised before the decided transactions are committed", RETAKEN)
 def _init_first() -> Iterable[Any]:
     real = Leader.finish
 
@@ -135,7 +152,7 @@ def _init_first() -> Iterable[Any]:
     yield patch.object(Leader, "finish", finish)
 
 
-@mutant("no sweep of older transactions")
+@mutant("no sweep of older transactions", SWEPT + "|" + OPEN)
 def _no_sweep() -> Iterable[Any]:
     def sweep(*_: Any, **__: Any) -> Any:
         return 0
@@ -145,7 +162,7 @@ def _no_sweep() -> Iterable[Any]:
     yield patch.object(leader, "sweep", sweep)
 
 
-@mutant("empty ids are not swept")
+@mutant("empty ids are not swept", SWEPT + "|" + OPEN, luck="zombies")
 def _no_sweep_of_empty() -> Iterable[Any]:
     real = commit.sweep
 
@@ -165,7 +182,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
     yield patch.object(leader, "sweep", sweep)
 
 
-@mutant("a sweep that does not spare what is decided")
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=31)
 def _unprotected() -> Iterable[Any]:
     real = commit.sweep
 
@@ -175,7 +192,7 @@ def _unprotected() -> Iterable[Any]:
     yield patch.object(decision, "sweep", sweep)
 
 
-@mutant("older transactions are swept before the decided ones are committed")
+@mutant("older transactions are swept before the decided ones are committed", ABORTED, first=5)
 def _sweep_first() -> Iterable[Any]:
     real = Leader.finish
 
@@ -186,7 +203,7 @@ def _sweep_first() -> Iterable[Any]:
     yield patch.object(Leader, "finish", finish)
 
 
-@mutant("a repair is committed before it is recorded")
+@mutant("a repair is committed before it is recorded", UNNAMED, first=5)
 def _commit_unrecorded() -> Iterable[Any]:
     real = decision._record
 
@@ -197,22 +214,26 @@ def _commit_unrecorded() -> Iterable[Any]:
     yield patch.object(decision, "_record", record)
 
 
-@mutant("recovery does not follow repairs")
+@mutant("recovery does not follow repairs", ABORTED + "|" + TWICE, luck="replays", first=9)
 def _forget_repairs() -> Iterable[Any]:
-    real = decision.finish
+    real = Resolution.__init__
 
-    def finish(manifest: Any, repairs: Any, *more: Any, **options: Any) -> Any:
-        return real(manifest, (), *more, **options)
+    def init(self: Any, manifest: Any, repairs: Any, **options: Any) -> None:
+        real(self, manifest, repairs, **options)
+        for each in self._all.values():
+            each.current = each.original
 
-    yield patch.object(leader, "finish", finish)
+    yield patch.object(Resolution, "__init__", init)
 
 
-@mutant("later transactions of a subtask do not wait for earlier ones")
+@mutant(
+    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=31
+)
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
 
 
-@mutant("markers that were written again are believed")
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers")
 def _believed_markers() -> Iterable[Any]:
     real = markers.await_markers
 
@@ -226,7 +247,7 @@ def _believed_markers() -> Iterable[Any]:
 # --- replay repair --------------------------------------------------------------------------------------------------
 
 
-@mutant("order logs of aborted checkpoints are not carried")
+@mutant("order logs of aborted checkpoints are not carried", DISORDER, "sinks", luck="carried")
 def _drop_order_logs() -> Iterable[Any]:
     real = Coordinator._expire
 
@@ -237,12 +258,13 @@ def _drop_order_logs() -> Iterable[Any]:
         return effects
 
     yield patch.object(Coordinator, "_expire", expire)
+    yield unfitting()
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------
 
 
-@mutant("output of aborted checkpoints is not carried")
+@mutant("output of aborted checkpoints is not carried", COUNT, luck="carried", first=2)
 def _drop_carried() -> Iterable[Any]:
     real = Coordinator._expire
 
@@ -255,7 +277,7 @@ def _drop_carried() -> Iterable[Any]:
     yield patch.object(Coordinator, "_expire", expire)
 
 
-@mutant("late output of aborted checkpoints is not carried")
+@mutant("late output of aborted checkpoints is not carried", COUNT, luck="carried")
 def _drop_late() -> Iterable[Any]:
     real = Coordinator._acknowledged
 
@@ -267,7 +289,7 @@ def _drop_late() -> Iterable[Any]:
     yield patch.object(Coordinator, "_acknowledged", acknowledged)
 
 
-@mutant("a restart while deciding")
+@mutant("a restart while deciding", r"is decided before the one before it is finalized|" + ABORTED, luck="naps")
 def _restart_while_deciding() -> Iterable[Any]:
     real = Coordinator._concluded
 
@@ -279,7 +301,7 @@ def _restart_while_deciding() -> Iterable[Any]:
 
     yield patch.object(Coordinator, "_failed", failed)
     yield patch.object(Coordinator, "_concluded", concluded)
-    yield patch.object(Leader, "begin_attempt", lambda self, *_: _nothing(self.manifest))
+    yield unchecked(history, "Checkpoint ")
 
 
 def _nothing(result: Any) -> Any:
@@ -288,24 +310,19 @@ def _nothing(result: Any) -> Any:
     yield
 
 
-@mutant("a clean end while a checkpoint is unfinished")
+@mutant("a clean end while a checkpoint is unfinished", r"a clean end leaves nothing unfinalized", luck="naps")
 def _careless_stop() -> Iterable[Any]:
     real = Coordinator.handle
 
     def handle(self: Coordinator, event: Any, now_ms: int) -> Any:
-        if isinstance(event, Stop) and self.state in (JobState.RECOVERING, JobState.DEPLOYING):
+        if isinstance(event, Stop) and self.state is JobState.RECOVERING and self.manifest is not None:
             return self._end(None)
         return real(self, event, now_ms)
 
     yield patch.object(Coordinator, "handle", handle)
 
 
-@mutant("what a pending checkpoint builds on is not pinned")
-def _unpinned() -> Iterable[Any]:
-    yield patch.object(Coordinator, "pinned", set())
-
-
-@mutant("blocks of the chain are forgotten")
+@mutant("blocks of the chain are forgotten", TOMBSTONED)
 def _short_memory() -> Iterable[Any]:
     real = retention.Ledger.completed
 
@@ -314,3 +331,4 @@ def _short_memory() -> Iterable[Any]:
         real(self, checkpoint, newest, **options)
 
     yield patch.object(retention.Ledger, "completed", completed)
+    yield unchecked(decision_log, "A block that a manifest names")

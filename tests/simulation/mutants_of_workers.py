@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count, repeat
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from planting import COUNT, DISORDER, LEFT, OPEN, RETAKEN, STATE, STUCK, TOMBSTONED, TWICE, Table, unchecked, unfitting
 
+from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.connectors.kafka.reader import KafkaReader
-from exactlyonce.engines import operators, wiring
+from exactlyonce.engines import wiring
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.local import building
@@ -26,39 +28,15 @@ from exactlyonce.state.interval import Interval
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
 
-STATE = r"the state of \w+ at checkpoint \d+ is not that of the input before Sn"
-COUNT = r"sink \w+ of checkpoint \d+ has \d+ records, not \d+"
-DISORDER = r"comes out of order in|comes instead of|stems from another record in|and .* in another sink"
-REPLAYED = r"The order log does not fit|a replay gives"
-
-
-class Mutant(NamedTuple):
-    """A defect: what plants it, and the oracle's message."""
-
-    patches: Callable[[], Iterable[Any]]
-    expected: str
-    """A pattern, found in the message."""
-    shape: str | None = None
-    """The topology in which it shows; None: any."""
-
-
-WORKERS: dict[str, Mutant] = {}
+WORKERS = Table()
 """By name."""
-
-
-def mutant(name: str, expected: str, shape: str | None = None) -> Callable[[Callable[[], Iterable[Any]]], None]:
-    """Enter a mutant into the table."""
-
-    def enter(patches: Callable[[], Iterable[Any]]) -> None:
-        WORKERS[name] = Mutant(patches, expected, shape)
-
-    return enter
+mutant = WORKERS.mutant
 
 
 # --- barriers -------------------------------------------------------------------------------------------------------
 
 
-@mutant("no alignment", STATE + "|" + COUNT)
+@mutant("no alignment", STATE + "|" + COUNT, first=4)
 def _no_alignment() -> Iterable[Any]:
     def barrier(self: Alignment, source: Any, checkpoint: int) -> bool:
         self._held.add(source)
@@ -98,7 +76,7 @@ def _late_snapshot() -> Iterable[Any]:
     yield patch.object(Subtask, "_snapshot", snapshot)
 
 
-@mutant("a barrier overtakes the frame before it", STATE + "|" + COUNT)
+@mutant("a barrier overtakes the frame before it", STATE + "|" + COUNT, first=5)
 def _overtaking() -> Iterable[Any]:
     def send_barrier(self: LocalChannel, barrier: BarrierFrame) -> None:
         self._frames.insert(max(0, len(self._frames) - 1), barrier)
@@ -115,7 +93,7 @@ def _overtaking() -> Iterable[Any]:
     yield patch.object(SocketChannel, "send_barrier", over_socket)
 
 
-@mutant("a channel drops the frame before a barrier", STATE + "|" + COUNT)
+@mutant("a channel drops the frame before a barrier", STATE + "|" + COUNT, first=4)
 def _dropped_frame() -> Iterable[Any]:
     real = SocketChannel.send_barrier
 
@@ -127,7 +105,7 @@ def _dropped_frame() -> Iterable[Any]:
     yield patch.object(SocketChannel, "send_barrier", over_socket)
 
 
-@mutant("the rest of a frame is forgotten", STATE + "|" + COUNT)
+@mutant("the rest of a frame is forgotten", STATE + "|" + COUNT, first=13)
 def _forgotten_rest() -> Iterable[Any]:
     real = ChannelInput.next
 
@@ -138,7 +116,7 @@ def _forgotten_rest() -> Iterable[Any]:
     yield patch.object(ChannelInput, "next", following)
 
 
-@mutant("a source reads on after its final barrier", r"is left Ongoing|have been open for longer")
+@mutant("a source reads on after its final barrier", OPEN, luck="stops")
 def _reads_on() -> Iterable[Any]:
     real = SourceInput.next
 
@@ -171,7 +149,7 @@ def _early_offsets() -> Iterable[Any]:
     yield patch.object(SourceInput, "next", following)
 
 
-@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT)
+@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT, luck="growing")
 def _late_partition() -> Iterable[Any]:
     real = KafkaReader.add
 
@@ -207,27 +185,10 @@ def _shared_partitions() -> Iterable[Any]:
     yield patch.object(building, "share_of", lambda offsets, parallelism, subtask: dict(offsets))
 
 
-# --- shuffles -------------------------------------------------------------------------------------------------------
-
-
-@mutant("a shuffle for another parallelism", r"all keys are of the key groups")
-def _other_parallelism() -> Iterable[Any]:
-    real = operators.Shuffle.__call__
-
-    def call(self: operators.Shuffle, batch: operators.Batch) -> None:
-        parallelism, self.parallelism = self.parallelism, self.parallelism - 1
-        try:
-            real(self, batch)
-        finally:
-            self.parallelism = parallelism
-
-    yield patch.object(operators.Shuffle, "__call__", call)
-
-
 # --- state ----------------------------------------------------------------------------------------------------------
 
 
-@mutant("increments are relative to the checkpoint before, completed or not", STATE)
+@mutant("increments are relative to the checkpoint before, completed or not", STATE, luck="carried")
 def _wrong_base() -> Iterable[Any]:
     real = KeyedTable.freeze
 
@@ -238,7 +199,7 @@ def _wrong_base() -> Iterable[Any]:
     yield patch.object(KeyedTable, "freeze", freeze)
 
 
-@mutant("a deleted key is not written", STATE)
+@mutant("a deleted key is not written", STATE, first=4)
 def _undeleted() -> Iterable[Any]:
     real = Interval._delete
 
@@ -256,15 +217,26 @@ def _uncloned() -> Iterable[Any]:
     yield patch.object(KeyedTable, "_keep", keep)
 
 
-@mutant("two parts of a state have one key", r"is not where it is referred to|leaves .* behind|tombstoned")
+@mutant("two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED, first=2)
 def _one_key() -> Iterable[Any]:
     yield patch.object(BlockNames, "_next", lambda self: 1)
+    yield unchecked(decision_log, "A block that a manifest names")
 
 
 # --- sinks ----------------------------------------------------------------------------------------------------------
 
 
-@mutant("an id is used again before its checkpoint is finalized", r"is used again before its checkpoint is finalized")
+class _Flushed:
+    """A flush after which nothing is outstanding."""
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> int:
+        return 0
+
+
+@mutant("an id is used again before its checkpoint is finalized", RETAKEN, first=2)
 def _early_ids() -> Iterable[Any]:
     real = TransactionPool.precommitted
 
@@ -287,28 +259,21 @@ def _unordered_transactions() -> Iterable[Any]:
     yield patch.object(KafkaWriter, "_activate", activate)
 
 
-@mutant("a flush that does not wait, and counts what was sent", COUNT)
+@mutant("a flush that does not wait, and counts what was sent", COUNT, first=6)
 def _early_flush() -> Iterable[Any]:
     real = KafkaWriter._drain
-
-    class _Now:
-        def done(self) -> bool:
-            return True
-
-        def result(self) -> int:
-            return 0
 
     def drain(self: KafkaWriter, wait_s: float) -> bool:
         transaction, flushing = self._draining, self._flushing
         if transaction is not None and flushing is not None and flushing.result():
             transaction.records -= flushing.result()
-            self._flushing = _Now()
+            self._flushing = _Flushed()
         return real(self, wait_s)
 
     yield patch.object(KafkaWriter, "_drain", drain)
 
 
-@mutant("a barrier does not wait for the backlog", COUNT)
+@mutant("a barrier does not wait for the backlog", COUNT, first=6)
 def _early_barrier() -> Iterable[Any]:
     def barrier(self: KafkaWriter, checkpoint: int) -> None:
         self._cut(checkpoint)
@@ -316,7 +281,7 @@ def _early_barrier() -> Iterable[Any]:
     yield patch.object(KafkaWriter, "barrier", barrier)
 
 
-@mutant("a full queue lets a batch begin anew", COUNT)
+@mutant("a full queue lets a batch begin anew", COUNT, first=7)
 def _begin_anew() -> Iterable[Any]:
     def produce(self: KafkaWriter, outputs: Any) -> bool:
         assert self._current is not None
@@ -343,12 +308,21 @@ def _unflushed() -> Iterable[Any]:
     yield patch.object(KafkaWriter, "take_flushed", take)
 
 
-@mutant("a delivery that failed is ignored", r"nothing is outstanding after a flush")
+@mutant("a delivery that failed is ignored", COUNT, luck="deliveries", first=1)
 def _ignored_failure() -> Iterable[Any]:
+    real = KafkaWriter._drain
+
+    def drain(self: KafkaWriter, wait_s: float) -> bool:
+        if self._draining is not None and self._flushing is not None and self._flushing.done():
+            self._draining.records -= self._flushing.result()
+            self._flushing = _Flushed()
+        return real(self, wait_s)
+
     yield patch.object(KafkaWriter, "_failed", lambda self, reason: None)
+    yield patch.object(KafkaWriter, "_drain", drain)
 
 
-@mutant("a producer writes before its id is granted", r"the job has not come to its end")
+@mutant("a producer writes before its id is granted", STUCK, first=1)
 def _ungranted() -> Iterable[Any]:
     real = KafkaWriter._prepare
 
@@ -371,19 +345,26 @@ def _ungranted() -> Iterable[Any]:
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 
-@mutant("the order log lacks a batch", REPLAYED, "chain")
+@mutant("the order log lacks a batch", DISORDER + "|" + TWICE, "sinks", luck="replays")
 def _lost_batch() -> Iterable[Any]:
     real = OrderRuns.note
     calls = count(1)
 
     def note(self: OrderRuns, name: str, partition: int, records: int) -> None:
-        if next(calls) % 5:
+        if next(calls) % 2:
             real(self, name, partition, records)
 
     yield patch.object(OrderRuns, "note", note)
+    yield unfitting()
 
 
-@mutant("the order log tells how much was taken, not in which order", REPLAYED + "|" + DISORDER, "sinks")
+@mutant(
+    "the order log tells how much was taken, not in which order",
+    DISORDER + "|" + TWICE,
+    "sinks",
+    luck="replays",
+    first=14,
+)
 def _sorted_log() -> Iterable[Any]:
     real = OrderRuns.cut
 
@@ -393,17 +374,24 @@ def _sorted_log() -> Iterable[Any]:
         return real(self)
 
     yield patch.object(OrderRuns, "cut", cut)
+    yield unfitting()
 
 
-@mutant("the order log does not tell where batches end", REPLAYED + "|" + DISORDER, "diamond")
+@mutant("the order log does not tell where batches end", DISORDER + "|" + TWICE, "diamond", luck="replays")
 def _no_batches() -> Iterable[Any]:
+    real = ordering.take_along
+
+    def take_along(lanes: Any, logs: Any, order: Any) -> None:
+        real(lanes, logs, None)
+
     yield patch.object(OrderRuns, "end_batch", lambda self: None)
+    yield patch.object(ordering, "take_along", take_along)
 
 
 # --- replay repair --------------------------------------------------------------------------------------------------
 
 
-@mutant("a replay does not restore the checkpoint before", REPLAYED + "|" + DISORDER, "sinks")
+@mutant("a replay does not restore the checkpoint before", DISORDER + "|" + TWICE, "chain", luck="replays")
 def _replay_from_nothing() -> Iterable[Any]:
     real = wiring.table_of
 
@@ -414,7 +402,13 @@ def _replay_from_nothing() -> Iterable[Any]:
     yield patch.object(wiring, "table_of", table_of)
 
 
-@mutant("a replay takes its inputs by time, not along the order logs", REPLAYED + "|" + DISORDER, "sinks")
+@mutant(
+    "a replay takes its inputs by time, not along the order logs",
+    DISORDER + "|" + TWICE,
+    "sinks",
+    luck="replays",
+    first=14,
+)
 def _replay_by_time() -> Iterable[Any]:
     def take_along(lanes: Any, logs: Any, order: Any) -> None:
         ordering.take_by_time(lanes, order, ordering.BatchTime())

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
-from watched import Broken
+from watched import Asserted
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.activity import Activity
@@ -95,7 +95,7 @@ class Process:
         try:
             yield from self._live()
         except InvariantViolation as error:
-            raise Broken(f"worker {self.index}: a rule that the code asserts does not hold: {error}") from error
+            raise Asserted(f"worker {self.index}: a rule that the code asserts does not hold: {error}") from error
         except ExactlyOnceError as error:
             self.fail(str(error), error if is_fatal(error) else None)
 
@@ -155,5 +155,5 @@ class Process:
             if pipe.process is self:
                 pipe.peer.process.wake()
         for producer in self.producers:
-            if self.world.chaos and self.world.rng.random() < 0.3:
+            if self.world.chaos and self.world.rng.random() < self.world.faults.last_chance:
                 self.world.clock.call_after(self.world.rng.randint(0, 300), producer.last_request)

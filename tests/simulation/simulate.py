@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from luck import LUCK
 from topologies import SHAPES
 from watched import Broken
 from world import replay_command, simulate
@@ -33,19 +34,19 @@ class Outcome(NamedTuple):
     cpu_s: float
 
 
-def lived(seeds: Iterable[int], shape: str | None) -> Outcome:
+def lived(seeds: Iterable[int], shape: str | None, luck: str | None) -> Outcome:
     """Live through all of them, whatever becomes of one."""
     seen: Counter[str] = Counter()
     failures: list[str] = []
     began_s = time.process_time()
     for seed in seeds:
         try:
-            seen.update(simulate(seed, shape).seen)
+            seen.update(simulate(seed, shape, luck).seen)
         except Broken as broken:
             failures.append("\n".join((*broken.trace, f"seed {seed}: {broken}")))
         except Exception:
             failures.append(f"{traceback.format_exc()}seed {seed}: a fault of the simulator itself\n"
-                            f"  replay: {replay_command(seed, shape)}")  # fmt: skip
+                            f"  replay: {replay_command(seed, shape, luck)}")  # fmt: skip
     return Outcome(seen, failures, time.process_time() - began_s)
 
 
@@ -56,26 +57,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (default: 100)")
     parser.add_argument("--start", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--shape", choices=SHAPES, help="one topology only")
+    parser.add_argument("--luck", choices=LUCK, help="one kind of fault above all; see luck.py")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes (default: 1)")
-    parser.add_argument("--mutant", help="plant this defect first; see mutants.py")
+    parser.add_argument("--mutant", help="plant this defect first, where it shows; see mutants.py")
     options = parser.parse_args(arguments)
     if options.mutant is None:
         return _run(options)
-    from mutants import planted
+    from mutants import MUTANTS, planted
 
+    options.shape = options.shape or MUTANTS[options.mutant].shape
+    options.luck = options.luck or MUTANTS[options.mutant].luck
     with planted(options.mutant):
         return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.seed is not None:
-        return _replay(options.seed, options.shape)
+        return _replay(options.seed, options.shape, options.luck)
     seeds = range(options.start, options.start + options.seeds)
     began_s = time.monotonic()
     if options.jobs == 1:
-        outcomes = [lived(seeds, options.shape)]
+        outcomes = [lived(seeds, options.shape, options.luck)]
     else:
-        shares = [(seeds[i :: options.jobs], options.shape) for i in range(options.jobs)]
+        shares = [(seeds[i :: options.jobs], options.shape, options.luck) for i in range(options.jobs)]
         with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
             outcomes = pool.starmap(lived, shares)
     return _told(outcomes, len(seeds), time.monotonic() - began_s)
@@ -101,9 +105,9 @@ def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float) -> int:
     return 0
 
 
-def _replay(seed: int, shape: str | None) -> int:
+def _replay(seed: int, shape: str | None, luck: str | None) -> int:
     try:
-        world = simulate(seed, shape)
+        world = simulate(seed, shape, luck)
     except Broken as broken:
         print("\n".join(broken.trace))
         traceback.print_exception(broken.__cause__, limit=-3)

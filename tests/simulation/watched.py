@@ -23,6 +23,10 @@ class Broken(AssertionError):
     """What had happened before."""
 
 
+class Asserted(Broken):
+    """The shipped code has ended itself by an error that no fault explains: it, not the oracle, has noticed."""
+
+
 def demand(condition: object, what: str) -> None:
     """Raise `Broken` unless *condition* holds."""
     if not condition:

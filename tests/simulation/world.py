@@ -18,10 +18,11 @@ import msgspec
 from clients import TOPIC, Owner, Steps
 from coordinator import UPKEEP_INTERVAL_MS, Life
 from faults import EXPIRY_MS, FaultInjector
+from luck import LUCK, NONE
 from oracle import Oracle
 from processes import Attempt, Process
 from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
-from watched import Broken, WatchedBroker, demand
+from watched import Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.events import End
@@ -82,9 +83,10 @@ class Thread:
 class World:
     """Everything there is, for one seed."""
 
-    def __init__(self, seed: int, shape: str | None = None) -> None:
-        """*shape* names the topology; None: it is drawn, too."""
+    def __init__(self, seed: int, shape: str | None = None, luck: str | None = None) -> None:
+        """*shape* names the topology; None: it is drawn, too. *luck*: see there."""
         self.rng = random.Random(seed)
+        self.luck = LUCK[luck] if luck else NONE
         self.clock = SimulatedClock()
         self.seen: Counter[str] = Counter()
         """How often what happened."""
@@ -105,7 +107,7 @@ class World:
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
         )  # fmt: skip
-        self.faults = FaultInjector(self)
+        self.faults = FaultInjector(self, self.luck)
         self._topics()
 
     def _shape(self, name: str | None) -> None:
@@ -113,11 +115,11 @@ class World:
         rng = self.rng
         self.topology = drawn(rng, name)
         self.graph = graph_of(self.topology)
-        self.inputs = inputs_for(self.topology, rng)
-        self.parallelism = rng.randint(1, 3)
+        self.inputs = inputs_for(self.topology, rng, self.luck.growing_chance)
+        self.parallelism = self.luck.parallelism or rng.randint(1, 3)
         self.plan = plan(self.graph, self.parallelism)
         self.sinks = self.topology.sinks
-        self.output_partitions = rng.randint(1, 3)
+        self.output_partitions = self.luck.output_partitions or rng.randint(1, 3)
         self.block_partitions = rng.randint(2, 3)
         self._steps_per_record = rng.choice((1, 5, 15))
         self._fed = {(source, p): 0 for source, each in self.inputs.items() for p in range(len(each.partitions))}
@@ -136,6 +138,7 @@ class World:
             num_retained=choice((1, 2, 3)),
             restart_budget_ms=500,
         )
+        settings = msgspec.structs.replace(settings, **self.luck.settings)
         needed_ms = settings.transaction_timeout_needed_ms
         settings = msgspec.structs.replace(settings, transaction_timeout_ms=self.rng.randint(needed_ms, 2 * needed_ms))
         self.transaction_timeout_ms = settings.transaction_timeout_for(TRANSACTION_TIMEOUT_MAX_MS)
@@ -285,7 +288,8 @@ class World:
             self.halted = True
             self.finished = True
             return
-        demand(end.error is None or isinstance(end.error, SURVIVABLE), f"{life} ends with {end.error!r}")
+        if end.error is not None and not isinstance(end.error, SURVIVABLE):
+            raise Asserted(f"{life} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
         if life is self.life:
             self.next_life(self.rng.randint(0, 100))
@@ -368,15 +372,15 @@ def bounds() -> Iterator[None]:
         yield
 
 
-def simulate(seed: int, shape: str | None = None) -> World:
+def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> World:
     """Live through the history of *seed*. `Broken` is what breaks an invariant, with the command that replays it; any
     other exception is a fault of the simulator, or of what it runs, which no invariant speaks of."""
-    world = World(seed, shape)
+    world = World(seed, shape, luck)
     try:
         with bounds():
             world.run()
     except Broken as error:
-        broken = Broken(f"{error}\n  replay: {replay_command(seed, shape)}")
+        broken = type(error)(f"{error}\n  replay: {replay_command(seed, shape, luck)}")
         broken.trace = tuple(world.trace)
         raise broken from error
     world.seen["checkpoint"] = len(world.oracle.manifests)
@@ -385,9 +389,9 @@ def simulate(seed: int, shape: str | None = None) -> World:
     return world
 
 
-def replay_command(seed: int, shape: str | None = None) -> str:
+def replay_command(seed: int, shape: str | None = None, luck: str | None = None) -> str:
     """What to type to see the history of *seed* again."""
-    return f"make simulate SEED={seed}" + (f" SHAPE={shape}" if shape else "")
+    return f"make simulate SEED={seed}" + (f" SHAPE={shape}" if shape else "") + (f" LUCK='{luck}'" if luck else "")
 
 
 _encode = msgspec.json.Encoder().encode

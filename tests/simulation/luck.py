@@ -1,0 +1,82 @@
+"""Luck: how a history is tilted towards one kind of fault, for rules that are seldom needed without.
+
+What is tilted is only how often something happens and which settings the job has, never what a fault does; without a
+name everything is drawn from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Luck:
+    """One tilt."""
+
+    kinds: tuple[str, ...] = ()
+    """What happens between two steps: methods of the fault injector. None: as drawn."""
+    fates: tuple[str, ...] = ()
+    """What happens to a coordinator before a request, likewise."""
+    chances: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the fault injector, with their values."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the pipeline, with their values."""
+    parallelism: int | None = None
+    output_partitions: int | None = None
+    growing_chance: float = 0.25
+    """That a topic with several partitions gets its last one later."""
+
+
+LUCK = {
+    "network": Luck(fates=("crash", "sleep"), chances={"_network_chance": 0.02, "_request_chance": 0.03}),
+    "unanswered": Luck(chances={"_chance": 0.0, "_network_chance": 0.01, "ending_factor": 30, "_request_chance": 0.0}),
+    "deliveries": Luck(chances={"_delivery_chance": 0.01, "failed_chance": 0.01}),
+    "markers": Luck(
+        kinds=("crash_coordinator", "downtime"),
+        chances={"_chance": 0.002, "_marker_chance": 0.3, "_request_chance": 0.15, "rewriting_chance": 0.5},
+        output_partitions=3,
+    ),
+    "naps": Luck(kinds=("kill_worker", "stop"), fates=("nap",), chances={"_chance": 0.006, "_request_chance": 0.15}),
+    "carried": Luck(
+        kinds=("slow_worker",),
+        fates=("crash", "nap"),
+        chances={"_chance": 0.02, "_network_chance": 0.0, "_request_chance": 0.0, "carried_chance": 0.3,
+                 "cleaned_chance": 1.0, "_decided_chance": 0.0, "_remakes": False},
+        settings={"tolerable_failed": 2, "timeout_ms": 200, "interval_ms": 20},
+        parallelism=3,
+    ),
+    "replays": Luck(
+        kinds=("clean", "downtime", "crash_coordinator", "slow_worker"),
+        chances={"_chance": 0.002, "cleaned_chance": 1.0, "_decided_chance": 0.3, "_request_chance": 0.15},
+        parallelism=2,
+    ),
+    "late requests": Luck(
+        kinds=("kill_writing_worker",),
+        chances={"_chance": 0.03, "_network_chance": 0.0, "_request_chance": 0.0, "last_chance": 1.0},
+        settings={"interval_ms": 60},
+        parallelism=3,
+    ),
+    "zombies": Luck(
+        kinds=("sleep_at_start", "sleep_at_start", "kill_worker"),
+        chances={"_chance": 0.01, "wakes_apart": True},
+    ),
+    "crashes": Luck(
+        kinds=("crash_coordinator", "hold_worker", "hold_worker"),
+        fates=("crash",),
+        chances={"_chance": 0.02, "_request_chance": 0.03},
+        settings={"interval_ms": 20},
+        parallelism=3,
+    ),
+    "concurrent": Luck(
+        kinds=("hold_worker", "hold_worker", "hold_worker", "crash_coordinator"),
+        chances={"_chance": 0.02},
+        settings={"max_concurrent": 3, "num_retained": 1, "interval_ms": 20},
+        parallelism=2,
+    ),
+    "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
+    "growing": Luck(chances={"_adds_at": 1_000, "_remakes": False}, growing_chance=1.0),
+}
+"""By name."""
+NONE = Luck()

@@ -1,0 +1,73 @@
+"""A planted defect: a rule of the protocol left out of shipped code, and what the oracle says of what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from exactlyonce.engines.bounded.unit import ordering
+from exactlyonce.pipeline.errors import Halt, require
+
+STATE = r"the state of \w+ at checkpoint \d+ is not that of the input before Sn"
+COUNT = r"sink \w+ of checkpoint \d+ has \d+ records, not \d+"
+DISORDER = r"comes out of order in|comes instead of|stems from another record in|and .* in another sink"
+TWICE = r"is visible twice in"
+LEFT = r"leaves .* behind, which nothing refers to"
+SWEPT = r"writes though it was swept"
+OPEN = r"is left |have been open for longer|are held back"
+STUCK = r"the job has not come to its end|shows \d+ of \d+ decided records"
+ABORTED = r"is aborted though it is decided"
+TOMBSTONED = r"stands on block .*, which is tombstoned"
+UNCOMMITTED = r"is finalized though it is not committed"
+UNNAMED = r"is committed though no durable record names it"
+RETAKEN = r"is used again before its checkpoint is finalized"
+
+Patches = Callable[[], Iterable[Any]]
+
+
+class Mutant(NamedTuple):
+    """A defect: what plants it, the oracle's message, and where it shows."""
+
+    patches: Patches
+    expected: str
+    """A pattern, found in the message."""
+    shape: str | None = None
+    """The topology in which it shows; None: any."""
+    luck: str | None = None
+    """The luck with which it shows; None: any."""
+    first: int = 0
+    """The seed from which it is looked for: those before are known not to show it."""
+
+
+class Table(dict[str, Mutant]):
+    """Mutants by name."""
+
+    def mutant(
+        self, name: str, expected: str, shape: str | None = None, *, luck: str | None = None, first: int = 0
+    ) -> Callable[[Patches], None]:
+        """Enter a mutant, as a decorator of what plants it."""
+
+        def enter(patches: Patches) -> None:
+            self[name] = Mutant(patches, expected, shape, luck, first)
+
+        return enter
+
+
+def unchecked(module: Any, rule: str) -> AbstractContextManager[Any]:
+    """Within this *module* does not check *rule*, which would notice the defect before the oracle does."""
+    return patch.object(module, "require", lambda holds, what: require(holds or what.startswith(rule), what))
+
+
+def unfitting() -> AbstractContextManager[Any]:
+    """Within this a replay takes by time what an order log that does not fit leaves over, and does not say so."""
+    real = ordering.take_along
+
+    def take_along(lanes: Any, logs: Any, order: Any) -> None:
+        try:
+            real(lanes, logs, order)
+        except Halt:
+            ordering.take_by_time(lanes, order, ordering.BatchTime())
+
+    return patch.object(ordering, "take_along", take_along)
