@@ -234,13 +234,6 @@ class FaultInjector:
             pause_ms = int(self.world.settings.timeout_ms * self.rng.uniform(0.9, 1.3))
             self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms
 
-    def hold_worker(self) -> None:
-        """A worker hangs for a moment, while the others go on to the next checkpoint."""
-        life = self.world.life
-        if life is not None and life.core.in_flight and life.workers:
-            self.world.seen["slow subtask"] += 1
-            self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(20, 100)
-
     def kill_writing_worker(self) -> None:
         """A worker that is writing blocks dies and is noticed."""
         workers = self.world.life.workers if self.world.life is not None else []

@@ -62,19 +62,6 @@ LUCK = {
         kinds=("sleep_at_start", "sleep_at_start", "kill_worker"),
         chances={"_chance": 0.01, "wakes_apart": True},
     ),
-    "crashes": Luck(
-        kinds=("crash_coordinator", "hold_worker", "hold_worker"),
-        fates=("crash",),
-        chances={"_chance": 0.02, "_request_chance": 0.03},
-        settings={"interval_ms": 20},
-        parallelism=3,
-    ),
-    "concurrent": Luck(
-        kinds=("hold_worker", "hold_worker", "hold_worker", "crash_coordinator"),
-        chances={"_chance": 0.02},
-        settings={"max_concurrent": 3, "num_retained": 1, "interval_ms": 20},
-        parallelism=2,
-    ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
     "growing": Luck(chances={"_adds_at": 1_000, "_remakes": False}, growing_chance=1.0),
 }

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
 
-from planting import LEFT, SWEPT, Table
+from planting import LEFT, Table
 
-from exactlyonce.checkpoint import decision, leader, orphans, requests
-from exactlyonce.checkpoint.records.committable import TransactionalId
-from exactlyonce.checkpoint.transactions import commit
+from exactlyonce.checkpoint import decision, leader, orphans
 
 CLEANING = Table()
 """By name."""
@@ -45,16 +43,6 @@ def _scan_from_the_newest() -> Iterable[Any]:
     yield patch.object(orphans, "_first_places", lambda history: history.latest.block_end_offsets)
 
 
-@mutant("a manifest notes the ends though others are in flight behind it", LEFT, luck="concurrent")
-def _note_the_ends() -> Iterable[Any]:
-    real = orphans.KnownBlocks.ends_to_note
-
-    def ends_to_note(self: Any, checkpoint: int, base: int, **_: Any) -> Any:
-        return real(self, checkpoint, base, final=True)
-
-    yield patch.object(orphans.KnownBlocks, "ends_to_note", ends_to_note)
-
-
 @mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=18)
 def _finish_drops_nothing() -> Iterable[Any]:
     real = decision.finish
@@ -67,29 +55,3 @@ def _finish_drops_nothing() -> Iterable[Any]:
         return real(manifest, repairs, life, at_ms, nothing, **options)
 
     yield patch.object(leader, "finish", finish)
-
-
-@mutant("ids that are Empty are not ended again once older attempts were fenced", SWEPT, luck="zombies")
-def _pass_over_empty() -> Iterable[Any]:
-    real = commit.sweep
-
-    def sweep(pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
-        below = options.get("fenced_below", (0, 0))
-        procedure = real(pipeline, incarnation, attempt, **options)
-        request = next(procedure)
-        try:
-            while True:
-                answer = yield request
-                if isinstance(request, requests.ListTransactions):
-                    names = {each: TransactionalId.parse(each.transactional_id) for each in answer}
-                    answer = [
-                        each
-                        for each, name in names.items()
-                        if name is None or name.written_in >= below or each.state != "Empty"
-                    ]
-                request = procedure.send(answer)
-        except StopIteration as end:
-            return end.value
-
-    yield patch.object(decision, "sweep", sweep)
-    yield patch.object(leader, "sweep", sweep)

@@ -22,7 +22,6 @@ from planting import (
     UNNAMED,
     Table,
     unchecked,
-    unfitting,
 )
 
 from exactlyonce.checkpoint import decision, decision_log, leader, requests, retention
@@ -242,23 +241,6 @@ def _believed_markers() -> Iterable[Any]:
         return set()
 
     yield patch.object(commit, "await_markers", await_markers)
-
-
-# --- replay repair --------------------------------------------------------------------------------------------------
-
-
-@mutant("order logs of aborted checkpoints are not carried", DISORDER, "sinks", luck="carried")
-def _drop_order_logs() -> Iterable[Any]:
-    real = Coordinator._expire
-
-    def expire(self: Coordinator, tick: Tick, now_ms: int) -> Any:
-        effects = real(self, tick, now_ms)
-        if effects:
-            self._order_logs = []
-        return effects
-
-    yield patch.object(Coordinator, "_expire", expire)
-    yield unfitting()
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------
