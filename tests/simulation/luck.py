@@ -25,8 +25,6 @@ class Luck:
     """Settings of the pipeline, with their values."""
     parallelism: int | None = None
     output_partitions: int | None = None
-    growing_chance: float = 0.25
-    """That a topic with several partitions gets its last one later."""
 
 
 LUCK = {
@@ -63,7 +61,6 @@ LUCK = {
         chances={"_chance": 0.01, "wakes_apart": True},
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
-    "growing": Luck(chances={"_adds_at": 1_000, "_remakes": False}, growing_chance=1.0),
 }
 """By name."""
 NONE = Luck()

@@ -232,7 +232,7 @@ def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers")
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=9)
 def _believed_markers() -> Iterable[Any]:
     real = markers.await_markers
 
@@ -292,7 +292,12 @@ def _nothing(result: Any) -> Any:
     yield
 
 
-@mutant("a clean end while a checkpoint is unfinished", r"a clean end leaves nothing unfinalized", luck="naps")
+@mutant(
+    "a clean end while a checkpoint is unfinished",
+    r"a clean end leaves nothing unfinalized|is left ",
+    luck="naps",
+    first=19,
+)
 def _careless_stop() -> Iterable[Any]:
     real = Coordinator.handle
 

@@ -149,7 +149,7 @@ def _early_offsets() -> Iterable[Any]:
     yield patch.object(SourceInput, "next", following)
 
 
-@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT, luck="growing")
+@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT, first=55)
 def _late_partition() -> Iterable[Any]:
     real = KafkaReader.add
 
@@ -345,7 +345,7 @@ def _ungranted() -> Iterable[Any]:
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 
-@mutant("the order log lacks a batch", DISORDER + "|" + TWICE, "sinks", luck="replays")
+@mutant("the order log lacks a batch", DISORDER + "|" + TWICE, "sinks", luck="replays", first=14)
 def _lost_batch() -> Iterable[Any]:
     real = OrderRuns.note
     calls = count(1)
@@ -377,21 +377,10 @@ def _sorted_log() -> Iterable[Any]:
     yield unfitting()
 
 
-@mutant("the order log does not tell where batches end", DISORDER + "|" + TWICE, "diamond", luck="replays")
-def _no_batches() -> Iterable[Any]:
-    real = ordering.take_along
-
-    def take_along(lanes: Any, logs: Any, order: Any) -> None:
-        real(lanes, logs, None)
-
-    yield patch.object(OrderRuns, "end_batch", lambda self: None)
-    yield patch.object(ordering, "take_along", take_along)
-
-
 # --- replay repair --------------------------------------------------------------------------------------------------
 
 
-@mutant("a replay does not restore the checkpoint before", DISORDER + "|" + TWICE, "chain", luck="replays")
+@mutant("a replay does not restore the checkpoint before", DISORDER + "|" + TWICE, "chain", luck="replays", first=2)
 def _replay_from_nothing() -> Iterable[Any]:
     real = wiring.table_of
 

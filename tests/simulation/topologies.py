@@ -315,8 +315,8 @@ def drawn(rng: random.Random, name: str | None = None) -> Topology:
     return chain(count) if rng.random() < 0.5 else rng.choice(COMPLEX)(count)
 
 
-def inputs_for(topology: Topology, rng: random.Random, growing_chance: float) -> dict[str, Input]:
-    """What its sources read; *growing_chance* is that a topic gets its last partition later."""
+def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
+    """What its sources read."""
     keys = [f"k{i}" for i in range(rng.randint(2, 5))]
     most = 100 if topology.simple else 50
     found = {}
@@ -325,6 +325,6 @@ def inputs_for(topology: Topology, rng: random.Random, growing_chance: float) ->
             [(rng.choice(keys), rng.choice(keys)) for _ in range(rng.randint(12, most))]
             for _ in range(rng.randint(1, 3))
         ]
-        at_first = len(partitions) - (len(partitions) > 1 and rng.random() < growing_chance)
+        at_first = len(partitions) - (len(partitions) > 1 and rng.random() < 0.25)
         found[source] = Input(partitions, at_first)
     return found

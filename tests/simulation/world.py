@@ -116,7 +116,7 @@ class World:
         rng = self.rng
         self.topology = drawn(rng, name)
         self.graph = graph_of(self.topology)
-        self.inputs = inputs_for(self.topology, rng, self.luck.growing_chance)
+        self.inputs = inputs_for(self.topology, rng)
         self.parallelism = self.luck.parallelism or rng.randint(1, 3)
         self.plan = plan(self.graph, self.parallelism)
         self.sinks = self.topology.sinks
