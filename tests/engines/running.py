@@ -137,7 +137,9 @@ def assert_totals(kafka: KafkaCluster, topic: str, fed: list[tuple[str, str]]) -
     """Each order gave one update, each customer's sums are those of its orders in the order of the updates."""
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed)}
     updates = [json.loads(record.value or b"") for record in kafka.read_committed(topic)]
-    assert sorted(update["id"] for update in updates) == sorted(given), "every order counts once"
+    seen = [update["id"] for update in updates]
+    missing, doubled = sorted(given.keys() - set(seen)), sorted(each for each in set(seen) if seen.count(each) > 1)
+    assert sorted(seen) == sorted(given), f"every order counts once: {missing} do not, {doubled} more than once"
     sums: dict[str, int] = defaultdict(int)
     for update in updates:
         sums[update["customer"]] += given[update["id"]]["total"]
