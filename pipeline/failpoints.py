@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 NAMES = {
@@ -70,4 +71,6 @@ def hit(name: str) -> None:
         return
     if action == "raise":
         raise FailpointRaised(name)
-    os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to another thread it would come later than here

@@ -134,6 +134,8 @@ class LogRequests:
                 return self.reader.end_offsets()
             case ask.Pause(duration_ms):
                 return self._sleep(duration_ms / 1000)
+            case ask.Together(requests):  # alone, they go one after the other, in this order
+                return tuple(ask.answered(each, self) for each in requests)
         raise InvariantViolation(f"{request} is nothing that a decision log asks")
 
     def freeze(self, topic: TopicInfo) -> None:

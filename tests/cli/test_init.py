@@ -15,11 +15,11 @@ from exactlyonce.testing.cluster import LIMIT_S
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
-STARTER = Path(__file__).parents[2] / "cli" / "starter"
+STARTER = Path(__file__).parents[2] / "cli" / "commands" / "starter"
 
 
 def test_writes_the_starter(command: Command) -> None:
-    """The files are those of cli/starter, all of them; the folder is created."""
+    """The files are those of cli/commands/starter, all of them; the folder is created."""
     ended = command("init", "a/b")
     assert (ended.code, ended.err) == (0, "")
     written = {path.name: path.read_text() for path in (command.folder / "a" / "b").iterdir()}

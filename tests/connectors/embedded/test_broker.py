@@ -286,7 +286,9 @@ class TestJars:
         """After SIGKILL in the middle of a download the next one starts over, and clears away what was left."""
         program(tmp_path / "bin" / "mvn", f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID")
         with pytest.raises(subprocess.CalledProcessError):
-            run_python("from exactlyonce.connectors import jars, java; jars.kafka_jars(java.find_java(), print)")
+            run_python(
+                "from exactlyonce.connectors.embedded import jars, java; jars.kafka_jars(java.find_java(), print)"
+            )
         assert not self.folder.exists()
         assert len(list(self.folder.parent.glob("*.part-*"))) == 2
         assert self.download(tmp_path, self.WHOLE) == self.folder
