@@ -7,6 +7,7 @@ error of exactlyonce that says what to do. Every wait is bounded.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from exactlyonce.checkpoint.store.confluent import make_admin, make_consumer, ma
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
 
 REQUEST_TIMEOUT_S = 8.0
+_PAUSE_S = 0.05
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
 """Of a record batch: a block of the largest size, its key and what Kafka adds."""
 BLOCKS_KILOBYTES = 256 * 1024
@@ -174,17 +176,16 @@ def _offsets(
 ) -> dict[int, int]:
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
 
-    def asked() -> dict[int, int]:
-        answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
-        return {where.partition: answer.result().offset for where, answer in answers.items()}
-
-    try:
-        return asked()
-    except KafkaException as error:
-        if error.args[0].code() not in _MOVED:
-            raise
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while True:
+        try:
+            answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+            return {where.partition: answer.result().offset for where, answer in answers.items()}
+        except KafkaException as error:
+            if not is_passing(error.args[0]) or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)
         client.list_topics(topic, REQUEST_TIMEOUT_S)  # the library does not look for the new leader by itself
-        return asked()
 
 
 def is_passing(error: KafkaError) -> bool:

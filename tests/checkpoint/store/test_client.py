@@ -16,15 +16,20 @@ from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
 
 
-@pytest.mark.parametrize("code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH])
+@pytest.mark.parametrize(
+    "code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError._TRANSPORT]
+)
 def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> None:
-    """The library does not look for the leader of a partition that has moved, or has none at the moment, by itself."""
+    """The library does not look for the leader of a partition that has moved, or has none at the moment, by itself.
+
+    A broker that has just started says more than once that it does not know the epoch of which the metadata tells.
+    """
     asked: list[str] = []
 
     class Client:
         def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **_: object) -> dict[TopicPartition, Any]:
             asked.append("offsets")
-            if len(asked) == 1:
+            if len(asked) < 6:
                 raise KafkaException(KafkaError(code))
             return {each: Future() for each in wanted}
 
@@ -37,7 +42,7 @@ def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> N
 
     client: Any = Client()
     assert end_offsets(client, "t", [0, 1]) == {0: 7, 1: 7}
-    assert asked == ["offsets", "leaders", "offsets"]
+    assert asked == ["offsets", "leaders"] * 3 + ["offsets"]
 
 
 def test_only_the_way_to_the_broker_is_taken_over() -> None:
