@@ -7,7 +7,7 @@ a partition that was added is read from offset 0, whenever it is noticed, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -86,22 +86,17 @@ class Inputs:
         """Raise Halt if a topic is not the one that is read any more; take note of partitions that were added.
 
         Called after all has been read that the next manifest will name, so that what was read of a topic made anew
-        shows. A partition counts once every broker knows it: to a client that asks one of the others it would be
-        missing. A run up to a target takes no more partitions. *manifest* is the newest.
+        shows. A run up to a target takes no more partitions. *manifest* is the newest.
         """
-        known = dict(self.described)
-        for name in known:
-            seen = seen_by_each[name]
-            there = [each for each in seen if each is not None]
-            for each in there:
-                if each.topic_id != known[name].topic_id:
-                    raise _made_anew(manifest, name, known[name].topic_id, each.topic_id)
-            if not there:
-                raise _deleted(manifest, known[name])
-            if not self.targets and len(there) == len(seen):
-                partitions = max(known[name].partitions, min(each.partitions for each in there))
-                known[name] = msgspec.structs.replace(known[name], partitions=partitions)
-        self.described = known
+        described = {}
+        for name, known in self.described.items():
+            now = _now(known, seen_by_each[name])
+            if now is None:
+                raise _deleted(manifest, known)
+            if now.topic_id != known.topic_id:
+                raise _made_anew(manifest, name, known.topic_id, now.topic_id)
+            described[name] = known if self.targets else now
+        self.described = described
 
     def check_continuity(self, manifest: Manifest) -> None:
         """Raise Halt if what lies after Sn is not all there any more."""
@@ -234,16 +229,6 @@ class OutputTopics:
         """(sink id, topic, partitions) of every sink."""
         return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
 
-    @property
-    def by_sink(self) -> dict[str, list[tuple[str, int]]]:
-        """The partitions of each sink's topic."""
-        return {sink: [(topic, each) for each in range(partitions)] for sink, topic, partitions in self.counted}
-
-    @property
-    def partitions(self) -> set[tuple[str, int]]:
-        """Every partition of every topic."""
-        return {each for partitions in self.by_sink.values() for each in partitions}
-
     def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
         """Create the topics that there are not; Halt if *manifest*, the newest, shows that they were written to."""
         written = {topic for _, topic, _ in manifest.sinks} if manifest and manifest.checkpoint else set()
@@ -259,21 +244,30 @@ class OutputTopics:
     def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
         """Raise Halt if a topic is not the one that is written to any more; count its partitions, which may have grown.
 
-        *manifest* is the newest. As of inputs, one broker that knows another topic is enough, and a topic is gone when
-        no broker knows it.
+        *manifest* is the newest.
         """
-        known = dict(self.described)
-        for name in known:
-            seen = seen_by_each[name]
-            there = [each for each in seen if each is not None]
-            if not there:
+        described = {}
+        for name, known in self.described.items():
+            now = _now(known, seen_by_each[name])
+            if now is None:
                 raise _output_gone(manifest, name, "was deleted")
-            if any(each.topic_id != known[name].topic_id for each in there):
+            if now.topic_id != known.topic_id:
                 raise _output_gone(manifest, name, "was deleted and created again")
-            if len(there) == len(seen):  # a partition counts once every broker knows it
-                partitions = max(known[name].partitions, min(each.partitions for each in there))
-                known[name] = msgspec.structs.replace(known[name], partitions=partitions)
-        self.described = known
+            described[name] = now
+        self.described = described
+
+
+def _now(known: Topic, seen: Sequence[Topic | None]) -> Topic | None:
+    """What *known* is now that brokers have *seen* it so: another, if one broker knows another; None if none knows any.
+
+    A partition counts once every broker knows it: to a client that asks one of the others it would be missing.
+    """
+    there = [each for each in seen if each is not None]
+    if another := next((each for each in there if each.topic_id != known.topic_id), None):
+        return another
+    if len(there) < len(seen):
+        return known if there else None
+    return msgspec.structs.replace(known, partitions=max(known.partitions, min(each.partitions for each in there)))
 
 
 def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
