@@ -10,11 +10,10 @@ import base64
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from kafka.errors import for_code
-from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -30,6 +29,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     Again,
     Observe,
     PartitionLeader,
+    Places,
     Request,
     Wire,
     refuse,
@@ -62,13 +62,6 @@ WRITE_ANSWERS = {
 """What the broker's error codes mean for a batch. Any other passes, or is a refusal; see `kafka_protocol.refuse`."""
 
 
-class _Places(NamedTuple):
-    """The brokers to ask, until one of them has moved."""
-
-    coordinator: int
-    leaders: dict[int, int]
-
-
 class _TopicLost(Exception):
     """The topic is not the one that was first asked for."""
 
@@ -98,11 +91,18 @@ class LogRequests:
         self.topic = topic
         self.reader = LogReader(config.confluent(), topic)
         self._sleep = sleep
-        self._wire = Wire(config, timeout_ms=PRODUCE_TIMEOUT_MS, clock=clock, sleep=sleep, observe=observed())
-        self._looks = Wire(config, timeout_ms=LOOK_TIMEOUT_MS, clock=clock, sleep=sleep, observe=observed())
+        self._places = Places()
+        """A look, in another thread, may forget them at any time."""
+
+        def wire(timeout_ms: int) -> Wire:
+            return Wire(
+                config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observed(), places=self._places
+            )
+
+        self._wire = wire(PRODUCE_TIMEOUT_MS)
+        self._looks = wire(LOOK_TIMEOUT_MS)
         """For requests that wait at a broker: there, they would hold up the others of their connection."""
         self._topics = Topics(config, clock=clock, sleep=sleep, observe=observed())
-        self._places: _Places | None = None
         self._topic_id: UUID | None = None
 
     def __call__(self, request: ask.Request) -> Any:
@@ -141,7 +141,7 @@ class LogRequests:
     def freeze(self, topic: TopicInfo) -> None:
         """Ask about the partitions of *topic* only, which is this one as the log was written."""
         self.topic = self.reader.topic = topic
-        self._places = None
+        self._places.forget()
 
     def close(self) -> None:
         """Let go of the connections; nothing is ended by it."""
@@ -160,7 +160,7 @@ class LogRequests:
             except _TopicLost as lost:
                 return lost.answered
             except Again:
-                self._places = None
+                self._places.forget()
                 raise
 
         return self._wire.once(looking, doing, wait_ms)
@@ -173,7 +173,7 @@ class LogRequests:
             producer_epoch=-1,
             max_version=5,  # later ones can keep a prepared transaction
         )
-        answer = self._wire.ask(message, self._find(request.transactional_id).coordinator)
+        answer = self._wire.ask(message, self._coordinator(request.transactional_id))
         if answer.error_code == INVALID_TRANSACTION_TIMEOUT:
             raise ConfigError(
                 f"The broker refuses a transaction timeout of {request.transaction_timeout_ms} ms, which decisions "
@@ -185,10 +185,10 @@ class LogRequests:
 
     def _produced(self, request: ask.ProduceBatches, doing: str) -> dict[int, Answered]:
         """The batches go to all brokers at once."""
-        leaders = self._find(request.transactional_id).leaders
+        leaders = self._leaders()
         by_node: defaultdict[int, list[ask.DecisionBatch]] = defaultdict(list)
         for batch in request.batches:
-            by_node[leaders[batch.partition]].append(batch)
+            by_node[leaders[self.topic.name, batch.partition].node_id].append(batch)
         messages = [Request(self._produce_request(request, some), node) for node, some in by_node.items()]
         answers = {
             each.index: _written(each, f"{doing}[{each.index}]")
@@ -196,7 +196,7 @@ class LogRequests:
             for each in answer.responses[0].partition_responses
         }
         if any(each.answer is WriteAnswer.BUSY for each in answers.values()):
-            self._places = None
+            self._places.forget()
         return answers
 
     def _ended(self, request: ask.EndTransaction, doing: str) -> Answered:
@@ -207,7 +207,7 @@ class LogRequests:
             committed=request.commit,
             min_version=5,  # it raises the epoch
         )
-        answer = self._wire.ask(message, self._find(request.transactional_id).coordinator)
+        answer = self._wire.ask(message, self._coordinator(request.transactional_id))
         if WRITE_ANSWERS.get(answer.error_code) is WriteAnswer.FENCED:
             return Answered(WriteAnswer.FENCED, for_code(answer.error_code).__name__)
         refuse(answer.error_code, doing)
@@ -215,38 +215,32 @@ class LogRequests:
 
     def _looked(self, request: ask.LookOnce) -> dict[int, Fate | None]:
         """Fetched from the leaders that the batches went to, or who leads now if that is not known any more."""
-        name, known, topic_id = self.topic.name, self._places, self._topic_id
-        if known is None or topic_id is None:
-            leaders = self._looks.leaders([(name, partition) for partition, _ in request.offsets])
-        else:
-            leaders = {(name, each): PartitionLeader(known.leaders[each], topic_id) for each, _ in request.offsets}
+        name = self.topic.name
+        leaders = self._looks.leaders_remembered([(name, partition) for partition, _ in request.offsets])
         places = {Written(name, each, offset, 1): leaders[name, each] for each, offset in request.offsets}
         try:
             fates = fates_now(self._looks, request.producer, places, request.wait_ms)
         except Again:
-            self._places = None
+            self._places.forget()
             raise
         return {place.partition: fate for place, fate in zip(places, fates, strict=True)}
 
     # --- whom to ask
 
-    def _find(self, transactional_id: str) -> _Places:
-        """The broker that keeps the id, and those that lead the topic's partitions."""
-        places = self._places  # a look, in another thread, may forget them at any time
-        if places is None:
-            kind = CoordinatorType.TRANSACTION.value
-            question = FindCoordinatorRequest(key_type=kind, coordinator_keys=[transactional_id])
-            found = self._wire.ask(question).coordinators[0]
-            refuse(found.error_code, f"Finding the coordinator of {transactional_id}")
-            name = self.topic.name
-            try:
-                leaders = self._wire.leaders([(name, each) for each in range(self.topic.partitions)])
-            except TopicError:
-                raise _TopicLost(WriteAnswer.TOPIC_DELETED) from None
-            self._require_same({leader.topic_id for leader in leaders.values()})
-            places = _Places(found.node_id, {each: leader.node_id for (_, each), leader in leaders.items()})
-            self._places = places
-        return places
+    def _coordinator(self, transactional_id: str) -> int:
+        """The broker that keeps the id. It is asked nothing for a topic that is not the one that was opened."""
+        self._leaders()
+        return self._wire.coordinators_remembered([transactional_id])[transactional_id]
+
+    def _leaders(self) -> dict[tuple[str, int], PartitionLeader]:
+        """The brokers that lead the topic's partitions."""
+        name = self.topic.name
+        try:
+            leaders = self._wire.leaders_remembered([(name, each) for each in range(self.topic.partitions)])
+        except TopicError:
+            raise _TopicLost(WriteAnswer.TOPIC_DELETED) from None
+        self._require_same({leader.topic_id for leader in leaders.values()})
+        return leaders
 
     def _require_same(self, topic_ids: set[UUID]) -> None:
         """Decisions go into the topic that was opened: one made anew under its name knows nothing of them."""

@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.transactions import writing
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
@@ -238,8 +239,9 @@ def test_what_is_taken_back(place: Place, lost: list[bool], monkeypatch: pytest.
 
 def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look, in a thread of its own, may forget the brokers at any time: the request that has found them asks them."""
-    forgotten = property(lambda requests: None, lambda requests, found: None)
-    monkeypatch.setattr(LogRequests, "_places", forgotten, raising=False)
+    forgotten = property(lambda places: {}, lambda places, found: None)
+    for each in ("leaders", "coordinators"):
+        monkeypatch.setattr(Places, each, forgotten, raising=False)
     assert place.writer().write([record("x")], LIMIT_S) is Outcome.DONE
     assert place.readable() == ["x"]
 
