@@ -8,7 +8,7 @@ Every function is a procedure (see `requests`): it can be stopped between any tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,8 +19,10 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifes
 from exactlyonce.checkpoint.requests import (
     Append,
     CopyTransaction,
+    CountOutputs,
     DescribeProducers,
     DescribeTransactions,
+    Outputs,
     Procedure,
     Reached,
     ReplayTransaction,
@@ -149,36 +151,47 @@ def _is_whole(committable: Committable, precommit: Precommit) -> bool:
 
 
 def count(
-    precommits: Iterable[Precommit], outputs: Mapping[str, Collection[tuple[str, int]]], decider: Decider
+    precommits: Iterable[Precommit], outputs: Outputs, decider: Decider
 ) -> Procedure[dict[str, Committable]]:
     """Make committables, in the broker's own words, of those precommits of which it has as many records as were
-    produced. *outputs* are the partitions that each sink writes to, as far as they are known.
+    produced.
 
     It may be asked as soon as a precommit is there, and holds when it is decided: a sink writes nothing behind its
     flush, and no other transaction has this producer id and epoch. Whether that one is still open is asked then, and
     those that are left out here are checked again, in all partitions that the broker knows of.
     """
     wanted = [each for each in precommits if each.records]
-    partitions = {partition for each in wanted for partition in outputs.get(each.sink, ())}
-    if not partitions:
+    places = {each.sink: list[tuple[str, int]]() for each in wanted}
+    for sink, topic, partitions in outputs:
+        if sink in places:
+            places[sink] += [(topic, partition) for partition in range(partitions)]
+    asked = {place for some in places.values() for place in some}
+    if not asked:
         return {}
-    producers = yield DescribeProducers(tuple(sorted(partitions)))
-    found = ((each, _committable(each, outputs.get(each.sink, ()), producers, decider)) for each in wanted)
+    producers = yield DescribeProducers(tuple(sorted(asked)))
+    found = ((each, _committable(each, places[each.sink], producers, decider)) for each in wanted)
     return {each.transactional_id: made for each, made in found if _is_whole(made, each)}
 
 
-def _are_open(
+def _open(
     precommits: Sequence[Precommit], ages_ms: Mapping[str, int], decider: Decider
-) -> Procedure[Refuse | None]:
-    """The refusal if one of them cannot be decided on, whatever was counted; else None."""
+) -> Procedure[Mapping[str, TransactionState] | Refuse]:
+    """The transactions of *precommits* by their ids; the refusal if one cannot be decided on, whatever was counted."""
     if not precommits:
-        return None
+        return {}
     states = yield DescribeTransactions(tuple(each.transactional_id for each in precommits))
     for each in precommits:
         problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], decider)
         if problem:
             return Refuse(problem)
-    return None
+    return dict(states)
+
+
+def _are_open(
+    precommits: Sequence[Precommit], ages_ms: Mapping[str, int], decider: Decider
+) -> Procedure[Refuse | None]:
+    states = yield from _open(precommits, ages_ms, decider)
+    return states if isinstance(states, Refuse) else None
 
 
 def check(
@@ -186,13 +199,11 @@ def check(
 ) -> Procedure[list[Committable] | Refuse]:
     """Make committables of *precommits*, in the broker's own words, or say why the checkpoint must fail."""
     wanted = [each for each in precommits if each.records]
+    states = yield from _open(wanted, ages_ms, decider)
+    if isinstance(states, Refuse):
+        return states
     if not wanted:
         return []
-    states = yield DescribeTransactions(tuple(each.transactional_id for each in wanted))
-    for each in wanted:
-        problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], decider)
-        if problem:
-            return Refuse(problem)
     touched = {each: states[each.transactional_id].partitions for each in wanted}
     producers = yield DescribeProducers(tuple(sorted({p for partitions in touched.values() for p in partitions})))
     committables = []
@@ -229,23 +240,23 @@ def decide(
     decider: Decider,
     writer: ManifestWriter,
     *,
-    make_manifest: Callable[[tuple[Committable, ...]], Procedure[Manifest]],
+    make_manifest: Callable[[tuple[Committable, ...], Outputs], Manifest],
     expire: Expire,
     grounds: Grounds,
 ) -> Procedure[Decided | Refuse | Unresolved]:
     """Check, then decide, then commit and finalize a checkpoint.
 
     The manifest is produced while the last checks are under way; only its commit waits for them, and it is taken back
-    if one fails. *make_manifest* is given the committables, and asked again after the checks: what a manifest says of
-    its sinks' topics, they may have found changed. *expire* is told that the manifest is durable and all of it
-    committed.
+    if one fails, or has found that an output is not what the manifest says. *make_manifest* is given the committables
+    and the outputs. *expire* is told that the manifest is durable and all of it committed.
     """
     wanted = [each for each in precommits if each.records]
     committables = yield from _committables(wanted, ages_ms, decider, grounds)
     if isinstance(committables, Refuse):
         return committables
     while True:
-        manifest = yield from make_manifest(committables)
+        outputs: Outputs = yield CountOutputs()
+        manifest = make_manifest(committables, outputs)
         checks = (_are_open(wanted, ages_ms, decider), *grounds.checks())
         produced, *verdicts = yield from concurrently(writer.produce(manifest), *map(_verdict, checks))
         problem = _worst(verdicts)
@@ -254,7 +265,7 @@ def decide(
             problem = problem or Refuse(why)
         elif problem is not None:
             yield from writer.take_back(str(problem))
-        elif (yield from make_manifest(committables)).sinks != manifest.sinks:
+        elif (yield CountOutputs()) != outputs:
             yield from writer.take_back("a topic of its sinks has more partitions")
             continue
         if isinstance(problem, Exception):

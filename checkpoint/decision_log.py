@@ -40,6 +40,7 @@ from exactlyonce.checkpoint.requests import (
     Unreadable,
     Write,
     concurrently,
+    relayed,
     retrying,
 )
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
@@ -269,18 +270,7 @@ class DecisionLog:
 
     def recording(self, procedure: Procedure[R]) -> Procedure[R]:
         """*procedure*, whose every `Append` is written here; whoever watches is told by `Appended`."""
-        try:
-            request = next(procedure)
-            while True:
-                try:
-                    answer = yield from self._answered(request)
-                except Exception as error:
-                    request = procedure.throw(error)
-                else:
-                    request = procedure.send(answer)
-        except StopIteration as end:
-            result: R = end.value
-            return result
+        return (yield from relayed(procedure, self._answered))
 
     def _answered(self, request: Request) -> Procedure[Any]:
         if not isinstance(request, Append):

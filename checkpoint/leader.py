@@ -47,6 +47,7 @@ from exactlyonce.checkpoint.requests import (
     Look,
     LookAtInputs,
     LookAtTopics,
+    Outputs,
     Pause,
     Procedure,
     R,
@@ -247,7 +248,7 @@ class Leader:
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
         self.retention.nothing_yet((yield BlockEndOffsets()))
-        manifest = yield from self._manifest(first, (), kind="initial")
+        manifest = self._manifest(first, (), (yield CountOutputs()), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -291,11 +292,10 @@ class Leader:
     def _sweep(
         self, incarnation: Incarnation, attempt: int, fenced_below: tuple[int, int], protected: Collection[str]
     ) -> Procedure[None]:
-        counted: tuple[tuple[str, str, int], ...] = yield CountOutputs()
-        outputs = {(topic, partition) for _, topic, partitions in counted for partition in range(partitions)}
+        outputs: Outputs = yield CountOutputs()
         yield from sweep(
-            self.led.pipeline, incarnation.incarnation, attempt,
-            protected=protected, fenced_below=fenced_below, outputs=outputs,
+            self.led.pipeline, incarnation.incarnation, attempt, protected=protected, fenced_below=fenced_below,
+            outputs={(topic, partition) for _, topic, partitions in outputs for partition in range(partitions)},
         )  # fmt: skip
 
     def _require(self, outcome: Outcome) -> None:
@@ -356,9 +356,7 @@ class Leader:
         To be called as acknowledgements come: the decision need not wait for it then. What cannot be counted now is
         checked there.
         """
-        outputs: dict[str, list[tuple[str, int]]] = {}
-        for sink, topic, partitions in (yield CountOutputs()):
-            outputs.setdefault(sink, []).extend((topic, partition) for partition in range(partitions))
+        outputs: Outputs = yield CountOutputs()
         arrived = self._take_up()
         with suppress(BrokerUnavailable, TopicError):
             self._counted.update((yield from count(arrived, outputs, self._decider())))
@@ -375,7 +373,7 @@ class Leader:
                 plan.ages_ms,
                 self._decider(),
                 ManifestWriter(self.log),
-                make_manifest=lambda committables: self._manifest(plan, committables),
+                make_manifest=lambda committables, outputs: self._manifest(plan, committables, outputs),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
                 grounds=Grounds(self._counted, lambda: (self._topics_stand(), self._blocks_stand(plan))),
             )
@@ -433,9 +431,8 @@ class Leader:
         )
 
     def _manifest(
-        self, plan: PendingCheckpoint, committables: tuple[Committable, ...], *, kind: str | None = None
-    ) -> Procedure[Manifest]:
-        outputs: tuple[tuple[str, str, int], ...] = yield CountOutputs()
+        self, plan: PendingCheckpoint, committables: tuple[Committable, ...], outputs: Outputs, kind: str = ""
+    ) -> Manifest:
         led, now_ms, sizes = self.led, self._clock.now_ms(), self._written_blocks.bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(

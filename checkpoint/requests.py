@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import Producer
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 R = TypeVar("R")
+Y = TypeVar("Y")
 
 RETRY_PAUSE_FIRST_MS, RETRY_PAUSE_LONGEST_MS = 5, 1_000
 
@@ -197,9 +198,13 @@ class LookAtTopics:
     newest: Manifest
 
 
+Outputs = tuple[tuple[str, str, int], ...]
+"""(sink id, topic, partitions) of every output."""
+
+
 @dataclass(frozen=True)
 class CountOutputs:
-    """-> tuple[tuple[str, str, int], ...]: (sink id, topic, partitions) of every output, as it was last looked at."""
+    """-> Outputs, as they were last looked at."""
 
 
 @dataclass(frozen=True)
@@ -431,6 +436,22 @@ def drive(procedure: Procedure[R], perform: Callable[[Request], Any]) -> R:
     except StopIteration as end:
         result: R = end.value
         return result
+
+
+def relayed(procedure: Procedure[R], answer: Callable[[Request], Generator[Y, Any, Any]]) -> Generator[Y, Any, R]:
+    """*procedure*, each of whose requests *answer* answers, which may yield, too; errors are thrown into it."""
+    try:
+        request = next(procedure)
+        while True:
+            try:
+                result = yield from answer(request)
+            except Exception as error:
+                request = procedure.throw(error)
+            else:
+                request = procedure.send(result)
+    except StopIteration as end:
+        found: R = end.value
+        return found
 
 
 def retrying(attempt: Callable[[int], Procedure[R]], clock: Clock, deadline_ms: int) -> Procedure[R]:

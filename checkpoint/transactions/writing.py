@@ -97,17 +97,13 @@ class TransactionalWriter:
 
     def open(self) -> Procedure[None]:
         """Fence every older writer, and abort what it had open."""
-        doing = f"Fencing older writers of {self.topic}"
         answered = yield from self._asked(
             lambda wait_ms: InitTransactions(
                 transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, wait_ms=wait_ms
             ),
-            doing,
+            f"Fencing older writers of {self.topic}",
             self._clock.monotonic_ms() + OPEN_TIMEOUT_MS,
         )
-        self._raise_if_over(answered)
-        if answered.answer is not WriteAnswer.DONE:
-            raise BrokerRefused(f"{doing} failed: {answered.text}")
         self._goes_on_as(answered)
 
     def write(self, writes: Sequence[Write], timeout_ms: int) -> Procedure[Outcome]:
@@ -243,18 +239,15 @@ class TransactionalWriter:
             yield Pause(MARKERS_PAUSE_MS)
 
     def _end_transaction(self, *, commit: bool, deadline_ms: int) -> Procedure[Answered]:
-        doing = f"Ending a transaction in {self.topic}"
-        answered = yield from self._asked(
-            lambda wait_ms: EndTransaction(
-                transactional_id=self.transactional_id, producer=self._producer, commit=commit, wait_ms=wait_ms
-            ),
-            doing,
-            deadline_ms,
+        return (
+            yield from self._asked(
+                lambda wait_ms: EndTransaction(
+                    transactional_id=self.transactional_id, producer=self._producer, commit=commit, wait_ms=wait_ms
+                ),
+                f"Ending a transaction in {self.topic}",
+                deadline_ms,
+            )
         )
-        self._raise_if_over(answered)
-        if answered.answer is not WriteAnswer.DONE:
-            raise BrokerRefused(f"{doing} failed: {answered.text}")
-        return answered
 
     def _goes_on_as(self, answered: Answered) -> None:
         """The next transaction is written under the epoch that the end of this one has raised."""
@@ -280,7 +273,7 @@ class TransactionalWriter:
         raise error
 
     def _asked(self, request: Callable[[int], Request], doing: str, deadline_ms: int) -> Procedure[Answered]:
-        """The answer to the same request, asked until it is not `BUSY`; `BrokerUnavailable` when the time is over."""
+        """The `DONE` to a request that is repeated while it is `BUSY`; `BrokerUnavailable` when the time is over."""
 
         def attempt(wait_ms: int) -> Procedure[Answered]:
             answered: Answered = yield request(wait_ms)
@@ -288,7 +281,11 @@ class TransactionalWriter:
                 raise _busy(doing, answered)
             return answered
 
-        return (yield from retrying(attempt, self._clock, deadline_ms))
+        answered = yield from retrying(attempt, self._clock, deadline_ms)
+        self._raise_if_over(answered)
+        if answered.answer is not WriteAnswer.DONE:
+            raise BrokerRefused(f"{doing} failed: {answered.text}")
+        return answered
 
 
 def _busy(doing: str, answered: Answered) -> BrokerUnavailable:

@@ -38,18 +38,15 @@ def decided(
     counted: bool = True,
     known: dict[str, Committable] | None = None,
     checks: Sequence[Check] = (),
-    sinks: Any = None,
 ) -> Decided | Refuse | Unresolved:
     """Run the decision, of which *counted* says whether its precommits were counted as they arrived, *known* what came
-    of that. *sinks* is what manifests say of them, one after the other."""
+    of that."""
     if known is None:
-        known = ask.drive(count(precommits, {"out": [("t", 0)]}, DECIDER), world) if counted else {}
+        known = ask.drive(count(precommits, (("out", "t", 1),), DECIDER), world) if counted else {}
     world.asked.clear()
-    shown = iter(sinks or ())
 
-    def make(committables: tuple[Committable, ...]) -> ask.Procedure[Manifest]:
-        return msgspec.structs.replace(manifest(*committables), sinks=next(shown, MANIFEST.sinks))
-        yield
+    def make(committables: tuple[Committable, ...], outputs: ask.Outputs) -> Manifest:
+        return msgspec.structs.replace(manifest(*committables), sinks=outputs)
 
     def expire(made: Manifest) -> ask.Procedure[Dropped]:
         assert made in world.appended, "blocks expire only after the manifest is durable"
@@ -197,7 +194,8 @@ def test_a_manifest_that_the_checks_have_overtaken_is_written_anew() -> None:
     """If the look at the topics finds more partitions than the manifest says, it is taken back, and one that says what
     was found is produced and decided."""
     world, more = World(), (("out", "t", 2),)
-    verdict = decided(world, precommit(0), checks=[looking], sinks=[(), more, more, more])
+    world.outputs = [(), more]
+    verdict = decided(world, precommit(0), checks=[looking])
     assert isinstance(verdict, Decided)
     assert verdict.manifest.sinks == more
     assert world.taken_back == ["a topic of its sinks has more partitions"]
@@ -231,7 +229,7 @@ def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: st
 
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
-def test_a_mark_that_could_not_be_written_ends_this_life(outcome: Outcome) -> None:
+def test_a_mark_that_could_not_be_written_ends_this_incarnation(outcome: Outcome) -> None:
     """If the finalized mark is not known to be durable this incarnation ends: the next one reads what is true."""
     with pytest.raises(Undetermined, match=r"Checkpoint 7 is complete and committed.*Nothing is lost"):
         decided(World(outcomes=[Outcome.DONE, outcome]), precommit(0))
