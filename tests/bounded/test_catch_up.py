@@ -182,9 +182,9 @@ def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch
         deadline = time.monotonic() + 60
         while stage == "stage 1" and len(seen) < 3:
             assert time.monotonic() < deadline, f"no heartbeats came but {seen}"
-            life = fed.history().newest_incarnation
-            assert life is not None
-            seen.add(life.heartbeat_ms)
+            incarnation = fed.history().newest_incarnation
+            assert incarnation is not None
+            seen.add(incarnation.heartbeat_ms)
         return in_process(stage, work)
 
     catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path, submit=lasting)
@@ -206,7 +206,7 @@ def test_following(fed: Fed, tmp_path: Path) -> None:
     history = fed.history()
     assert history.latest is not None
     assert history.latest.kind == "checkpoint"
-    assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait until this life is silent"
+    assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait for its silence"
 
 
 def test_a_partition_that_is_added_is_followed(fed: Fed, tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Pa
     audit takes the repair for what it stands for."""
     lost = lossy.lose("out", f"{lossy.name}-out")
     for killed in ("repair-replayed", "repair-recorded"):
-        assert lossy.life(killed).wait() == -9
+        assert lossy.incarnation(killed).wait() == -9
         assert (lossy.fired / killed).exists()
-    last = lossy.life()
+    last = lossy.incarnation()
     assert last.wait() == 0, last.said
     lossy.assert_exact()
     client = ClientConfig({"bootstrap.servers": lossy.kafka.bootstrap_servers})
@@ -49,11 +49,11 @@ def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Pa
 def test_a_replay_is_not_tried_where_the_user_wants_a_halt(lossy: Lossy) -> None:
     """--repair halt ends with what is affected and the choices; without it the next run repairs."""
     lost = lossy.lose("copies", f"{lossy.name}-copies")
-    halted = lossy.life("", "--repair", "halt")
+    halted = lossy.incarnation("", "--repair", "halt")
     assert halted.wait() == 6
     for part in ("sink 'copies' subtask 1", "compaction has removed them", "--repair halt", "--accept-loss"):
         assert part in halted.said
-    last = lossy.life()
+    last = lossy.incarnation()
     assert last.wait() == 0, last.said
     assert "for output that was lost and cannot be copied" in last.said
     assert f"{lost.transactional_id} repaired" in last.said

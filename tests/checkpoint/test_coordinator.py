@@ -126,7 +126,7 @@ def plan_of(effects: list[Effect]) -> PendingCheckpoint:
 # --- life of a job --------------------------------------------------------------------------------------------------
 
 
-def test_a_life_goes_from_recovery_over_deployment_to_checkpoints() -> None:
+def test_an_incarnation_goes_from_recovery_over_deployment_to_checkpoints() -> None:
     """Recovered deploys the manifest it found; the first trigger comes an interval after the workers are ready."""
     job = Job()
     assert job(Recovered(manifest(4))) == [Deploy(0, manifest(4))]

@@ -77,7 +77,7 @@ def test_undecided_transactions_are_swept_before_records_are_looked_at_and_decid
     assert asked.index(ask.ListTransactions) < asked.index(ask.Look)
 
 
-def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_life() -> None:
+def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_incarnation() -> None:
     """A copy repair copies under a new id of this incarnation and attempt, records it, commits it, then finalizes."""
     lost = committable(0)
     world = World({name(0): "R"})

@@ -39,14 +39,14 @@ def test_a_failure_rate_forgets_what_is_out_of_its_window() -> None:
     assert strategy.failed(120) is None
 
 
-def test_a_strategy_may_serve_several_lives() -> None:
-    """What ends lives and what restarts jobs within them counts alike: a checkpoint of any life is progress, a window
+def test_a_strategy_may_serve_several_incarnations() -> None:
+    """What ends incarnations and what restarts jobs within them counts alike: any checkpoint is progress, a window
     slides over all of them. The times are of one clock."""
     fixed, rate = FixedDelay(attempts=2), FailureRate(failures=2, window_ms=60_000)
     for hour_ms in range(0, 36_000_000, 3_600_000):
         for strategy in (fixed, rate):
-            assert strategy.failed(hour_ms) is not None, "a life ends"
-            assert strategy.failed(hour_ms + 100) is not None, "a job of the next life restarts"
+            assert strategy.failed(hour_ms) is not None, "an incarnation ends"
+            assert strategy.failed(hour_ms + 100) is not None, "a job of the next incarnation restarts"
             strategy.completed(hour_ms + 200)
     assert [fixed.failed(36_000_000 + n) for n in range(3)][-1] is None
     assert [rate.failed(36_000_000 + n) for n in range(3)][-1] is None

@@ -56,9 +56,9 @@ def history() -> History:
 
 def test_text(history: History) -> None:
     """Each checkpoint is a line under aligned headers, with what it committed and Sn of each source below."""
-    head, life, blank, header, *lines = as_text(history, "h:9092", 80)
+    head, incarnation, blank, header, *lines = as_text(history, "h:9092", 80)
     assert head == "p at h:9092: 2 checkpoints"
-    assert life.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
+    assert incarnation.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
     assert blank == ""
     assert header == "id  kind        state      completed              took  written  state size"
     assert [line.split()[:3] for line in lines] == [
@@ -115,11 +115,11 @@ def test_json(history: History) -> None:
 
 
 def test_none_yet() -> None:
-    """Between a pipeline's first life and its first manifest there is nothing to list."""
+    """Between a pipeline's first incarnation and its first manifest there is nothing to list."""
     found = History("p")
     found.admit(Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000))
-    head, life = as_text(found, "h:9092", 80)
-    assert (head, life[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
+    head, incarnation = as_text(found, "h:9092", 80)
+    assert (head, incarnation[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
 
 
 def test_clock_that_was_set_back(history: History) -> None:
@@ -158,8 +158,8 @@ def test_disturbs_nobody(orders: Orders) -> None:
         process.send_signal(signal.SIGTERM)
         assert '"kind": "final"' in process.stderr.read()
         assert process.wait(LIMIT_S) == 0
-    life = listed["newest_incarnation"]
-    assert (life["incarnation"], life["process"]) == (1, process.pid)
+    incarnation = listed["newest_incarnation"]
+    assert (incarnation["incarnation"], incarnation["process"]) == (1, process.pid)
 
 
 @pytest.mark.broker

@@ -32,7 +32,7 @@ def traces(history: History | None, topic: str | None = "p.checkpoints") -> Trac
 
 
 def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool = False) -> History:
-    """One life that has taken one checkpoint."""
+    """One incarnation that has taken one checkpoint."""
     found = History("p")
     found.admit(Incarnation(
         incarnation=1, host="box", process=4212, started_at_ms=0, heartbeat_ms=heartbeat_ms, ended=ended,
@@ -48,7 +48,7 @@ def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool
 
 
 def test_signs_of_life() -> None:
-    """A fresh heartbeat is one, unless that life ended cleanly or has no checkpoint; so is an unreadable topic."""
+    """A fresh heartbeat is one, unless the pipeline ended cleanly or has no checkpoint; so is an unreadable topic."""
     fresh, stale = NOW_MS - SILENCE_MS + 1, NOW_MS - SILENCE_MS
     sign = traces(history("checkpoint", heartbeat_ms=fresh)).sign_of_life(NOW_MS)
     assert sign == "process 4212 on box ran it 30.0 s ago"
@@ -189,7 +189,7 @@ def test_refuses_while_it_runs(orders: Orders) -> None:
 
 @pytest.mark.broker
 def test_open_transactions_are_aborted(orders: Orders) -> None:
-    """What a killed life left open is aborted, also when the topic was deleted by hand; ids of others are left."""
+    """What a killed incarnation left open is aborted, also when the topic was deleted; ids of others are left."""
     run_once(orders)
     servers = {"bootstrap.servers": orders.kafka.bootstrap_servers}
     ours, others = f"eo:{orders.name}:out:0:7.0:0", f"eo:{orders.name}:somebody-elses"

@@ -80,8 +80,8 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     assert not readers_are_held(orders)
 
 
-def test_a_life_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its coordinator may have come after the fence: nothing is aborted then, neither of it nor of older lives."""
+def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator may have come after the fence: nothing is aborted then, neither of it nor of older ones."""
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     killed_at(orders, "coordinator-checked")
     config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})

@@ -25,10 +25,10 @@ USER, RECORD, NO_BROKER, HALT = 2, 3, 4, 6
 def ended(run: Any, name: str, *arguments: str, target: str = "linear", **options: Any) -> tuple[int, str]:
     """(exit code, what it said) of a bounded run."""
     bounded = ("--param", f"name={name}", "--until", "latest", *QUICK)
-    life: Run = run(f"pipelines:{target}", *bounded, *arguments, **options)
-    code = life.wait()
-    assert "Traceback" not in life.said
-    return code, life.said
+    incarnation: Run = run(f"pipelines:{target}", *bounded, *arguments, **options)
+    code = incarnation.wait()
+    assert "Traceback" not in incarnation.said
+    return code, incarnation.said
 
 
 def test_no_broker(run: Any) -> None:

@@ -63,19 +63,19 @@ def test_one_of_four_is_lost(
         kafka.create_topic(topic, 3)
         kafka.produce(topic, records)
 
-    def life(env: dict[str, str] | None = None) -> Any:
+    def incarnation(env: dict[str, str] | None = None) -> Any:
         return run(
             "pipelines:diamond", "--param", f"name={topic_name}", "--parallelism", "2", "--until", "latest", *TIMEOUTS,
             servers=kafka.bootstrap_servers, env=env,
         )  # fmt: skip
 
-    assert life(failpoint("coordinator-decided")).wait() == -9
+    assert incarnation(failpoint("coordinator-decided")).wait() == -9
     lost = lose_one(kafka, topic_name)
     if killed is not None:
         env = failpoint(killed)
-        assert life(env).wait() == -9
+        assert incarnation(env).wait() == -9
         assert (tmp_path / "fired" / killed).exists()
-    last = life()
+    last = incarnation()
     assert last.wait() == 0, last.said
     if killed is None:
         assert f"{lost.transactional_id} repaired" in last.said

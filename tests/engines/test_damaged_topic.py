@@ -41,11 +41,11 @@ class Job:
         self.fed += more
 
     def run(self) -> Any:
-        """One life, which is over."""
+        """One incarnation, which is over."""
         arguments = ("pipelines:linear", "--param", f"name={self.name}", "--until", "latest", "--inline", *QUICK)
-        life = self._run(*arguments, servers=self.kafka.bootstrap_servers)
-        life.wait()
-        return life
+        incarnation = self._run(*arguments, servers=self.kafka.bootstrap_servers)
+        incarnation.wait()
+        return incarnation
 
     @property
     def history(self) -> History:
@@ -113,10 +113,10 @@ def test_blocks(known_checksum: bool, job: Job) -> None:
     assert [each["state"] for each in job.listed().values()] == ["finalized", "damaged", "finalized"]
     assert ref.key in job.listed()[older.checkpoint]["damage"]
     job.feed()
-    life = job.run()
-    assert life.process.returncode == 0, life.said
-    assert f"checkpoint {older.checkpoint} is damaged and can be restored from no more" in life.said
-    assert ref.key in life.said
+    incarnation = job.run()
+    assert incarnation.process.returncode == 0, incarnation.said
+    assert f"checkpoint {older.checkpoint} is damaged and can be restored from no more" in incarnation.said
+    assert ref.key in incarnation.said
     while older.checkpoint in job.history.manifests:
         job.feed()
         assert job.run().process.returncode == 0
@@ -124,10 +124,10 @@ def test_blocks(known_checksum: bool, job: Job) -> None:
     assert_totals(job.kafka, f"{job.name}-out", job.fed)
     newest = index_of(job.history.retained[-1])
     job.damage(newest.partition, newest.key, known_checksum=known_checksum)
-    life = job.run()
-    assert life.process.returncode == HALT, life.said
-    assert newest.key in life.said
-    assert "Choices:" in life.said
+    incarnation = job.run()
+    assert incarnation.process.returncode == HALT, incarnation.said
+    assert newest.key in incarnation.said
+    assert "Choices:" in incarnation.said
 
 
 def test_decisions(job: Job) -> None:
@@ -135,15 +135,15 @@ def test_decisions(job: Job) -> None:
     older, newest = job.history.retained[0], job.history.retained[-1]
     job.damage(0, f"manifest/{older.checkpoint}")
     job.feed()
-    life = job.run()
-    assert life.process.returncode == 0, life.said
-    assert "of the decision log" in life.said
+    incarnation = job.run()
+    assert incarnation.process.returncode == 0, incarnation.said
+    assert "of the decision log" in incarnation.said
     assert_totals(job.kafka, f"{job.name}-out", job.fed)
     newest = job.history.retained[-1]
     job.damage(0, f"manifest/{newest.checkpoint}")
-    life = job.run()
-    assert life.process.returncode == HALT, life.said
-    assert "may be visible" in life.said
+    incarnation = job.run()
+    assert incarnation.process.returncode == HALT, incarnation.said
+    assert "may be visible" in incarnation.said
 
 
 @pytest.mark.exhaustive(but=["True"])
@@ -156,8 +156,8 @@ def test_a_damaged_decision_expires(known_checksum: bool, job: Job) -> None:
     assert job.history.damaged_checkpoints() == [older]
     for _ in range(3):
         job.feed()
-        life = job.run()
-        assert life.process.returncode == 0, life.said
+        incarnation = job.run()
+        assert incarnation.process.returncode == 0, incarnation.said
     assert job.history.damaged_checkpoints() == []
     assert unreferenced_blocks(job.kafka, job.name) == set()
     assert_totals(job.kafka, f"{job.name}-out", job.fed)

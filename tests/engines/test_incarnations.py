@@ -1,4 +1,4 @@
-"""A run of several lives has one restart strategy: what any life completes is progress to it."""
+"""A run of several incarnations has one restart strategy: what any incarnation completes is progress to it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def no_decision_counts(kafka: KafkaCluster, pipeline: str) -> Iterator[None]:
     producer.abort_transaction(LIMIT_S)
 
 
-def another_life(job: Run) -> None:
+def another_incarnation(job: Run) -> None:
     """Wait until one ends that could not learn what became of its decision."""
     job.await_event(lambda event: "A new incarnation begins" in event.get("text", ""))
 
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_lives_that_complete_checkpoints_never_use_up_the_strategy(
+def test_incarnations_that_complete_checkpoints_never_use_up_the_strategy(
     kafka: KafkaCluster, topic_name: str, run: Any
 ) -> None:
-    """Three lives end one after the other, each of which has completed a checkpoint: two attempts are enough."""
+    """Three incarnations end one after the other, each of which has completed a checkpoint: two attempts are enough."""
     kafka.create_topic(f"{topic_name}-in", 2)
     fed: list[tuple[str, str]] = []
     arguments = ("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
@@ -47,7 +47,7 @@ def test_lives_that_complete_checkpoints_never_use_up_the_strategy(
         job.await_checkpoint()
         if len(fed) < 800:
             with no_decision_counts(kafka, topic_name):
-                another_life(job)
+                another_incarnation(job)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 0, job.said
     assert [event["incarnation"] for event in job.events if event["event"] == "started"] == [1, 2, 3, 4]

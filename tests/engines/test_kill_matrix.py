@@ -22,9 +22,9 @@ def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: 
     codes: list[int] = []
     while 0 not in codes:
         assert len(codes) < 5, f"it does not end: {codes}"
-        life = run(target, "--param", f"name={name}", "--until", "latest", *QUICK, *arguments, env=env)
-        codes.append(life.wait())
-        assert codes[-1] in (0, -9), life.said
+        incarnation = run(target, "--param", f"name={name}", "--until", "latest", *QUICK, *arguments, env=env)
+        codes.append(incarnation.wait())
+        assert codes[-1] in (0, -9), incarnation.said
     return codes
 
 

@@ -143,25 +143,26 @@ def test_a_commit_whose_markers_were_lost(
 @pytest.mark.parametrize("kills_max", [1, KILLS_MAX], ids=["killed once", "until it is lost"])
 def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluster, topic_name: str) -> None:
     """The broker is killed behind its answer to a decision's commit, until it has lost a marker or the tries are used
-    up: every time the next life reads the decision."""
+    up: every time the next incarnation reads the decision."""
     cluster = stoppable
     config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
     settings, name = config.confluent(), coordinator_id(topic_name)
     topic = prepare_topic(settings, topic_name)
     partitions = [(topic.name, each) for each in range(topic.partitions)]
     transactions, output_log = Transactions(config), Log(config)
-    lost, lives = False, 0
-    while not lost and lives < kills_max:
+    lost, incarnations = False, 0
+    while not lost and incarnations < kills_max:
         log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
         performer = Performer(config, transactions, output_log, requests, 60_000, lambda *_: None)
         drive(settle(name, partitions), performer)
-        assert drive(log.open(), performer).incarnation_latest == lives
-        lives += 1
-        life = Incarnation(incarnation=lives, host="here", process=1, started_at_ms=0, heartbeat_ms=0)
+        assert drive(log.open(), performer).incarnation_latest == incarnations
+        incarnations += 1
+        incarnation = Incarnation(incarnation=incarnations, host="here", process=1, started_at_ms=0, heartbeat_ms=0)
         writer = TransactionalWriter(name, topic.name, SystemClock())  # the log would wait for the marker
         drive(writer.open(), requests)
-        value = encode(life)
-        written = [Write(0, str(DecisionKey.of(life)), value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),))]
+        value = encode(incarnation)
+        digest = (DIGEST_HEADER, hashlib.sha256(value).digest())
+        written = [Write(0, str(DecisionKey.of(incarnation)), value, (digest,))]
         assert drive(writer.write(written, round(LIMIT_S * 1000)), requests) is Outcome.DONE
         cluster.broker.kill()
         cluster.broker.start()
@@ -173,4 +174,4 @@ def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluste
         )
     log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
     drive(settle(name, partitions), Performer(config, transactions, output_log, requests, 60_000, lambda *_: None))
-    assert drive(log.open(), requests).incarnation_latest == lives
+    assert drive(log.open(), requests).incarnation_latest == incarnations

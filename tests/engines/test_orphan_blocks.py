@@ -49,7 +49,7 @@ def test_a_worker_that_died_with_large_blocks(
 def test_a_coordinator_that_died(
     place: str, nth: int, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
 ) -> None:
-    """Whatever lies between its death and its last finalized mark is found by the next life."""
+    """Whatever lies between its death and its last finalized mark is found by the next incarnation."""
     records = fed(kafka, topic_name, orders(6000))
     arguments = ("pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "2", *QUICK)
     assert run(*arguments, env=failpoint(place, nth=nth)).wait() == -9

@@ -1,4 +1,4 @@
-"""A checkpoint whose transactions timed out while its coordinator slept is repaired by the same life."""
+"""A checkpoint whose transactions timed out while its coordinator slept is repaired by the same incarnation."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ def initialize(kafka: Any, ids: list[str]) -> None:
 
 
 def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, watched: Watched) -> None:
-    """A thousand ids of an earlier attempt of this life are ended by its first sweep and by no later one, but for one
-    that a zombie has initialised since."""
+    """A thousand ids of an earlier attempt of this incarnation are ended by its first sweep and no later one, but for
+    one that a zombie has initialised since."""
     ids = [f"eo:{topic_name}:out:{number}:3.0:0" for number in range(IDS)]
     initialize(kafka, ids)
     ask.drive(sweep(topic_name, 3, 1), watched)
@@ -106,7 +106,7 @@ def test_an_answer_that_no_rule_covers_is_no_absence(watched: Watched) -> None:
 
 @pytest.fixture
 def leader(kafka: Any, topic_name: str) -> Iterator[PipelineLeader]:
-    """A life of a pipeline that has recovered."""
+    """An incarnation of a pipeline that has recovered."""
     kafka.create_topic(f"{topic_name}-in", 1)
     reference: dict[str, object] = {
         "module": "pipelines", "attribute": "linear", "params": {"name": topic_name},
@@ -130,7 +130,7 @@ class TestHeartbeats:
     """What a broker seldom does is said by the log in its place."""
 
     def test_one_that_was_not_written_is_tried_again(self, leader: PipelineLeader, monkeypatch: Any) -> None:
-        """A broker that refuses a record, for whatever reason, says nothing of another life: it is asked again."""
+        """A broker that refuses a record, for whatever reason, says nothing of a newer one: it is asked again."""
         log, outcomes = leader.leader.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
         real = log.heartbeat
         monkeypatch.setattr(
@@ -140,7 +140,7 @@ class TestHeartbeats:
         assert outcomes == []
 
     def test_one_that_is_never_written_is_an_absent_broker(self, leader: PipelineLeader, monkeypatch: Any) -> None:
-        """When the time of an append is over, the life ends as without a broker, never as fenced."""
+        """When the time of an append is over, the incarnation ends as without a broker, never as fenced."""
         monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
         monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
         with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
@@ -148,10 +148,10 @@ class TestHeartbeats:
         leader.upkeep()
 
     @pytest.mark.parametrize("act", [lambda each: each.begin_attempt(1, None), lambda each: each.upkeep()])
-    def test_one_whose_outcome_is_unknown_ends_the_life(
+    def test_one_whose_outcome_is_unknown_ends_the_incarnation(
         self, act: Any, leader: PipelineLeader, monkeypatch: Any
     ) -> None:
-        """The next life reads what is true."""
+        """The next incarnation reads what is true."""
         monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
         with pytest.raises(Undetermined, match="is not known"):
             act(leader)

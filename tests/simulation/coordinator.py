@@ -1,4 +1,4 @@
-"""One life of the simulated coordinator: the real core and procedures, and the glue that an engine adds.
+"""One incarnation of the simulated coordinator: the real core and procedures, and the glue that an engine adds.
 
 Like an engine it feeds the core from one thread and asks the broker from another, one procedure after the other. It can
 be paused or killed before every single request.
@@ -50,16 +50,16 @@ UPKEEP_INTERVAL_MS = 2_000
 class WatchedLeader(Leader):
     """The shipped leader, of which the oracle and the world hear what it has done."""
 
-    def __init__(self, life: Life, log: DecisionLog) -> None:
-        self.world, self.life = life.world, life
-        world = life.world
+    def __init__(self, coordinator: SimulatedCoordinator, log: DecisionLog) -> None:
+        self.world, self.coordinator = coordinator.world, coordinator
+        world = coordinator.world
         led = Led(
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint",
             max_parallelism=MAX_PARALLELISM, parallelism=world.parallelism,
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings)
-        super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{life}: {text}"))
+        super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
 
     def sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
         older = self.world.oracle.older(self.incarnation.incarnation, self.attempt)
@@ -69,12 +69,12 @@ class WatchedLeader(Leader):
     def finish(self, manifest: Manifest, expire: decision.Expire) -> requests.Procedure[dict[str, str]]:
         self.world.seen["finish"] += 1
         fates = yield from super().finish(manifest, expire)
-        self.world.note(f"{self.life} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
+        self.world.note(f"{self.coordinator} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
         self.world.seen.update(fates.values())
         return fates
 
 
-class Life:
+class SimulatedCoordinator:
     """From its first request to its end, by itself or by a crash."""
 
     def __init__(self, world: World) -> None:
@@ -281,27 +281,20 @@ class Life:
         for found in answer.records[:1]:
             if (found.offset, found.key) == (ref.offset, ref.key):
                 return decode(found.value, Block).body
-        require(self is not self.world.life, f"block {ref.key} is where the manifest says")
+        require(self is not self.world.coordinator, f"block {ref.key} is where the manifest says")
         raise Fenced("The checkpoints of a zombie have gone.")
 
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _run(self, procedure: requests.Procedure[Any]) -> Steps:
-        """Drive *procedure*, with a chance of faults before each request."""
-        try:
-            request = next(procedure)
-            while True:
-                self.step_name = type(request).__name__
-                self.world.faults.before_request(self)
-                yield None
-                try:
-                    answer = yield from self._answer(request)
-                except ExactlyOnceError as error:
-                    request = procedure.throw(error)
-                else:
-                    request = procedure.send(answer)
-        except StopIteration as end:
-            return end.value
+        return requests.relayed(procedure, self._asked)
+
+    def _asked(self, request: requests.Request) -> Steps:
+        """The answer, with a chance of faults before it."""
+        self.step_name = type(request).__name__
+        self.world.faults.before_request(self)
+        yield None
+        return (yield from self._answer(request))
 
     def _answer(self, request: requests.Request) -> Steps:
         match request:
@@ -351,11 +344,8 @@ class Life:
         """One after the other, in any order, with a chance of faults between them."""
         answers: dict[int, requests.Answer] = {}
         for number in self.world.faults.shuffled(range(len(several))):
-            self.step_name = type(several[number]).__name__
-            self.world.faults.before_request(self)
-            yield None
             try:
-                answers[number] = requests.Answer((yield from self._answer(several[number])))
+                answers[number] = requests.Answer((yield from self._asked(several[number])))
             except ExactlyOnceError as error:
                 answers[number] = requests.Answer(error=error)
         return tuple(answers[number] for number in range(len(several)))
@@ -423,4 +413,4 @@ class Life:
 
     def __str__(self) -> str:
         number = self.log.incarnation.incarnation if self.log.has_begun else 0
-        return f"life {number}.{self.leader.attempt}"
+        return f"incarnation {number}.{self.leader.attempt}"

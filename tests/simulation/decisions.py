@@ -1,6 +1,6 @@
-"""How a simulated life's decision log is answered: each request once, by the broker model over the network.
+"""How a simulated coordinator's decision log is answered: each request once, by the broker model over the network.
 
-Between any two requests to the broker the life may be paused or killed.
+Between any two requests to the broker the coordinator may be paused or killed.
 """
 
 from __future__ import annotations

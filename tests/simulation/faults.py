@@ -19,7 +19,7 @@ from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.broker.unreliable import Fault
 
 if TYPE_CHECKING:
-    from coordinator import Life
+    from coordinator import SimulatedCoordinator
     from processes import Process
     from world import World
 
@@ -55,7 +55,7 @@ class FaultInjector:
         self._decided_chance = rng.choice((0.0, 0.0, 0.1))
         self._remakes = rng.random() < 0.03
         self._adds_at = rng.randint(100, 4_000)
-        fates: list[Callable[[Life], None]] = [self.crash, self.sleep, lambda life: self.downtime()]
+        fates: list[Callable[[SimulatedCoordinator], None]] = [self.crash, self.sleep, lambda _: self.downtime()]
         self._fates = rng.sample(fates, 2)
         self.last_chance = 0.3
         """That what a killed process had under way arrives."""
@@ -93,33 +93,33 @@ class FaultInjector:
         elif self.rng.random() < self._chance:
             self.rng.choice(self._kinds)()
 
-    def before_request(self, life: Life) -> None:
-        """Before a request of a procedure: perhaps *life* ends or sleeps here.
+    def before_request(self, coordinator: SimulatedCoordinator) -> None:
+        """Before a request of a procedure: perhaps *coordinator* ends or sleeps here.
 
         Between a decision and its commits all may be down until a transaction times out, which is to be written again
         then; what is to be copied may be gone. If the checkpoint carries output of aborted ones, likely all are down
         until the oldest transaction times out and the next ones do not. Rare and delicate is the writing of lost
         markers: likely it times out.
         """
-        if life.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < self.cleaned_chance:
+        if coordinator.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < self.cleaned_chance:
             self.clean()
-        if life.step_name == "EndTransactions" and self.world.chaos and self.rng.random() < self._decided_chance:
+        if coordinator.step_name == "EndTransactions" and self.world.chaos and self.rng.random() < self._decided_chance:
             self.downtime()
             return
-        chance = self._request_chance / (2 if life.log.has_begun else 8)  # a beginning alone takes dozens
-        if life.carries or life.step_name == "RewriteMarkers":
-            chance = self.carried_chance if life.carries else self.rewriting_chance
-        if not self.world.chaos or life is not self.world.life or self.rng.random() >= chance:
+        chance = self._request_chance / (2 if coordinator.log.has_begun else 8)  # a beginning alone takes dozens
+        if coordinator.carries or coordinator.step_name == "RewriteMarkers":
+            chance = self.carried_chance if coordinator.carries else self.rewriting_chance
+        if not self.world.chaos or coordinator is not self.world.coordinator or self.rng.random() >= chance:
             return
-        self.world.seen[f"at {life.step_name}"] += 1
-        if life.carries:
+        self.world.seen[f"at {coordinator.step_name}"] += 1
+        if coordinator.carries:
             self.downtime(min)
-        elif life.step_name == "RewriteMarkers" and self.rng.random() < 0.6:
-            self.rng.choice((self.nap, lambda _: self.downtime(max)))(life)
+        elif coordinator.step_name == "RewriteMarkers" and self.rng.random() < 0.6:
+            self.rng.choice((self.nap, lambda _: self.downtime(max)))(coordinator)
         elif self.rng.random() < 0.05:
             self.expire_ids()
         else:
-            self.rng.choice(self._fates)(life)
+            self.rng.choice(self._fates)(coordinator)
 
     def on_network(self, operation: str, arguments: tuple[Any, ...]) -> None:
         """Perhaps the next request or its answer is lost, delayed or repeated; or nobody is there who leads."""
@@ -172,20 +172,20 @@ class FaultInjector:
 
     def crash_coordinator(self) -> None:
         """The coordinator dies, wherever it is."""
-        if self.world.life is not None:
-            self.crash(self.world.life)
+        if self.world.coordinator is not None:
+            self.crash(self.world.coordinator)
 
-    def crash(self, life: Life) -> None:
-        """*life* is over; its workers go with it, or live on for a while."""
+    def crash(self, coordinator: SimulatedCoordinator) -> None:
+        """*coordinator* is over; its workers go with it, or live on for a while."""
         self.world.seen["coordinator crashed"] += 1
-        self.world.note(f"{life} crashes at {life.step_name}")
-        for worker in life.workers:
+        self.world.note(f"{coordinator} crashes at {coordinator.step_name}")
+        for worker in coordinator.workers:
             if self.rng.random() < 0.3:
                 self._linger(worker)
             else:
                 worker.kill()
-        life.alive = False
-        self.world.next_life(self.rng.randint(0, 200))
+        coordinator.alive = False
+        self.world.next_coordinator(self.rng.randint(0, 200))
 
     def _linger(self, worker: Process) -> None:
         self.world.seen["zombie worker"] += 1
@@ -193,50 +193,45 @@ class FaultInjector:
             worker.paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(10, 1_000)
         self.clock.call_after(self.rng.randint(50, 2_500), worker.kill)
 
-    def sleep(self, life: Life) -> None:
-        """*life* sleeps, and perhaps its workers; most often a new one begins, and the old one wakes as a zombie."""
+    def sleep(self, coordinator: SimulatedCoordinator) -> None:
+        """*coordinator* sleeps, perhaps its workers, too; most often a new one begins, and it wakes as a zombie."""
         now_ms = self.clock.monotonic_ms()
         wake_ms = now_ms + self.rng.randint(20, self.rng.choice((300, 3_000, 8_000)))
-        self.world.note(f"{life} sleeps at {life.step_name} until {wake_ms}")
-        life.paused_until_ms = wake_ms
-        for worker in life.workers:
+        self.world.note(f"{coordinator} sleeps at {coordinator.step_name} until {wake_ms}")
+        coordinator.paused_until_ms = wake_ms
+        for worker in coordinator.workers:
             if self.rng.random() < 0.5:
                 worker.paused_until_ms = self.rng.randint(now_ms, wake_ms) if self.wakes_apart else wake_ms
         if self.rng.random() < 0.3:
             self.world.seen["coordinator slept"] += 1
         else:
             self.world.seen["zombie coordinator"] += 1
-            self.world.next_life(self.rng.randint(0, 50))
-
-    def sleep_coordinator(self) -> None:
-        """The coordinator sleeps, wherever it is."""
-        if self.world.life is not None:
-            self.sleep(self.world.life)
+            self.world.next_coordinator(self.rng.randint(0, 50))
 
     def sleep_at_start(self) -> None:
         """The coordinator sleeps while its workers begin, and they wake before it."""
-        life = self.world.life
-        if life is not None and any(worker.worker is None for worker in life.workers):
-            self.sleep(life)
+        coordinator = self.world.coordinator
+        if coordinator is not None and any(worker.worker is None for worker in coordinator.workers):
+            self.sleep(coordinator)
 
-    def nap(self, life: Life) -> None:
-        """*life* sleeps longer than a transaction may last, and nobody notices."""
+    def nap(self, coordinator: SimulatedCoordinator) -> None:
+        """*coordinator* sleeps longer than a transaction may last, and nobody notices."""
         self.world.seen["coordinator slept"] += 1
         pause_ms = self.world.transaction_timeout_ms + self.rng.randint(0, 1_000)
-        self.world.note(f"{life} naps at {life.step_name} for {pause_ms} ms")
-        life.paused_until_ms = self.clock.monotonic_ms() + pause_ms
+        self.world.note(f"{coordinator} naps at {coordinator.step_name} for {pause_ms} ms")
+        coordinator.paused_until_ms = self.clock.monotonic_ms() + pause_ms
 
     def slow_worker(self) -> None:
         """A worker hangs for about as long as a checkpoint may take."""
-        life = self.world.life
-        if life is not None and life.core.in_flight and life.workers:
+        coordinator = self.world.coordinator
+        if coordinator is not None and coordinator.core.in_flight and coordinator.workers:
             self.world.seen["slow subtask"] += 1
             pause_ms = int(self.world.settings.timeout_ms * self.rng.uniform(0.9, 1.3))
-            self.rng.choice(life.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms
+            self.rng.choice(coordinator.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms
 
     def kill_writing_worker(self) -> None:
         """A worker that is writing blocks dies and is noticed."""
-        workers = self.world.life.workers if self.world.life is not None else []
+        workers = self.world.coordinator.workers if self.world.coordinator is not None else []
         writing = [each for each in workers if any(p.queued and p.transactional_id is None for p in each.producers)]
         if writing:
             self.world.seen["worker crashed"] += 1
@@ -244,9 +239,9 @@ class FaultInjector:
 
     def kill_worker(self) -> None:
         """A worker dies and is noticed."""
-        if self.world.life is not None and self.world.life.workers:
+        if self.world.coordinator is not None and self.world.coordinator.workers:
             self.world.seen["worker crashed"] += 1
-            self.rng.choice(self.world.life.workers).fail("killed")
+            self.rng.choice(self.world.coordinator.workers).fail("killed")
 
     def restart_broker(self) -> None:
         """The broker is away, for a moment or longer than anybody waits."""
@@ -282,11 +277,11 @@ class FaultInjector:
 
     def _everybody_down(self, duration_ms: int) -> None:
         self.world.note(f"everybody is down for {duration_ms} ms")
-        for life in self.world.lives:
-            life.kill_workers()
-            life.alive = False
+        for coordinator in self.world.coordinators:
+            coordinator.kill_workers()
+            coordinator.alive = False
         self.clock.advance(max(0, duration_ms))
-        self.world.next_life(0)
+        self.world.next_coordinator(0)
 
     def compact(self) -> None:
         """The checkpoint topic is cleaned."""
@@ -302,9 +297,9 @@ class FaultInjector:
 
     def stop(self) -> None:
         """The user asks for a clean stop, and then runs the pipeline again."""
-        if self.world.life is not None:
+        if self.world.coordinator is not None:
             self.world.seen["stop asked for"] += 1
-            self.world.life.stop()
+            self.world.coordinator.stop()
 
     # --- two brokers --------------------------------------------------------------------------------------------
 

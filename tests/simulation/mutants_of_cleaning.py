@@ -47,11 +47,11 @@ def _scan_from_the_newest() -> Iterable[Any]:
 def _finish_drops_nothing() -> Iterable[Any]:
     real = decision.finish
 
-    def finish(manifest: Any, repairs: Any, life: Any, at_ms: int, expire: Any, **options: Any) -> Any:
+    def finish(manifest: Any, repairs: Any, decider: Any, at_ms: int, expire: Any, **options: Any) -> Any:
         def nothing(manifest: Any) -> Any:
             yield from expire(manifest)
             return (), ()
 
-        return real(manifest, repairs, life, at_ms, nothing, **options)
+        return real(manifest, repairs, decider, at_ms, nothing, **options)
 
     yield patch.object(leader, "finish", finish)

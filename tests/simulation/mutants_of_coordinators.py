@@ -49,11 +49,11 @@ mutant = COORDINATORS.mutant
 def _commit_first() -> Iterable[Any]:
     real = decision.decide
 
-    def decide(precommits: Any, ages_ms: Any, life: Any, *more: Any, **named: Any) -> Any:
-        checked = yield from decision.check(precommits, ages_ms, life)
+    def decide(precommits: Any, ages_ms: Any, decider: Any, *more: Any, **named: Any) -> Any:
+        checked = yield from decision.check(precommits, ages_ms, decider)
         if not isinstance(checked, Refuse):
             yield from commit.commit(checked)
-        return (yield from real(precommits, ages_ms, life, *more, **named))
+        return (yield from real(precommits, ages_ms, decider, *more, **named))
 
     yield patch.object(leader, "decide", decide)
 

@@ -362,7 +362,7 @@ class Oracle:
             demand(log.last_stable_offset == log.high_watermark, f"readers of {sink}[{partition}] are held back")
 
     def nothing_open(self, incarnation: int | None = None) -> None:
-        """No transaction of the pipeline is open; or none of one life's."""
+        """No transaction of the pipeline is open; or none of one incarnation's."""
         for each in self.broker.list_transactions("eo:p:"):
             name = TransactionalId.parse(each.transactional_id)
             if name is not None and incarnation in (None, name.incarnation):

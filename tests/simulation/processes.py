@@ -20,7 +20,7 @@ from exactlyonce.engines.local.worker import Worker
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, is_fatal
 
 if TYPE_CHECKING:
-    from coordinator import Life
+    from coordinator import SimulatedCoordinator
     from world import World
 
 IDLE_MS = 60
@@ -59,11 +59,11 @@ class Control:
         process = self.process
         match message:
             case msg.Prepared(sink, _, transactional_id):
-                process.life.hear(process, "prepared", sink, transactional_id)
+                process.coordinator.hear(process, "prepared", sink, transactional_id)
             case msg.Acknowledge(ack):
-                process.life.hear(process, "acknowledged", ack)
+                process.coordinator.hear(process, "acknowledged", ack)
             case msg.SourceFinished(task, subtask):
-                process.life.hear(process, "source finished", task, subtask)
+                process.coordinator.hear(process, "source finished", task, subtask)
 
     def receive(self, timeout_s: float | None = 0.0, /) -> Iterable[object]:
         while self.inbox:
@@ -76,8 +76,8 @@ class Control:
 class Process:
     """Worker *index* of an attempt."""
 
-    def __init__(self, world: World, life: Life, attempt: Attempt, index: int) -> None:
-        self.world, self.life, self.attempt, self.index = world, life, attempt, index
+    def __init__(self, world: World, coordinator: SimulatedCoordinator, attempt: Attempt, index: int) -> None:
+        self.world, self.coordinator, self.attempt, self.index = world, coordinator, attempt, index
         self.alive, self.paused_until_ms = True, 0
         self.is_gone = False
         """Whether its ends of channels are closed."""
@@ -112,7 +112,7 @@ class Process:
                 refs = wanted.refs
             yield from clients.blocks.get(self.world, refs)
         self.worker = worker
-        self.life.hear(self, "restored")
+        self.coordinator.hear(self, "restored")
         while worker.running:
             yield None if worker.turn() else self.world.clock.monotonic_ms() + IDLE_MS
         worker.close()
@@ -143,7 +143,7 @@ class Process:
 
     def fail(self, reason: str, error: ExactlyOnceError | None = None) -> None:
         """Last words."""
-        self.life.hear(self, "failed", f"worker {self.index}: {reason}", error)
+        self.coordinator.hear(self, "failed", f"worker {self.index}: {reason}", error)
         self.kill()
 
     def kill(self) -> None:

@@ -36,7 +36,7 @@ from exactlyonce.sinks.kafka.writer import Outputs
 from exactlyonce.testing.broker.interface import Error, Isolation
 
 if TYPE_CHECKING:
-    from coordinator import Life
+    from coordinator import SimulatedCoordinator
     from world import World
 
 Records = list[tuple[bytes | None, bytes | None]]
@@ -44,25 +44,27 @@ Ranges = dict[tuple[str, int], list[Message]]
 """By source and partition, what lies between the two Sn."""
 
 
-def copied(life: Life, lost: Committable, name: str) -> Steps:
+def copied(coordinator: SimulatedCoordinator, lost: Committable, name: str) -> Steps:
     """The same records, as they are in the log."""
     found: dict[tuple[str, int], Records] = {}
     for each in lost.written:
         place = (each.topic, each.partition)
-        log = yield from life.world.until_answered("fetch", *place, each.first_offset, Isolation.READ_UNCOMMITTED)
+        log = yield from coordinator.world.until_answered(
+            "fetch", *place, each.first_offset, Isolation.READ_UNCOMMITTED
+        )
         ours = (lost.producer_id, lost.epoch)
         found[place] = [(r.key, r.value) for r in log.records if (r.producer_id, r.epoch) == ours][: each.count]
         if len(found[place]) != each.count:
             return f"{each.topic}[{each.partition}] holds {len(found[place])} of {each.count} records"
-    life.world.seen["copy"] += 1
-    return (yield from _produced(life, lost, name, found))
+    coordinator.world.seen["copy"] += 1
+    return (yield from _produced(coordinator, lost, name, found))
 
 
-def replayed(life: Life, manifest: Manifest, lost: Committable, name: str) -> Steps:
+def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Committable, name: str) -> Steps:
     """The same records, computed again."""
-    world, base = life.world, life.log.history.manifests[manifest.previous]
+    world, base = coordinator.world, coordinator.log.history.manifests[manifest.previous]
     ranges = yield from _ranges(world, base, manifest)
-    logs = yield from _logs(life, manifest)
+    logs = yield from _logs(coordinator, manifest)
     blocks = FetchedBlocks()
     while True:
         replay = Replay(world.plan, base, ranges, logs, blocks)
@@ -84,7 +86,7 @@ def replayed(life: Life, manifest: Manifest, lost: Committable, name: str) -> St
         return f"a replay gives {counts}, not {lost.counts}"
     world.seen["replay"] += 1
     world.seen["replay of a part"] += len(records) != len(share)
-    return (yield from _produced(life, lost, name, found))
+    return (yield from _produced(coordinator, lost, name, found))
 
 
 def _ranges(world: World, base: Manifest, manifest: Manifest) -> Generator[int | None, None, Ranges]:
@@ -102,12 +104,14 @@ def _ranges(world: World, base: Manifest, manifest: Manifest) -> Generator[int |
     return found
 
 
-def _logs(life: Life, manifest: Manifest) -> Generator[int | None, None, dict[tuple[str, int], list[bytes]]]:
+def _logs(
+    coordinator: SimulatedCoordinator, manifest: Manifest
+) -> Generator[int | None, None, dict[tuple[str, int], list[bytes]]]:
     """The order logs of the interval by task and subtask, those of aborted checkpoints too."""
     found: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
     for log in manifest.order_logs:
         for ref in log.blocks:
-            found[log.task, log.subtask].append((yield from life.block(ref)))
+            found[log.task, log.subtask].append((yield from coordinator.block(ref)))
     return found
 
 
@@ -220,15 +224,17 @@ class Replay:
             operators[edge.producer].downstream.append(shuffle)
 
 
-def _produced(life: Life, lost: Committable, name: str, found: dict[tuple[str, int], Records]) -> Steps:
+def _produced(
+    coordinator: SimulatedCoordinator, lost: Committable, name: str, found: dict[tuple[str, int], Records]
+) -> Steps:
     """A new transaction with the records that were *found* for each partition."""
-    world = life.world
+    world = coordinator.world
     answer = yield from world.until_answered(
         "init_transactions", name, world.transaction_timeout_ms, again=(Error.CONCURRENT_TRANSACTIONS,)
     )
     written = []
     for place, records in found.items():
-        world.faults.before_request(life)
+        world.faults.before_request(coordinator)
         yield None
         produced = yield from world.until_answered(
             "produce", name, answer.producer_id, answer.epoch, *place, records, sequence=0

@@ -52,7 +52,7 @@ def lived(seeds: Iterable[int], shape: str | None, luck: str | None) -> Outcome:
 
 def main(arguments: list[str] | None = None) -> int:
     """1 if a seed breaks an invariant."""
-    parser = argparse.ArgumentParser(description="Simulate lives of a pipeline with everything that can go wrong.")
+    parser = argparse.ArgumentParser(description="Simulate a pipeline with everything that can go wrong.")
     parser.add_argument("--seed", type=int, help="replay one seed, with its trace")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (default: 100)")
     parser.add_argument("--start", type=int, default=0, help="the first of them (default: 0)")
@@ -92,11 +92,12 @@ def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float) -> int:
     for failure in failures[:SHOWN_MAX]:
         print(failure)
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
-    lives = seen["life"]
+    incarnations = seen["incarnation"]
     print(f"met: {dict(sorted(seen.items()))}")
     print(
-        f"{lives} lives of {seeds} seeds in {elapsed_s:.0f} s: {lives / max(elapsed_s, 1e-3) * 60:,.0f} a minute, "
-        f"{lives / max(cpu_s, 1e-3) * 60:,.0f} a minute of one core"
+        f"{incarnations} incarnations of {seeds} seeds in {elapsed_s:.0f} s: "
+        f"{incarnations / max(elapsed_s, 1e-3) * 60:,.0f} a minute, "
+        f"{incarnations / max(cpu_s, 1e-3) * 60:,.0f} a minute of one core"
     )
     if failures:
         print(f"{len(failures)} seeds of {seeds} broke; replay one: " + failures[0].rsplit("replay: ", 1)[-1])

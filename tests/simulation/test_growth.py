@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 from clients import TOPIC
-from coordinator import Life
+from coordinator import SimulatedCoordinator
 from oracle import Oracle
 from world import FEED_STEPS, World
 
@@ -17,14 +17,14 @@ from exactlyonce.checkpoint import decision_log, orphans
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.testing.broker.interface import Isolation
 
-LIVES = 225
+INCARNATIONS = 225
 LIFE_STEPS_MAX = 500
 DOWN_MS = 1_000
-"""Between two lives. An id that nobody renews is forgotten after sixty of them."""
+"""Between two incarnations. An id that nobody renews is forgotten after sixty of them."""
 
 
 class Left(NamedTuple):
-    """What there is once a life has died."""
+    """What there is once an incarnation has died."""
 
     blocks: int
     decisions: int
@@ -36,11 +36,11 @@ class Left(NamedTuple):
 
 LIMITS = Left(blocks=25, decisions=20, transactional_ids=205, kept=40)
 SEED = 5
-"""Of a pipeline of one subtask with frequent checkpoints, of which some complete in so short lives."""
+"""Of a pipeline of one subtask with frequent checkpoints, of which some complete in so short incarnations."""
 
 
-def died_early(seed: int, lives: int) -> list[Left]:
-    """The lives of a pipeline whose coordinator and workers all die after a few steps; no other bad luck."""
+def died_early(seed: int, count: int) -> list[Left]:
+    """The incarnations of a pipeline whose coordinator and workers all die after a few steps; no other bad luck."""
     world = World(seed, "chain")
     luck = world.faults
     luck._chance = luck._network_chance = luck._request_chance = luck._delivery_chance = luck._marker_chance = 0.0
@@ -51,30 +51,30 @@ def died_early(seed: int, lives: int) -> list[Left]:
             records += [(f"k{i % 3}", "") for i in range(100_000)]
     world._steps_per_record = 100
     found = []
-    for number in range(lives):
-        life = world.life = Life(world)
-        world.lives = [life]
+    for number in range(count):
+        coordinator = world.coordinator = SimulatedCoordinator(world)
+        world.coordinators = [coordinator]
         for _ in range(world.rng.randint(1, LIFE_STEPS_MAX)):
             world.steps += 1
             world._step()
             if world.steps % FEED_STEPS == 0:
                 world.feed()
-        life.kill_workers()
-        life.alive = False
+        coordinator.kill_workers()
+        coordinator.alive = False
         world.clock.advance(DOWN_MS)
         world.broker.compact(TOPIC, drop_tombstones=number % 2 == 0)
-        found.append(left(world, life))
-    assert len(world.oracle.manifests) > lives // 50, "some lives complete checkpoints"
+        found.append(left(world, coordinator))
+    assert len(world.oracle.manifests) > count // 50, "some incarnations complete checkpoints"
     return found
 
 
-def left(world: World, life: Life) -> Left:
-    """Counted on the broker, and in the life that has just died."""
+def left(world: World, coordinator: SimulatedCoordinator) -> Left:
+    """Counted on the broker, and in the incarnation that has just died."""
     log = world.broker.fetch(TOPIC, 0, 0, Isolation.READ_COMMITTED).records
     live = {record.key: record.value for record in log}
-    history = life.log.history
+    history = coordinator.log.history
     kept = len(history.incarnations) + len(history.manifests) + len(history.finalized) + len(history.repairs)
-    blocks = life.leader.known_blocks
+    blocks = coordinator.leader.known_blocks
     kept += len(blocks.ledger.retained) + len(blocks.ledger._unclaimed) + len(blocks._ends)
     return Left(
         len(world.oracle.live_blocks()),
@@ -91,11 +91,11 @@ def grown(found: list[Left]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_nothing_grows_over_hundreds_of_lives() -> None:
-    """Blocks, decisions, transactional ids and what the coordinator remembers stay below bounds that some ten lives
-    reach: what is retained, what one life leaves, the ids of a minute."""
-    found = died_early(SEED, LIVES)
-    print(f"after {LIVES} lives: {found[-1]}, at most {Left(*map(max, zip(*found, strict=True)))}")
+def test_nothing_grows_over_hundreds_of_incarnations() -> None:
+    """Blocks, decisions, transactional ids and what the coordinator remembers stay below bounds that some ten
+    incarnations reach: what is retained, what one incarnation leaves, the ids of a minute."""
+    found = died_early(SEED, INCARNATIONS)
+    print(f"after {INCARNATIONS} incarnations: {found[-1]}, at most {Left(*map(max, zip(*found, strict=True)))}")
     assert grown(found) == set()
 
 
@@ -104,7 +104,7 @@ def _no_mark() -> Iterable[Any]:
     yield patch.object(DecisionLog, "heartbeat", lambda self, fenced_below=None: real(self))
 
 
-def _all_lives() -> Iterable[Any]:
+def _all_incarnations() -> Iterable[Any]:
     yield patch.object(decision_log, "INCARNATIONS_KEPT", 1 << 30)
 
 
@@ -114,13 +114,13 @@ def _no_scan() -> Iterable[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("planted", "grows"), [(_no_mark, "transactional_ids"), (_all_lives, "decisions"), (_no_scan, "blocks")]
+    ("planted", "grows"), [(_no_mark, "transactional_ids"), (_all_incarnations, "decisions"), (_no_scan, "blocks")]
 )
 def test_growth_is_noticed(planted: Callable[[], Iterable[Any]], grows: str) -> None:
-    """Ids whose fencing is forgotten, lives that are remembered permanently, orphans that nobody looks for: each grows
-    out of its bound within two thirds of the lives."""
+    """Ids whose fencing is forgotten, incarnations that are remembered permanently, orphans that nobody looks for: each
+    grows out of its bound within two thirds of the incarnations."""
     with ExitStack() as stack:
         for each in (*planted(), patch.object(Oracle, "_no_orphans")):
             stack.enter_context(each)
-        found = died_early(SEED, LIVES * 2 // 3)
+        found = died_early(SEED, INCARNATIONS * 2 // 3)
     assert grows in grown(found)

@@ -1,4 +1,4 @@
-"""Simulated lives of a pipeline: no fault breaks an invariant, and every kind of fault is met.
+"""Simulated incarnations of a pipeline: no fault breaks an invariant, and every kind of fault is met.
 
 More seeds than here: `make simulate SEEDS=10000`.
 """
@@ -113,10 +113,10 @@ def test_an_error_of_the_simulator_is_not_a_broken_invariant(monkeypatch: pytest
 
 
 def test_the_pace_and_what_was_met_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run over some seeds, in two processes, says how many lives there were a minute, and of which topologies."""
+    """A run over some seeds, in two processes, says how many incarnations a minute there were, of which topologies."""
     assert main(["--seeds", "4", "--jobs", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "lives of 4 seeds" in shown
+    assert "incarnations of 4 seeds" in shown
     assert "a minute of one core" in shown
     assert "topology" in shown
     assert "4 seeds, all invariants hold" in shown

@@ -1,4 +1,4 @@
-"""Lives of a pipeline: the shipped coordinator and workers against the broker model, with everything that can go wrong.
+"""A pipeline: the shipped coordinator and workers against the broker model, with everything that can go wrong.
 
 One seed is one history: which topology, which thread goes on, what is lost, delayed or repeated on the network, who
 crashes before which request, who wakes as a zombie, which transactions time out. The same seed gives the same history.
@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 from clients import TOPIC, Owner, Steps
-from coordinator import UPKEEP_INTERVAL_MS, Life
+from coordinator import UPKEEP_INTERVAL_MS, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
 from luck import LUCK, NONE
 from oracle import Oracle
@@ -51,7 +51,7 @@ FEED_STEPS = 8
 RETRY_PAUSE_MS = 10
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable)
-"""What a life may end with, and the next one goes on."""
+"""What a coordinator may end with, and the next one goes on."""
 HALTS = (Halt, TopicError)
 """What it ends with when an input topic is not the one that was read."""
 
@@ -68,7 +68,7 @@ BOUNDS = (
 
 
 class Thread:
-    """One thread of a life or a worker."""
+    """One thread of a coordinator or a worker."""
 
     __slots__ = ("owner", "steps", "wake_ms")
 
@@ -95,10 +95,10 @@ class World:
         self.steps = 0
         self.finished = False
         self.halted = False
-        self.life: Life | None = None
+        self.coordinator: SimulatedCoordinator | None = None
         """The newest; None while there is none."""
-        self.lives: list[Life] = []
-        self._next_life_ms = 0
+        self.coordinators: list[SimulatedCoordinator] = []
+        self._next_coordinator_ms = 0
         self._threads: list[Thread] = []
         self._shape(shape)
         self.settings = self._settings()
@@ -169,7 +169,7 @@ class World:
         _, producer_id, epoch = self.broker.init_transactions(foreign, TRANSACTION_TIMEOUT_MAX_MS)
         self.broker.produce(foreign, producer_id, epoch, "foreign", 0, [(None, "x")])
 
-    # --- for lives and workers ----------------------------------------------------------------------------------
+    # --- for coordinators and workers ---------------------------------------------------------------------------
 
     @property
     def chaos(self) -> bool:
@@ -209,7 +209,7 @@ class World:
             yield self.clock.monotonic_ms() + RETRY_PAUSE_MS
 
     def deadline_ms(self) -> int:
-        """Until when a life waits for an answer; it asks once in any case."""
+        """Until when a coordinator waits for an answer; it asks once in any case."""
         return self.clock.monotonic_ms() + (self.rng.choice((0, 50, 800)) if self.chaos else 5_000)
 
     def feed(self) -> None:
@@ -248,11 +248,16 @@ class World:
     # --- for a coordinator: its workers and its inputs ----------------------------------------------------------
 
     def start_workers(
-        self, life: Life, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
+        self,
+        coordinator: SimulatedCoordinator,
+        incarnation: int,
+        number: int,
+        manifest: Manifest,
+        offsets: dict[str, dict[int, int]],
     ) -> list[Process]:
         """The processes of an attempt, which read on at *offsets*."""
         attempt = Attempt(incarnation, number, manifest, offsets)
-        processes = [Process(self, life, attempt, i) for i in range(self.parallelism)]
+        processes = [Process(self, coordinator, attempt, i) for i in range(self.parallelism)]
         attempt.connect(self, processes)
         return processes
 
@@ -275,36 +280,36 @@ class World:
 
     # --- history ------------------------------------------------------------------------------------------------
 
-    def next_life(self, delay_ms: int) -> None:
-        """The newest life is over, or no longer the newest."""
-        self.life, self._next_life_ms = None, self.clock.monotonic_ms() + delay_ms
+    def next_coordinator(self, delay_ms: int) -> None:
+        """The newest coordinator is over, or no longer the newest."""
+        self.coordinator, self._next_coordinator_ms = None, self.clock.monotonic_ms() + delay_ms
 
-    def ended(self, life: Life, end: End) -> None:
-        """A life has ended by itself."""
-        self.note(f"{life} ends: {end.error!r}")
-        life.kill_workers()
-        life.alive = False
+    def ended(self, coordinator: SimulatedCoordinator, end: End) -> None:
+        """A coordinator has ended by itself."""
+        self.note(f"{coordinator} ends: {end.error!r}")
+        coordinator.kill_workers()
+        coordinator.alive = False
         if self.faults.made_anew and isinstance(end.error, HALTS):
             self.seen["halt"] += 1
             self.halted = True
             self.finished = True
             return
         # Of what a zombie replays, a newer one may have dropped blocks.
-        outlived = life is not self.life and isinstance(end.error, DamagedBlock)
+        outlived = coordinator is not self.coordinator and isinstance(end.error, DamagedBlock)
         if end.error is not None and not outlived and not isinstance(end.error, SURVIVABLE):
-            raise Asserted(f"{life} ends with {end.error!r}")
+            raise Asserted(f"{coordinator} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
-        if life is self.life:
-            self.next_life(self.rng.randint(0, 100))
+        if coordinator is self.coordinator:
+            self.next_coordinator(self.rng.randint(0, 100))
             if end.error is None and self.faults.broker_is_up:
-                self._ended_cleanly(life, end)
+                self._ended_cleanly(coordinator, end)
 
-    def _ended_cleanly(self, life: Life, end: End) -> None:
-        """Everything decided is committed and nothing of this life is open."""
+    def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
+        """Everything decided is committed and nothing of this coordinator is open."""
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
         assert end.manifest is not None
         self.clock.advance(100)
-        self.oracle.nothing_open(life.log.incarnation.incarnation)
+        self.oracle.nothing_open(coordinator.log.incarnation.incarnation)
         if not any(each.owner.alive for each in self._threads):
             self.oracle.all_visible()
         ends = {(each.source, each.partition): each.offset for each in end.manifest.offsets}
@@ -319,9 +324,10 @@ class World:
             self.steps += 1
             demand(self.steps < STEPS_MAX, f"the job has not come to its end in {STEPS_MAX} steps")
             self.faults.before_step()
-            if self.life is None and not self.finished and self._next_life_ms <= self.clock.monotonic_ms():
-                self.life = Life(self)
-                self.lives.append(self.life)
+            due = self._next_coordinator_ms <= self.clock.monotonic_ms()
+            if self.coordinator is None and not self.finished and due:
+                self.coordinator = SimulatedCoordinator(self)
+                self.coordinators.append(self.coordinator)
             self._step()
             if self.steps % FEED_STEPS == 0:
                 self.feed()
@@ -335,7 +341,7 @@ class World:
     def _is_over(self) -> bool:
         """Whether the job is done and all are gone. One that had slept before it fenced anybody may have taken over
         from a clean end, decided, and died: then the job is run again."""
-        if not self.finished or any(each.alive for each in self.lives):
+        if not self.finished or any(each.alive for each in self.coordinators):
             return False
         if self.halted:
             return True
@@ -343,7 +349,7 @@ class World:
         self.oracle.look()
         if self.oracle.unfinalized is not None:
             self.finished = False
-            self.next_life(0)
+            self.next_coordinator(0)
         return self.finished
 
     def _step(self) -> None:
@@ -353,8 +359,8 @@ class World:
         due = [each for each in threads if each.due_ms <= now_ms]
         if not due:
             wakes = [each.due_ms for each in threads]
-            if self.life is None and not self.finished:
-                wakes.append(self._next_life_ms)
+            if self.coordinator is None and not self.finished:
+                wakes.append(self._next_coordinator_ms)
             self.clock.advance(max(1, min(wakes, default=0) - now_ms))
             return
         thread = due[int(self.rng.random() * len(due))]
@@ -387,7 +393,7 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
         broken.trace = tuple(world.trace)
         raise broken from error
     world.seen["checkpoint"] = len(world.oracle.manifests)
-    world.seen["life"] = len(world.lives)
+    world.seen["incarnation"] = len(world.coordinators)
     world.seen[f"topology {world.topology.name}"] += 1
     return world
 

@@ -244,11 +244,11 @@ def _put_each(table: KeyedTable[int], states: Mapping[bytes, int]) -> None:
     table.apply(lambda _, state: (state, None), list(states), list(states.values()))
 
 
-@pytest.mark.parametrize("lives", [1, 5])
-def test_long_histories_stay_short_chains(lives: int, topic: Any) -> None:
+@pytest.mark.parametrize("incarnations", [1, 5])
+def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None:
     """Over many checkpoints with few changes, and many restarts, the chain stays bounded and restores to the state.
 
-    So it does where every life takes one checkpoint, and restores no more than it changes.
+    So it does where every incarnation takes one checkpoint, and restores no more than it changes.
     """
     table: KeyedTable[int] = KeyedTable("totals", int, range(8), 8)
     model: dict[bytes, int] = {}
@@ -258,8 +258,8 @@ def test_long_histories_stay_short_chains(lives: int, topic: Any) -> None:
     for checkpoint in range(1, 400):
         changed = keys if checkpoint == 1 else [keys[checkpoint * 7 % 400], keys[checkpoint * 31 % 400]]
         states = {key: checkpoint * number for number, key in enumerate(changed)}
-        if checkpoint % lives == 0:
-            touched = {key_group(key, 8) for key in changed} if lives == 1 else None
+        if checkpoint % incarnations == 0:
+            touched = {key_group(key, 8) for key in changed} if incarnations == 1 else None
             table = restore("totals", int, range(8), 8, checkpoint - 1, index, topic.fetch, touched)
         model.update(states)
         _put_each(table, states)

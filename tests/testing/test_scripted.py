@@ -30,9 +30,9 @@ def test_each_crash_kills_once(tmp_path: Path) -> None:
         "import sys; from exactlyonce.testing.scripted import crash_once; crash = crash_once(sys.argv[1], int)\n"
         "print([crash(record) for record in (b'1', b'CRASH 1', b'2', b'CRASH 3', b'4')])"
     )
-    lives = [run_python(code, path) for _ in range(3)]
-    assert [life.returncode for life in lives] == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    assert lives[-1].stdout == "[[1], [], [2], [], [4]]\n"
+    incarnations = [run_python(code, path) for _ in range(3)]
+    assert [incarnation.returncode for incarnation in incarnations] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert incarnations[-1].stdout == "[[1], [], [2], [], [4]]\n"
     assert fired(path) == [1, 3]
 
 

@@ -101,7 +101,7 @@ class Lossy:
             self.kafka.produce(f"{self.name}-{topic}", records)
             self.fed += records
 
-    def life(self, killed_at: str = "", *more: str) -> Run:
+    def incarnation(self, killed_at: str = "", *more: str) -> Run:
         """A run to the end, or until it is killed."""
         armed = {"EXACTLYONCE_FAILPOINTS": f"{killed_at}=kill@1"} if killed_at else {}
         env = {**armed, "EXACTLYONCE_FAILPOINTS_FIRED": str(self.fired)}
@@ -112,10 +112,10 @@ class Lossy:
         """One checkpoint completes; of the next, which is decided, subtask 1 of *sink* loses its transaction, and the
         output topic all its records."""
         self.feed(2000)
-        first = self.life()
+        first = self.incarnation()
         assert first.wait() == 0, first.said
         self.feed(1500)
-        assert self.life("coordinator-decided").wait() == -9
+        assert self.incarnation("coordinator-decided").wait() == -9
         manifest = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name).unfinalized
         assert manifest is not None
         assert len(manifest.committables) == 4, "two sinks at parallelism 2"

@@ -38,13 +38,13 @@ COMMITTABLE = Committable(
 
 
 class TestLives:
-    def test_the_first_life(self, store: Any) -> None:
+    def test_the_first_incarnation(self, store: Any) -> None:
         """The log of a new pipeline is empty; its first incarnation has number 1."""
         log = store.opened()
         assert (log.history.latest, log.history.incarnation_latest) == (None, 0)
         assert log.do(log.begin("here", 1)) == store.incarnation(1)
 
-    def test_what_a_life_decided_is_what_the_next_one_reads(self, store: Any) -> None:
+    def test_what_an_incarnation_decided_is_what_the_next_one_reads(self, store: Any) -> None:
         """the next incarnation reads every decision, and has the next number."""
         first = store.living()
         assert first.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
@@ -83,7 +83,7 @@ class TestLives:
         log.appended(store.manifest(1))
         assert log.history.newest_incarnation.heartbeat_ms == beat.heartbeat_ms + 5_000
 
-    def test_a_life_that_has_ended(self, store: Any) -> None:
+    def test_an_incarnation_that_has_ended(self, store: Any) -> None:
         """A clean end is read at once, silence after thirty seconds; the next incarnation begins as ever."""
         log = store.living()
         now_ms = store.clock.now_ms()
@@ -96,15 +96,15 @@ class TestLives:
         assert read.living(now_ms) is None
         assert not store.living().history.newest_incarnation.ended
 
-    def test_old_lives_are_forgotten(self, store: Any) -> None:
-        """Of many lives the last ten are kept, and numbers go on growing."""
+    def test_old_incarnations_are_forgotten(self, store: Any) -> None:
+        """Of many incarnations the last ten are kept, and numbers go on growing."""
         for number in range(1, 13):
             assert store.living().history.incarnation_latest == number
         assert sorted(read_history(store.config, store.pipeline).incarnations) == list(range(3, 13))
 
-    def test_a_life_goes_on_in_another_process(self, store: Any) -> None:
-        """A second process takes up the newest life and fences the first; an older life cannot be taken up, and looking
-        fences nobody."""
+    def test_an_incarnation_goes_on_in_another_process(self, store: Any) -> None:
+        """A second process takes up the newest incarnation and fences the first; an older one cannot be taken up, and
+        looking fences nobody."""
         first, second = store.living(), store.opened()
         assert second.resume(1) == store.incarnation(1)
         with pytest.raises(Fenced):
@@ -161,7 +161,7 @@ class TestFencing:
         assert read_history(store.config, store.pipeline).manifests[1].parallelism == 5
 
     def test_a_coordinator_fenced_before_the_other_has_recorded_itself(self, store: Any) -> None:
-        """Fencing comes with opening, before the new life's first record; the older one can then only say that."""
+        """Fencing comes with opening, before the new one's first record; the older one can then only say that."""
         old = store.living()
         store.opened()
         with pytest.raises(Fenced, match="newer instance is starting"):
