@@ -9,6 +9,7 @@ It prints the pace, what has been met how often, and of a failure its trace and 
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 import time
@@ -22,6 +23,8 @@ from topologies import SHAPES
 from watched import Broken
 from world import replay_command, simulate
 
+OBJECTS_BETWEEN_COLLECTIONS = 200_000
+"""A world is full of cycles, and goes as a whole: to look for them more often only takes time."""
 SHOWN_MAX = 5
 """Failures that are shown whole."""
 
@@ -39,6 +42,7 @@ def lived(seeds: Iterable[int], shape: str | None, luck: str | None) -> Outcome:
     seen: Counter[str] = Counter()
     failures: list[str] = []
     began_s = time.process_time()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     for seed in seeds:
         try:
             seen.update(simulate(seed, shape, luck).seen)

@@ -75,11 +75,6 @@ class Thread:
     def __init__(self, owner: Owner, steps: Steps) -> None:
         self.owner, self.steps, self.wake_ms = owner, steps, 0
 
-    @property
-    def due_ms(self) -> int:
-        """When it may go on."""
-        return max(self.wake_ms, self.owner.paused_until_ms)
-
 
 class World:
     """Everything there is, for one seed."""
@@ -355,10 +350,14 @@ class World:
     def _step(self) -> None:
         """One step of one thread that is due; or time passes until one is."""
         now_ms = self.clock.monotonic_ms()
-        self._threads = threads = [each for each in self._threads if each.owner.alive]
-        due = [each for each in threads if each.due_ms <= now_ms]
+        due = [
+            each
+            for each in self._threads
+            if each.wake_ms <= now_ms and (owner := each.owner).paused_until_ms <= now_ms and owner.alive
+        ]
         if not due:
-            wakes = [each.due_ms for each in threads]
+            self._threads = [each for each in self._threads if each.owner.alive]
+            wakes = [max(each.wake_ms, each.owner.paused_until_ms) for each in self._threads]
             if self.coordinator is None and not self.finished:
                 wakes.append(self._next_coordinator_ms)
             self.clock.advance(max(1, min(wakes, default=0) - now_ms))
