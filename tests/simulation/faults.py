@@ -342,8 +342,9 @@ class FaultInjector:
     # --- input topics -------------------------------------------------------------------------------------------
 
     def _add_partitions(self) -> None:
-        """The partitions that are not there from the beginning are added; or a topic is deleted and made anew."""
-        if not self.broker_is_up:
+        """The partitions that are not there from the beginning are added; or a topic is deleted and made anew, once
+        something is decided: before that, a new pipeline may begin with the new topic."""
+        if not self.broker_is_up or (self._remakes and not self.world.oracle.manifests):
             return
         self._adds_at = 1 << 60
         for source, each in self.world.inputs.items():
