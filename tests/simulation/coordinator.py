@@ -281,7 +281,7 @@ class SimulatedCoordinator:
         for found in answer.records[:1]:
             if (found.offset, found.key) == (ref.offset, ref.key):
                 return decode(found.value, Block).body
-        require(self is not self.world.coordinator, f"block {ref.key} is where the manifest says")
+        require(not self.world.is_newest(self), f"block {ref.key} is where the manifest says")
         raise Fenced("The checkpoints of a zombie have gone.")
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -411,6 +411,10 @@ class SimulatedCoordinator:
         cleaned = place in self.world.broker.cleaned  # the marker that cleaning leaves behind shows it
         return Fate.ABORTED if cleaned else Fate.GONE
 
+    @property
+    def number(self) -> int:
+        """Of the incarnation; 0 before it has begun."""
+        return self.log.incarnation.incarnation if self.log.has_begun else 0
+
     def __str__(self) -> str:
-        number = self.log.incarnation.incarnation if self.log.has_begun else 0
-        return f"incarnation {number}.{self.leader.attempt}"
+        return f"incarnation {self.number}.{self.leader.attempt}"

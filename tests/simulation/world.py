@@ -279,6 +279,10 @@ class World:
         """The newest coordinator is over, or no longer the newest."""
         self.coordinator, self._next_coordinator_ms = None, self.clock.monotonic_ms() + delay_ms
 
+    def is_newest(self, coordinator: SimulatedCoordinator) -> bool:
+        """Whether nobody has taken over from it: one that was begun later, or had slept before it fenced anybody."""
+        return coordinator is self.coordinator and coordinator.number == max(each.number for each in self.coordinators)
+
     def ended(self, coordinator: SimulatedCoordinator, end: End) -> None:
         """A coordinator has ended by itself."""
         self.note(f"{coordinator} ends: {end.error!r}")
@@ -290,13 +294,14 @@ class World:
             self.finished = True
             return
         # Of what a zombie replays, a newer one may have dropped blocks.
-        outlived = coordinator is not self.coordinator and isinstance(end.error, DamagedBlock)
+        outlived = not self.is_newest(coordinator) and isinstance(end.error, DamagedBlock)
         if end.error is not None and not outlived and not isinstance(end.error, SURVIVABLE):
             raise Asserted(f"{coordinator} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
+        was_newest = self.is_newest(coordinator)
         if coordinator is self.coordinator:
             self.next_coordinator(self.rng.randint(0, 100))
-            if end.error is None and self.faults.broker_is_up:
+            if was_newest and end.error is None and self.faults.broker_is_up:
                 self._ended_cleanly(coordinator, end)
 
     def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
