@@ -184,7 +184,7 @@ def _offsets(
         except KafkaException as error:
             if not is_passing(error.args[0]) or time.monotonic() > deadline:
                 raise
-        time.sleep(_PAUSE_S)
+        client.poll(_PAUSE_S)
         client.list_topics(topic, REQUEST_TIMEOUT_S)  # the library does not look for the new leader by itself
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException
-from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname, tls_context
@@ -189,6 +188,9 @@ class ClientConfig:
     def _sasl(self, settings: Mapping[str, str]) -> dict[str, Any]:
         mechanism = settings["sasl.mechanism"]
         if mechanism == "OAUTHBEARER":
+            from kafka.net.sasl.oauth import AbstractTokenProvider  # half of a worker's start, which needs none of it
+
+            AbstractTokenProvider.register(_Tokens)
             provider = _Tokens(self._token_function(), settings.get("sasl.oauthbearer.config", ""))
             return {"sasl_mechanism": mechanism, "sasl_oauth_token_provider": provider}
         return {
@@ -216,7 +218,7 @@ class ClientConfig:
         return fetch
 
 
-class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+class _Tokens:
     """Gives kafka-python the tokens of a function written for confluent-kafka."""
 
     def __init__(self, fetch: Callable[[str], tuple[Any, ...]], config: str) -> None:

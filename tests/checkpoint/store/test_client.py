@@ -36,6 +36,9 @@ def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> N
         def list_topics(self, *_: object) -> None:
             asked.append("leaders")
 
+        def poll(self, _timeout_s: float) -> None:
+            pass
+
     class Future:
         def result(self) -> ListOffsetsResultInfo:
             return ListOffsetsResultInfo(7, -1, -1)
