@@ -167,6 +167,7 @@ def test_none_of_the_documented_rights_is_idle(
     assert idle == []
 
 
+@pytest.mark.exhaustive
 def test_reading_is_enough_to_judge(
     guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
 ) -> None:

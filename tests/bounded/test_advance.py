@@ -11,6 +11,7 @@ from bounded import Fed, catch_up, run_local
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.exhaustive
 def test_both_engines_in_turns(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     """Backfill at 1, run locally at 3, catch up at 2, run at 1: outputs and state are those of one fold over all."""
     pipeline = loaded("broad")

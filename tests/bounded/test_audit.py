@@ -93,6 +93,7 @@ def _around_moved(fed: Fed) -> set[int]:
     return {number for number, order in given.items() if order["customer"] == given[MOVED]["customer"]}
 
 
+@pytest.mark.exhaustive
 def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> None:
     """Expired checkpoints, input that retention took, output that was removed: each is named, and the rest judged."""
     fed.feed(600)

@@ -116,6 +116,7 @@ def test_goals(fed: Fed, tmp_path: Path) -> None:
     fed.assert_output()
 
 
+@pytest.mark.exhaustive
 def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) -> None:
     """A parallelism at which the manifest would be too large is refused with the largest that will do, which does."""
     fed.feed(30)
@@ -258,6 +259,7 @@ class Growing(Following):
         self.fed.right += more
 
 
+@pytest.mark.exhaustive
 def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
     """Subtasks that own no key group have nothing to do behind a shuffle, in either engine; the output is exact."""
     loaded = load_pipeline("bounded_pipelines", "narrow", fed.name)
@@ -270,6 +272,7 @@ def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
     assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
 
 
+@pytest.mark.exhaustive
 def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     """A chunk notes how many partitions the output had when it was computed, not when the command began."""
 

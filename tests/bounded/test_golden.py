@@ -47,7 +47,7 @@ def test_what_the_local_engine_did(attribute: str, parallelism: int, fed: Fed, t
     assert_visible(fed, attribute, tmp_path)
 
 
-@pytest.mark.exhaustive(but=["every-3"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("attribute", "parallelism"), [("every", 1), ("every", 3), ("rejoined", 2)])
 def test_what_bounded_work_did(attribute: str, parallelism: int, fed: Fed, tmp_path: Path) -> None:
     """The same of checkpoints that were taken by time, one after another."""

@@ -46,6 +46,7 @@ def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Pa
     assert any("sink out subtask 0" in each for each in report.unjudged), "the rest of that topic is gone"
 
 
+@pytest.mark.exhaustive
 def test_a_replay_is_not_tried_where_the_user_wants_a_halt(lossy: Lossy) -> None:
     """--repair halt ends with what is affected and the choices; without it the next run repairs."""
     lost = lossy.lose("copies", f"{lossy.name}-copies")

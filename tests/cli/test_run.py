@@ -140,6 +140,7 @@ def _read_until(terminal: int, text: str) -> str:
     return shown
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_wrong_port(orders: Orders) -> None:
     """Where no broker listens, every command says so within 20 s, with exit code 4."""

@@ -90,7 +90,7 @@ def test_partitions_are_taken_up_by_a_running_job(
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["coordinator"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("role", ["worker", "coordinator"])
 def test_kills_around_the_taking_up(
     role: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]
@@ -128,6 +128,7 @@ def test_kills_around_the_taking_up(
     assert audited(kafka, "pipelines:diamond", topic_name)["records_in"] == len(fed + right)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_take_up_whose_checkpoint_is_aborted(kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]) -> None:
     """A worker that sleeps makes the checkpoint that takes a partition up fail, and the job goes on: the next one has

@@ -42,6 +42,7 @@ def test_no_broker(run: Any) -> None:
     assert "exactlyonce broker start" in said or "bootstrap" in said
 
 
+@pytest.mark.exhaustive
 def test_the_port_of_something_else(run: Any) -> None:
     """A port on which something else listens is no broker either."""
     with socket.socket() as other:
@@ -151,6 +152,7 @@ def test_input_that_retention_has_taken(kafka: KafkaCluster, topic_name: str, ru
     assert "exactlyonce reset" in said
 
 
+@pytest.mark.exhaustive
 def test_an_input_topic_made_anew(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A topic that was deleted and created again is another one, even where the offsets would fit."""
     kafka.create_topic(f"{topic_name}-in")
@@ -292,6 +294,7 @@ def test_an_aborted_and_an_open_foreign_transaction_in_the_input(
     assert_totals(kafka, f"{topic_name}-out", fed + orders(10, first=60))
 
 
+@pytest.mark.exhaustive
 def test_a_partition_added_to_the_input(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A new partition is read from its beginning."""
     kafka.create_topic(f"{topic_name}-in")

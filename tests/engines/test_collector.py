@@ -29,6 +29,7 @@ def test_everything_is_collected_as_often_as_in_a_plain_loop() -> None:
     assert until_full(THRESHOLDS) <= until_full(PLAIN_THRESHOLDS)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_objects_that_refer_to_themselves(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """Of objects that refer to themselves, of which a function keeps the last few, the others are freed, however many

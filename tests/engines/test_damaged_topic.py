@@ -146,7 +146,7 @@ def test_decisions(job: Job) -> None:
     assert "may be visible" in incarnation.said
 
 
-@pytest.mark.exhaustive(but=["True"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_a_damaged_decision_expires(known_checksum: bool, job: Job) -> None:
     """The checkpoint of a damaged older decision counts as retained until newer ones are, and then goes with its

@@ -74,6 +74,7 @@ def test_an_open_that_does_not_return_is_replaced_and_named(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_stands_still_while_it_starts_is_replaced(
     kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, fed: Any
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_worker_that_stands_still_while_it_starts_is_replaced(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_stop_while_a_worker_hangs_in_open_ends_cleanly(
     kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path, fed: Any, parameters: Any
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_stop_while_a_worker_hangs_in_open_ends_cleanly(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive(but=["False"])
 @pytest.mark.parametrize("inline", [False, True])
 def test_asked_twice_a_run_with_a_slow_operator_ends_at_once(
     inline: bool, kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path, fed: Any, parameters: Any
@@ -119,6 +122,7 @@ def test_asked_twice_a_run_with_a_slow_operator_ends_at_once(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("inline", [False, True])
 def test_asked_twice_a_run_that_hangs_in_open_ends_at_once(
     inline: bool, kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path, fed: Any, parameters: Any
@@ -139,6 +143,7 @@ def test_asked_twice_a_run_that_hangs_in_open_ends_at_once(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_asked_twice_a_run_whose_broker_stands_still_ends_at_once(
     stoppable: OwnCluster, topic_name: str, run: Any
 ) -> None:

@@ -31,6 +31,7 @@ def another_incarnation(job: Run) -> None:
     job.await_event(lambda event: "A new incarnation begins" in event.get("text", ""))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
 def test_incarnations_that_complete_checkpoints_never_use_up_the_strategy(

@@ -99,7 +99,7 @@ def cut(cluster: OwnCluster, topic: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["True"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("running", [False, True])
 def test_a_log_that_was_truncated_and_grew_again(
     running: bool, stoppable: OwnCluster, topic_name: str, run: Callable[..., Any]

@@ -28,7 +28,7 @@ def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: 
     return codes
 
 
-@pytest.mark.exhaustive(but=["coordinator-decided", "worker-flushed"])
+@pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
 def test_linear(
     name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
@@ -44,7 +44,7 @@ def test_linear(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
-@pytest.mark.exhaustive(but=["coordinator-committed", "worker-aligned"])
+@pytest.mark.exhaustive(but=["coordinator-committed"])
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
 def test_diamond(
     name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path

@@ -139,7 +139,7 @@ def test_a_commit_whose_markers_were_lost(
         assert shown == sorted(committed * PARTITIONS)
 
 
-@pytest.mark.exhaustive(but=["killed once"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kills_max", [1, KILLS_MAX], ids=["killed once", "until it is lost"])
 def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluster, topic_name: str) -> None:
     """The broker is killed behind its answer to a decision's commit, until it has lost a marker or the tries are used

@@ -15,7 +15,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = pytest.mark.broker
 
 
-@pytest.mark.exhaustive(but=["arguments1", "arguments3"])
+@pytest.mark.exhaustive(but=["arguments1"])
 @pytest.mark.parametrize("arguments", [(), ("--parallelism", "2"), ("--parallelism", "3"), ("--inline",)])
 def test_everything(
     arguments: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
@@ -74,6 +74,7 @@ def test_rescaling(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """Nothing is shuffled where the user says so; state then stays with its partitions, and rescaling is refused."""
     from running import assert_totals
@@ -90,7 +91,7 @@ def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, topic_name:
     assert "parallelism 2" in refused.said
 
 
-@pytest.mark.exhaustive(but=["latest-0", "offsets-40"])
+@pytest.mark.exhaustive(but=["latest-0"])
 @pytest.mark.parametrize(("start", "expected"), [("earliest", 100), ("latest", 0), ("offsets", 40)])
 def test_start_positions(start: str, expected: int, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A pipeline without a checkpoint begins where its source says, and keeps to it."""

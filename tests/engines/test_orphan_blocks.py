@@ -24,6 +24,7 @@ def fed(kafka: KafkaCluster, topic_name: str, records: list[tuple[str, str]]) ->
     return records
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_died_with_large_blocks(
     kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
 ) -> None:
@@ -42,7 +43,7 @@ def test_a_worker_that_died_with_large_blocks(
     assert unreferenced_blocks(kafka, topic_name) == set()
 
 
-@pytest.mark.exhaustive(but=["coordinator-triggered-3"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("place", "nth"), [("coordinator-decided", 3), ("coordinator-committed", 1), ("coordinator-triggered", 3)]
 )

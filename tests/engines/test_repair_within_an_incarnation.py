@@ -38,6 +38,7 @@ def await_aborted(servers: dict[str, str], name: str) -> None:
     transactions.close()
 
 
+@pytest.mark.exhaustive
 def test_a_clean_stop_after_a_repair(
     own_broker: Callable[..., OwnCluster], topic_name: str, run: Any, failpoint: Any
 ) -> None:

@@ -49,6 +49,7 @@ def test_checkpoints_complete_at_a_slow_operator(
     assert 0 < len(seen) < 10_000
 
 
+@pytest.mark.exhaustive
 def test_the_reason_names_the_operator_that_hangs(
     kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_the_reason_names_the_operator_that_hangs(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_replay_takes_the_slices_that_the_first_run_took(
     kafka: KafkaCluster, topic_name: str, run: Any
 ) -> None:

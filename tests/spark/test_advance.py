@@ -106,6 +106,7 @@ def assert_finished(fed: Fed, folder: Path) -> None:
     fed.assert_nothing_left()
 
 
+@pytest.mark.exhaustive
 def test_speculation_in_sparks_own_settings(
     fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

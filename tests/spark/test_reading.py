@@ -149,6 +149,7 @@ def test_an_open_transaction(spark: Any, kafka: Any, topic_name: str) -> None:
     assert offsets(load(spark, kafka, topic)) == [(0, 0), (0, 1), (0, 2)]
 
 
+@pytest.mark.exhaustive
 def test_lost_data(spark: Any, kafka: Any, topic_name: str) -> None:
     """What retention took, or what was never there, is an error; with failOnDataLoss=false the rest is read."""
     topic = kafka.create_topic(topic_name)
@@ -200,6 +201,7 @@ def test_faults(spark: Any, kafka: Any, mixed: str, options: dict[str, str], mes
     assert CANARY not in str(caught.value)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_no_broker(spark: Any) -> None:
     """Without a broker the error names the address and what to check; the plan, without one, holds no secret."""

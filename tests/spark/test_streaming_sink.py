@@ -133,6 +133,7 @@ def test_what_is_refused(stream: Stream) -> None:
     assert stream.kafka.read_committed(stream.topic) == []
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_location_that_is_one_batch_behind(stream: Stream, tmp_path: Path) -> None:
     """With an older copy of its checkpoint location, and new input, a query plans other rows under a number that is
     decided: it halts and says so, no row is lost or doubled, and with the right location all of them arrive."""

@@ -127,7 +127,7 @@ def test_python_processes_are_killed(kafka: KafkaCluster, topic_name: str, folde
     assert_exact(kafka, topic_name)
 
 
-@pytest.mark.exhaustive(but=["once"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "steps",
     [("coordinator-decided",), ("worker-flushed", "coordinator-decided", "coordinator-finalized")],

@@ -355,6 +355,7 @@ def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest
     assert world.visible() == sorted([*expected(0, 5), *expected(7, partitions=1)])
 
 
+@pytest.mark.exhaustive
 def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
     """Each write of a function is done once, however often a batch is run again, and with it what the function writes
     to this sink after it; two writes of the same rows are two; other rows than in the run before are a halt."""

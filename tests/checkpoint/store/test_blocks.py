@@ -161,6 +161,7 @@ class TestDamage:
 
 
 class TestTrouble:
+    @pytest.mark.exhaustive
     def test_blocks_that_cannot_be_written(
         self, stoppable: Any, new_store: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -256,6 +256,7 @@ class TestOutcomes:
         assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
         assert read_history(store.config, store.pipeline).manifests == {0: store.manifest(0)}
 
+    @pytest.mark.exhaustive
     def test_a_broker_that_is_gone_before_the_append(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """Nothing is written while the broker is away, for certain; once it is back, the same log goes on."""
         cluster = stoppable

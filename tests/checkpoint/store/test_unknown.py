@@ -142,6 +142,7 @@ def test_a_commit_without_an_answer(store: Any, proxy: LossyProxy, lost: str, wr
     assert list(store.opened().history.manifests) == written
 
 
+@pytest.mark.exhaustive
 def test_records_without_an_answer(store: Any, proxy: LossyProxy) -> None:
     """Records that reached the broker are not written unless their commit was asked for; the same log goes on, once
     the broker has confirmed that it took them back."""

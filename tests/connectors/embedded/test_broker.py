@@ -106,6 +106,7 @@ class TestLife:
             broker.start()
         assert not broker.status().running
 
+    @pytest.mark.exhaustive
     def test_a_misspelt_topic_is_no_topic(self, broker: EmbeddedBroker, topic_name: str) -> None:
         """The broker makes no topic by itself."""
         broker.start()

@@ -134,6 +134,7 @@ class TestWhatIsMissing:
         assert CANARY not in str(caught.value)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
 def test_compaction_and_a_broker_that_dies(own_broker: Any) -> None:

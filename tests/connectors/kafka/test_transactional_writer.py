@@ -182,6 +182,7 @@ def test_more_than_a_batch_holds(place: Place) -> None:
     assert place.readable() == expected
 
 
+@pytest.mark.exhaustive
 def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> None:
     """Where the epochs of a producer id run out, the writer goes on under the next one."""
     broker = RealBroker(kafka.bootstrap_servers)

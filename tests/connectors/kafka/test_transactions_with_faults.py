@@ -64,6 +64,7 @@ def is_committed(hasty: Transactions, topic: str, opened: TransactionState) -> b
     return False
 
 
+@pytest.mark.exhaustive
 def test_a_broker_that_dies(broker: EmbeddedBroker, cluster: Any, topic: str) -> None:
     """Without a broker every question fails in time and says what to do; the same object goes on once it is back."""
     cluster.open(topic, topic, VALUES)
