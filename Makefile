@@ -29,8 +29,8 @@ demo: .venv/run.stamp .venv/java.stamp
 bench: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python benchmarks/run.py $(ARGS)
 
-# Most tests wait more than they compute: three processes; what uses a Spark session shares one, in one of them.
-PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Most tests wait more than they compute: four processes; what uses a Spark session shares one, in one of them.
+PYTEST := .venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: .venv/dev.stamp .venv/java.stamp kafka
 	$(PYTEST) --sample $(ARGS)
@@ -44,7 +44,7 @@ simulate: .venv/dev.stamp
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(SHAPE),--shape $(SHAPE)) \
 		$(if $(LUCK),--luck "$(LUCK)") $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
 
-# Three processes cannot show how far a download is, and start some dozens of brokers.
+# Several processes cannot show how far a download is, and start some dozens of brokers.
 kafka: .venv/dev.stamp
 	@.venv/bin/python -m exactlyonce.connectors.embedded.class_archive
 

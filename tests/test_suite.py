@@ -32,12 +32,10 @@ def test_a_sample_runs_the_cases_that_the_mark_names() -> None:
     cases = [line.split("::")[1] for line in lines if "::" in line]
     assert cases == [
         "test_linear[coordinator-decided]",
-        "test_linear[worker-flushed]",
         "test_diamond[coordinator-committed]",
-        "test_diamond[worker-aligned]",
     ]
     whole = [line for line in collected(MATRIX) if "::" in line]
-    assert f"left out: {len(whole) - 4} tests marked exhaustive: make test-all runs them" in lines
+    assert f"left out: {len(whole) - 2} tests marked exhaustive: make test-all runs them" in lines
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])

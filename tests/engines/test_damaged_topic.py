@@ -130,6 +130,7 @@ def test_blocks(known_checksum: bool, job: Job) -> None:
     assert "Choices:" in incarnation.said
 
 
+@pytest.mark.exhaustive
 def test_decisions(job: Job) -> None:
     """A damaged batch of decisions is noted where a newer manifest lies behind it; else it may hide one: a halt."""
     older, newest = job.history.retained[0], job.history.retained[-1]

@@ -53,6 +53,7 @@ def parameters(topic_name: str, tmp_path: Path) -> tuple[str, ...]:
     return ("--param", f"name={topic_name}", "--param", f"folder={tmp_path}", "--parallelism", "2", *QUICK)
 
 
+@pytest.mark.exhaustive
 def test_an_open_that_does_not_return_is_replaced_and_named(
     kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path, fed: Any, parameters: Any
 ) -> None:

@@ -28,8 +28,9 @@ def test_clients_are_made_in_one_place(repository: list[Path]) -> None:
         for path in repository
         if path.suffix == ".py" and path.parts[0] in PRODUCT and path != FACTORY and STARTER not in path.parents
         for tree in [ast.parse((ROOT / path).read_text())]
+        for clients in [_clients(tree)]
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _clients(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in clients
     ]
     assert wrong == []
 

@@ -183,6 +183,7 @@ def test_the_jvm_is_killed_at_the_decision(failpoint: str, fed: Fed, tmp_path: P
     assert_finished(fed, tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("failpoint", ["advance-published"])
 def test_the_driver_is_killed(failpoint: str, fed: Fed, tmp_path: Path, ending: list[int]) -> None:
     """The JVM and its workers end with the driver, and whoever comes next finishes what was begun."""

@@ -125,6 +125,7 @@ def test_ids_and_producers_expire(new_stage: NewStage) -> None:
     assert play([Producers("t", 1), Init("a")], stage) == [[("p0", 0, 0, 0)], ("NONE", "p2", 0)]
 
 
+@pytest.mark.exhaustive(but=["model"])
 def test_nothing_is_lost_when_the_broker_is_killed(new_stage: NewStage) -> None:
     """Committed stays committed, open stays open and can go on, and what was fenced stays fenced."""
     stage, restart = new_stage(QUICK)
@@ -147,6 +148,7 @@ def test_nothing_is_lost_when_the_broker_is_killed(new_stage: NewStage) -> None:
     ]
 
 
+@pytest.mark.exhaustive(but=["model"])
 def test_compaction_keeps_the_newest_committed_record_of_each_key(new_stage: NewStage) -> None:
     """Below the last stable offset only the newest record of a key stays, at its offset; aborted ones go."""
     stage, _ = new_stage(QUICK)

@@ -127,6 +127,7 @@ def store(new_store: Any, topic_name: str, proxy: LossyProxy) -> Any:
     return new_store(f"127.0.0.1:{proxy.port}", topic_name)
 
 
+@pytest.mark.exhaustive(but=["request-written0"])
 @pytest.mark.parametrize(("lost", "written"), [("request", []), ("answer", [0])])
 def test_a_commit_without_an_answer(store: Any, proxy: LossyProxy, lost: str, written: list[int]) -> None:
     """Whether the commit or only its answer was lost cannot be told: it ends; the next incarnation reads the truth."""
