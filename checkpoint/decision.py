@@ -150,9 +150,7 @@ def _is_whole(committable: Committable, precommit: Precommit) -> bool:
     return committable.records == precommit.records
 
 
-def count(
-    precommits: Iterable[Precommit], outputs: Outputs, decider: Decider
-) -> Procedure[dict[str, Committable]]:
+def count(precommits: Iterable[Precommit], outputs: Outputs, decider: Decider) -> Procedure[dict[str, Committable]]:
     """Make committables, in the broker's own words, of those precommits of which it has as many records as were
     produced.
 

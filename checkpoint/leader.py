@@ -182,9 +182,7 @@ class Leader:
         if newest and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
-        self._fenced_below = self.led.fenced_below(
-            (yield from self.log.begin(self.led.host, self.led.process, newest))
-        )
+        self._fenced_below = self.led.fenced_below((yield from self.log.begin(self.led.host, self.led.process, newest)))
         yield Reached("coordinator-opened")
         return self.log.history
 
@@ -313,9 +311,7 @@ class Leader:
 
     # --- attempts -----------------------------------------------------------------------------------------------
 
-    def begin_attempt(
-        self, attempt: int, unfinished: Manifest | None, *, killed: bool = True
-    ) -> Procedure[Manifest]:
+    def begin_attempt(self, attempt: int, unfinished: Manifest | None, *, killed: bool = True) -> Procedure[Manifest]:
         """Before the next attempt, all workers being dead: finish what was decided, abort what was not.
 
         *killed*: they were killed while they wrote.

@@ -43,9 +43,7 @@ class AvroCodec(Codec[T]):
     this id in four bytes. Nothing is asked of the registry, so a value with another id is an error.
     """
 
-    def __init__(
-        self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None
-    ) -> None:
+    def __init__(self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None) -> None:
         self.schema: Any = avro_schema(type_) if schema is None else schema
         try:
             parsed = fastavro.parse_schema(self.schema)

@@ -162,9 +162,7 @@ class Stream(_Stream[T]):
         outputs: Sequence[Output[Any]] = ...,
         output: TypeForm[U] | None = ...,
     ) -> Stream[U]: ...
-    def process(
-        self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), output: Any = None
-    ) -> Stream[Any]:
+    def process(self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), output: Any = None) -> Stream[Any]:
         """Several outputs: ``fn(record, emit)`` calls ``emit(value)``, or ``emit(value, late)`` for one of *outputs*.
 
         The type of the main output comes from ``emit: Emit[U]`` or *output*; `side` gives the other streams.

@@ -316,9 +316,7 @@ def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iter
     client = store_client.admin(config)
     with store_client.explained(config, f"asking for the ends of {topic.name}"):
         ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
-        stable = store_client.end_offsets(
-            client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED
-        )
+        stable = store_client.end_offsets(client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED)
         firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))
     for partition, start in list(enumerate(start_offsets))[1:]:
         begin, known = max(start, firsts[partition]), min(stable[partition], ends[partition])

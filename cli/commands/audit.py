@@ -159,4 +159,3 @@ def _shown(record: PlainRecord) -> str:
 
     headers = f" headers {list(record.headers)!r}" if record.headers else ""
     return f"key {short(record.key)} value {short(record.value)}{headers}"
-

@@ -164,9 +164,7 @@ def as_json(history: History, damaged: Mapping[int, str] = {}) -> dict[str, Any]
     }
 
 
-def as_text(
-    history: History, bootstrap_servers: str, width: int, damaged: Mapping[int, str] = {}
-) -> Iterator[str]:
+def as_text(history: History, bootstrap_servers: str, width: int, damaged: Mapping[int, str] = {}) -> Iterator[str]:
     """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
     listed, newest = _listed(history, damaged), history.newest_incarnation
     yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"

@@ -71,9 +71,7 @@ class Topics:
         wanted = list(dict.fromkeys(names))
         return self._wire.retrying(lambda: self._describe(wanted), f"Asking for {', '.join(wanted)}")
 
-    def seen_by_each(
-        self, names: Iterable[str], timeout_ms: int | None = None
-    ) -> dict[str, tuple[Topic | None, ...]]:
+    def seen_by_each(self, names: Iterable[str], timeout_ms: int | None = None) -> dict[str, tuple[Topic | None, ...]]:
         """Each topic by its name, as every live broker knows it now; None: that broker knows of none.
 
         A broker that hands out a record of a topic knows the topic's id, so of a topic made anew that somebody has
@@ -139,9 +137,7 @@ class Topics:
         -1: the partition has no epoch that new. A reader that stands behind that end has read records that the log
         has lost.
         """
-        return self._wire.retrying(
-            lambda: self._epoch_ends(name, epochs), f"Asking for the leader epochs of {name}"
-        )
+        return self._wire.retrying(lambda: self._epoch_ends(name, epochs), f"Asking for the leader epochs of {name}")
 
     def close(self) -> None:
         """Let go of the connections; the next question makes new ones."""

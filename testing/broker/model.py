@@ -84,9 +84,7 @@ class BrokerModel:
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
         self._topics_created = 0
-        self._coordinator = TransactionCoordinator(
-            clock, self.settings.transaction_timeout_max_ms, self._await_markers
-        )
+        self._coordinator = TransactionCoordinator(clock, self.settings.transaction_timeout_max_ms, self._await_markers)
         self._markers: list[_Marker] = []
         self._markers_ordered = 0
         self._running = True

@@ -73,9 +73,7 @@ def test_a_running_pipeline_is_left_alone(
     fed.assert_nothing_left()
 
 
-def test_what_is_refused_at_once(
-    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A catch-up without a checkpoint, speculation, a cluster without a staging folder, and wrong stop offsets."""
     wrong = {
         ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",

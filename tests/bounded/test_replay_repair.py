@@ -17,6 +17,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
+
 @pytest.fixture
 def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path) -> Iterator[Lossy]:
     """On a broker of its own."""

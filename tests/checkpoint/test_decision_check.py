@@ -85,8 +85,15 @@ def test_a_committable_is_made_of_the_brokers_own_words() -> None:
     )  # fmt: skip
     assert checked([ours], world) == [
         Committable(
-            transactional_id=name(0), producer_id=10, epoch=3, transaction_version=2, cluster_id="cluster",
-            sink="out", subtask=0, checkpoint=7, written=(Written("t", 0, 50, 3), Written("t", 1, 60, 4)),
+            transactional_id=name(0),
+            producer_id=10,
+            epoch=3,
+            transaction_version=2,
+            cluster_id="cluster",
+            sink="out",
+            subtask=0,
+            checkpoint=7,
+            written=(Written("t", 0, 50, 3), Written("t", 1, 60, 4)),
         )
     ]
     assert world.asked == [

@@ -14,7 +14,7 @@ import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-MODULE = '''\
+MODULE = """\
 import msgspec
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -42,7 +42,7 @@ def make(name: str = "{name}") -> Pipeline:
 
 
 pipeline = make()
-'''
+"""
 
 
 class Ended(NamedTuple):

@@ -34,14 +34,40 @@ def traces(history: History | None, topic: str | None = "p.checkpoints") -> Trac
 def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool = False) -> History:
     """One incarnation that has taken one checkpoint."""
     found = History("p")
-    found.admit(Incarnation(
-        incarnation=1, host="box", process=4212, started_at_ms=0, heartbeat_ms=heartbeat_ms, ended=ended,
-    ))
-    found.admit(Manifest(
-        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind=kind, base=0, previous=0, triggered_at_ms=0,
-        completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1, block_partitions=5,
-        block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
-    ))
+    found.admit(
+        Incarnation(
+            incarnation=1,
+            host="box",
+            process=4212,
+            started_at_ms=0,
+            heartbeat_ms=heartbeat_ms,
+            ended=ended,
+        )
+    )
+    found.admit(
+        Manifest(
+            pipeline="p",
+            checkpoint=1,
+            incarnation=1,
+            attempt=0,
+            kind=kind,
+            base=0,
+            previous=0,
+            triggered_at_ms=0,
+            completed_at_ms=0,
+            fingerprint="",
+            max_parallelism=128,
+            parallelism=1,
+            block_partitions=5,
+            block_end_offsets=(),
+            written_bytes=0,
+            offsets=(),
+            operators=(),
+            order_logs=(),
+            committables=(),
+            sinks=(),
+        )
+    )
     if finalized:
         found.admit(Finalized(1, 1, 0, ()))
     return found

@@ -92,9 +92,7 @@ def test_partitions_are_taken_up_by_a_running_job(
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("role", ["worker", "coordinator"])
-def test_kills_around_the_taking_up(
-    role: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]
-) -> None:
+def test_kills_around_the_taking_up(role: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]) -> None:
     """Each order counts once in both outputs though a process died at the trigger, at an acknowledgement and at a
     decision that followed when a partition was added, and an audit finds nothing."""
     topic, other = kafka.create_topic(f"{topic_name}-in"), kafka.create_topic(f"{topic_name}-more", 2)

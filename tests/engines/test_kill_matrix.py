@@ -17,6 +17,7 @@ pytestmark = pytest.mark.broker
 ELSEWHERE = {name for name in NAMES if name.startswith(("repair-", "unit-", "publication-", "advance-"))}
 """What `exactlyonce run` meets only in a repair, or not at all."""
 
+
 def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: str, env: dict[str, str]) -> list[int]:
     """Run again after every kill until it ends cleanly; the exit codes."""
     codes: list[int] = []
@@ -30,9 +31,7 @@ def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: 
 
 @pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
-def test_linear(
-    name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
-) -> None:
+def test_linear(name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path) -> None:
     """A running total is exact though a process was killed at the step."""
     kafka.create_topic(f"{topic_name}-in", 3)
     fed = orders(6000)
@@ -46,9 +45,7 @@ def test_linear(
 
 @pytest.mark.exhaustive(but=["coordinator-committed"])
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
-def test_diamond(
-    name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
-) -> None:
+def test_diamond(name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path) -> None:
     """Two sources, a union, a shuffle and two sinks at parallelism 2 are exact though a process died at the step."""
     left, right = orders(4000), orders(4000, first=100_000)
     kafka.create_topic(f"{topic_name}-in", 3)

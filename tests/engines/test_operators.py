@@ -17,9 +17,7 @@ pytestmark = pytest.mark.broker
 
 @pytest.mark.exhaustive(but=["arguments1"])
 @pytest.mark.parametrize("arguments", [(), ("--parallelism", "2"), ("--parallelism", "3"), ("--inline",)])
-def test_everything(
-    arguments: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
-) -> None:
+def test_everything(arguments: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path) -> None:
     """Maps, resources, side outputs, unions, flat maps, states that end, reductions, metadata, five sinks."""
     fed, more = orders(600, customers=20), orders(300, customers=20, first=10_000)
     for topic, records in ((f"{topic_name}-in", fed), (f"{topic_name}-more", more)):

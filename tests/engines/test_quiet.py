@@ -44,9 +44,7 @@ def _clients(tree: ast.Module) -> set[str]:
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_faults_leave_no_lines_of_librdkafka(
-    stoppable: OwnCluster, topic_name: str, run: Any
-) -> None:
+def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, topic_name: str, run: Any) -> None:
     """A broker that is killed and comes back, and a worker that is killed, show as events, and as nothing else."""
     cluster = stoppable
     cluster.create_topic(f"{topic_name}-in", 3)

@@ -71,9 +71,7 @@ def test_the_reason_names_the_operator_that_hangs(
 
 
 @pytest.mark.exhaustive
-def test_a_replay_takes_the_slices_that_the_first_run_took(
-    kafka: KafkaCluster, topic_name: str, run: Any
-) -> None:
+def test_a_replay_takes_the_slices_that_the_first_run_took(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """Where the limits of slices decide the order of the output, an audit along the order logs finds no difference."""
     for topic, first in ((f"{topic_name}-in", 0), (f"{topic_name}-more", 100_000)):
         kafka.create_topic(topic, 2)

@@ -133,9 +133,7 @@ class TestHeartbeats:
         """A broker that refuses a record, for whatever reason, says nothing of a newer one: it is asked again."""
         log, outcomes = leader.leader.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
         real = log.heartbeat
-        monkeypatch.setattr(
-            log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more)
-        )
+        monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))
         assert leader.begin_attempt(1, None) == leader.manifest
         assert outcomes == []
 

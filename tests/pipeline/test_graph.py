@@ -16,7 +16,7 @@ from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load
 from exactlyonce.sinks import KafkaSink
 
-PROGRAM = '''
+PROGRAM = """
 import msgspec
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -36,7 +36,7 @@ orders = pipeline.source("orders", KafkaSource("orders", value=Order))
 orders.key_by(lambda order: order.id).stateful_map("count", count).sink("out", KafkaSink("out"))
 if __name__ == "__main__":
     print(pipeline.build().fingerprint())
-'''
+"""
 
 
 class Order(msgspec.Struct):

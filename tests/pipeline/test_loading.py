@@ -17,7 +17,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.loading import load, load_reference, run
 from exactlyonce.sinks import PrintSink
 
-PIPELINE = '''
+PIPELINE = """
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import PrintSink
@@ -35,9 +35,9 @@ def make_nothing():
 
 def fail():
     return {}["missing"]
-'''
+"""
 
-ENGINE = '''
+ENGINE = """
 import json
 
 def run(loaded, **options):
@@ -45,7 +45,7 @@ def run(loaded, **options):
     same = load_reference(loaded.reference).build().fingerprint() == loaded.pipeline.build().fingerprint()
     print(json.dumps([loaded.reference, same, options]))
     return 7
-'''
+"""
 
 Write = Callable[[str], str]
 numbers = count()

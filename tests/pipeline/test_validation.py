@@ -96,8 +96,8 @@ MISTAKES: dict[str, Write] = {
     "on_error='ignore' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, on_error="ignore")),  # type: ignore[call-overload]  # it is wrong on purpose
     "key='id' must be a function": lambda p, s: s.sink("out", KafkaSink("out", key="id")),  # type: ignore[arg-type]  # it is wrong on purpose
     "create_partitions=0 must be": lambda p, s: s.sink("out", KafkaSink("out", create_partitions=0)),
-    "value= encodes Refund, and the stream is of Order": lambda p, s: (
-        s.sink("out", KafkaSink("out", value=AvroCodec(Refund)))
+    "value= encodes Refund, and the stream is of Order": lambda p, s: s.sink(
+        "out", KafkaSink("out", value=AvroCodec(Refund))
     ),
     "expected a function of .record., got 5": lambda p, s: s.map(5),
     "waits is async": lambda p, s: s.map(waits),
@@ -114,8 +114,8 @@ MISTAKES: dict[str, Write] = {
     "may be sent to another process. They come from 'map-after-orders'": lambda p, s: (
         s.map(lambda order: order.id).union(s).key_by(len).reduce("t", max).sink("out", out)
     ),
-    "They come from 'route' .*: annotate emit: Emit": lambda p, s: (
-        s.process("route", lambda order, emit: None).sink("out", KafkaSink("out"))
+    "They come from 'route' .*: annotate emit: Emit": lambda p, s: s.process("route", lambda order, emit: None).sink(
+        "out", KafkaSink("out")
     ),
     "records may be sent to another process, and Unwritable cannot be encoded": lambda p, s: (
         s.map(unwritable).key_by(len).reduce("t", max).sink("out", out)
@@ -124,22 +124,22 @@ MISTAKES: dict[str, Write] = {
     "the key must be encoded, and Unwritable": lambda p, s: s.key_by(unwritable).reduce("t", max).sink("out", out),
     "all Struct types must be tagged": lambda p, s: s.union(s.map(refund)).sink("out", KafkaSink("out")),
     "the type of the state is unknown: annotate it": lambda p, s: s.key_by(len).stateful_map("t", first),
-    "the state cannot be kept in a checkpoint: Unwritable": lambda p, s: (
-        s.key_by(len).stateful_map("t", unwritable_state)
+    "the state cannot be kept in a checkpoint: Unwritable": lambda p, s: s.key_by(len).stateful_map(
+        "t", unwritable_state
     ),
-    r"no_none takes state int, but a new key has None: make it int \| None": lambda p, s: (
-        s.key_by(len).stateful_map("t", no_none)
+    r"no_none takes state int, but a new key has None: make it int \| None": lambda p, s: s.key_by(len).stateful_map(
+        "t", no_none
     ),
-    "two_types takes and returns state of two types, int and str": lambda p, s: (
-        s.key_by(len).stateful_map("t", two_types)
+    "two_types takes and returns state of two types, int and str": lambda p, s: s.key_by(len).stateful_map(
+        "t", two_types
     ),
     "union of a stream of another pipeline, 'q'": lambda p, s: s.union(other),
     "union of 5, which is no stream": lambda p, s: s.union(5),
     "union of a keyed stream": lambda p, s: s.union(s.key_by(len)),
     "needs at least one other stream": lambda p, s: s.union(),
-    "'undeclared' is no output of 'route': declare it": lambda p, s: (
-        s.process("route", lambda order, emit: None, outputs=[late]).side(undeclared)
-    ),
+    "'undeclared' is no output of 'route': declare it": lambda p, s: s.process(
+        "route", lambda order, emit: None, outputs=[late]
+    ).side(undeclared),
     "records of output 'late' go nowhere": lambda p, s: s.process("route", lambda order, emit: None, outputs=[late]),
     "side.. stands on the stream that process.. gave": lambda p, s: s.side(late),
     "two outputs have the same name": lambda p, s: s.process("r", lambda order, emit: None, outputs=[late, late]),

@@ -374,9 +374,7 @@ class SimulatedCoordinator:
             yield None
         return answers
 
-    def _rewritten(
-        self, name: str, producer_id: int, partitions: tuple[tuple[str, int], ...], commit: bool
-    ) -> Steps:
+    def _rewritten(self, name: str, producer_id: int, partitions: tuple[tuple[str, int], ...], commit: bool) -> Steps:
         """A transaction without records at the id's present epoch; broken off at whatever stands in the way."""
         state = yield from self._described(name)
         require(state is not None and state.producer_id == producer_id, f"{name} is still that of its markers")

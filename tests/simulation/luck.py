@@ -40,8 +40,15 @@ LUCK = {
     "carried": Luck(
         kinds=("slow_worker",),
         fates=("crash", "nap"),
-        chances={"_chance": 0.02, "_network_chance": 0.0, "_request_chance": 0.0, "carried_chance": 0.3,
-                 "cleaned_chance": 1.0, "_decided_chance": 0.0, "_remakes": False},
+        chances={
+            "_chance": 0.02,
+            "_network_chance": 0.0,
+            "_request_chance": 0.0,
+            "carried_chance": 0.3,
+            "cleaned_chance": 1.0,
+            "_decided_chance": 0.0,
+            "_remakes": False,
+        },
         settings={"tolerable_failed": 2, "timeout_ms": 200, "interval_ms": 20},
         parallelism=3,
     ),

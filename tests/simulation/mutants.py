@@ -1,6 +1,6 @@
 """Planted defects: each is a rule of the protocol left out of shipped code. The simulator must find every one of them.
 
-    make simulate SEEDS=100 MUTANT="no alignment"
+make simulate SEEDS=100 MUTANT="no alignment"
 """
 
 from __future__ import annotations

@@ -30,9 +30,7 @@ IDLE_MS = 60
 class Attempt:
     """What the workers of one attempt have in common."""
 
-    def __init__(
-        self, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
-    ) -> None:
+    def __init__(self, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]) -> None:
         self.incarnation, self.number, self.manifest, self.offsets = incarnation, number, manifest, offsets
         self.pipes: dict[tuple[int, str], Pipe] = {}
 

@@ -41,9 +41,7 @@ class Ways:
     """By which ways each input record comes to each step."""
 
     def __init__(self, topology: Topology) -> None:
-        self._ways = {
-            (source, k): ways_of(topology, source, k) for source in topology.sources for k in range(PERIOD)
-        }
+        self._ways = {(source, k): ways_of(topology, source, k) for source in topology.sources for k in range(PERIOD)}
 
     def of(self, source: str, offset: int) -> dict[str, list[str]]:
         """See `ways_of`."""

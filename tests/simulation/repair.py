@@ -198,9 +198,7 @@ class Replay:
                 reader: Any = _Range(messages)
                 yield ordering.PartitionLane(source, partition, reader, decoder, operator)
 
-    def _connect(
-        self, read: Input, node: Node, subtask: int, operators: dict[str, Any]
-    ) -> Iterator[ordering.Lane]:
+    def _connect(self, read: Input, node: Node, subtask: int, operators: dict[str, Any]) -> Iterator[ordering.Lane]:
         edge = next((e for e in self.plan.shuffles if (e.producer, e.consumer) == (read.node, node.id)), None)
         if edge is None:
             producer, operator = operators[read.node], operators[node.id]

@@ -107,9 +107,7 @@ def assert_finished(fed: Fed, folder: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_speculation_in_sparks_own_settings(
-    fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speculation_in_sparks_own_settings(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What spark-defaults.conf turns on is refused as well, before anything is begun; Spark's lines are kept in a file
     where one is named."""
     fed.feed(300)

@@ -249,9 +249,7 @@ class Audit:
         """Compute one interval again, and compare."""
         manifest = interval.manifest
         try:
-            with recomputed(
-                self._loaded, self._client, interval, self._submit, self._staging, origins=True
-            ) as again:
+            with recomputed(self._loaded, self._client, interval, self._submit, self._staging, origins=True) as again:
                 self._report.records_in += again.records
                 self._report.checkpoints.append(manifest.checkpoint)
                 for sink, topic, partitions in manifest.sinks:
@@ -340,9 +338,7 @@ class Audit:
                 if record.writer in known or is_older or is_newer:
                     continue
                 plain = PlainRecord(record.key, record.value, record.headers)
-                yield Found(
-                    topic, sinks[topic], None, Finding(FOREIGN, partition, record.offset, None, None, plain)
-                )
+                yield Found(topic, sinks[topic], None, Finding(FOREIGN, partition, record.offset, None, None, plain))
             if look.foreign_more and not has_moved:
                 self._report.unjudged.append(
                     f"{look.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"

@@ -79,9 +79,7 @@ class ReplayRepair:
                 f"{manifest.checkpoint}, for output that was lost and cannot be copied"
             )
             submit = self._submit(self._stack)
-            again = self._stack.enter_context(
-                recomputed(self._loaded, self._client, interval, submit, self._staging)
-            )
+            again = self._stack.enter_context(recomputed(self._loaded, self._client, interval, submit, self._staging))
             self._recomputed = manifest.checkpoint, again
         return self._recomputed[1]
 
@@ -102,9 +100,7 @@ class ReplayRepair:
             Outgoing(topic, partition, output.key, output.value, output.headers)
             for partition, output in placed(lost, topic, share(), places)
         )
-        return write_again(
-            self._client, self._transactions, lost, transactional_id, self._timeout_ms, records
-        )
+        return write_again(self._client, self._transactions, lost, transactional_id, self._timeout_ms, records)
 
     def _surplus(self, manifest: Manifest, lost: Committable, again: Recomputed) -> str:
         """Why the whole output of the sink subtask is not that of its committables; empty if it is."""

@@ -98,11 +98,12 @@ class _Assembler:
         self.made.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
         group = self.plan.graph.pipeline_id
-        config = ClientConfig(
-            {"group.id": group, "queued.max.messages.kbytes": kilobytes, **self.unit.client}
-        )
-        known = {(noted.partition, noted.offset): noted.leader_epoch for noted in self.unit.base.offsets
-                 if noted.source == node.id}
+        config = ClientConfig({"group.id": group, "queued.max.messages.kbytes": kilobytes, **self.unit.client})
+        known = {
+            (noted.partition, noted.offset): noted.leader_epoch
+            for noted in self.unit.base.offsets
+            if noted.source == node.id
+        }
         for each in self.unit.readings:
             if each.source == node.id:
                 epoch = known.get((each.partition, each.start), -1)

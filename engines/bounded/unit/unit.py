@@ -106,9 +106,7 @@ def _acknowledgement(unit: Unit, assembly: Assembly, order: OrderRuns | None) ->
     writing = _StateWriting(unit)
     operators = tuple(writing.table(table) for table in assembly.tables)
     order_log = None if order is None else writing.order(order.cut())
-    return Ack(
-        unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log, written=tuple(writing.written)
-    )
+    return Ack(unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log, written=tuple(writing.written))
 
 
 class _StateWriting:

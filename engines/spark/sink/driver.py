@@ -308,9 +308,7 @@ class SinkDriver:
         if newest is not None and newest.incarnation != incarnation:
             raise Fenced(superseded(self.options.sink_id, incarnation, newest))
 
-    def _decide(
-        self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally
-    ) -> None:
+    def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
         """Also where nothing was written: a batch without rows, or one that was written before."""
         precommits, now_ms = _precommits(written), self._clock.now_ms()
         checkpoint = _next(leader.log.history)

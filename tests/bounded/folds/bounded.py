@@ -130,9 +130,7 @@ def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str
     snapshot = next((each for each in manifest.operators if each.operator == operator), None)
     groups = range(graph.max_parallelism)
     reader = BlockReader(config, find_topic(config, manifest.pipeline))
-    table = restore_table(
-        graph.node(operator), groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader
-    )
+    table = restore_table(graph.node(operator), groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader)
     return {msgspec.msgpack.decode(key): value for key, value in table.items()}
 
 
@@ -161,9 +159,7 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
     return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
 
 
-def run_local(
-    fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", interval: str = "200ms"
-) -> None:
+def run_local(fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", interval: str = "200ms") -> None:
     """`exactlyonce run --until latest`, as its users do."""
     command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--param", f"name={fed.name}"]
     options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]

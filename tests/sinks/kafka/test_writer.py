@@ -109,9 +109,7 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("barrier", [False, True])
-def test_a_broker_that_takes_nothing(
-    stoppable: OwnCluster, topic_name: str, writer_at: Make, barrier: bool
-) -> None:
+def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, writer_at: Make, barrier: bool) -> None:
     """While the broker hangs, records of a megabyte fill no more than the bounds, before a barrier and behind one; then
     all of them are flushed."""
     cluster = stoppable
