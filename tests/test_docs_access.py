@@ -142,6 +142,7 @@ def works(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
     return kafka.published(pipeline) == [10] and kafka.command(folder, "reset", pipeline, "--yes", "--force")
 
 
+@pytest.mark.exhaustive
 def test_the_documented_rights_are_enough(
     guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
 ) -> None:

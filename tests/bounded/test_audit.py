@@ -168,6 +168,7 @@ def _carrying(kafka: KafkaCluster, pipeline: str) -> list[int]:
     return [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
 
 
+@pytest.mark.exhaustive
 def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeypatch: Any) -> None:
     """Counts by sink and partition are those of the checkpoint; --into writes the records into a topic, each in its
     partition, and never into one of the pipeline's own."""

@@ -135,6 +135,7 @@ def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
         catch_up(fed, load_pipeline("pipelines", "renamed", fed.name), 1, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
     """A record that a function raises on ends the command, names the record, and the fixed pipeline goes on."""
     fed.feed(100)
@@ -208,6 +209,7 @@ def test_following(fed: Fed, tmp_path: Path) -> None:
     assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait for its silence"
 
 
+@pytest.mark.exhaustive
 def test_a_partition_that_is_added_is_followed(fed: Fed, tmp_path: Path) -> None:
     """A partition that a topic gets is read from its first record, though nothing else has come; every offset that
     ends with a record has the leader epoch in which that was written, and a partition without records has none."""

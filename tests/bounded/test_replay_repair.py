@@ -28,6 +28,7 @@ def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Pa
             each.kill()
 
 
+@pytest.mark.exhaustive
 def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Path) -> None:
     """The interval is replayed from the checkpoint before, along the order logs, and exactly what the lost subtask had
     written becomes visible, though the repair itself is killed: before it is recorded, and before it is committed. An

@@ -176,6 +176,7 @@ def test_needs_consent(orders: Orders) -> None:
     assert ".checkpoints" in topics(orders)
 
 
+@pytest.mark.exhaustive(but=["no-1-True"])
 @pytest.mark.broker
 @pytest.mark.parametrize(("answer", "code", "left"), [("no", 1, True), ("\x04", 1, True), ("yes", 0, False)])
 def test_asks(orders: Orders, answer: str, code: int, left: bool) -> None:
@@ -238,6 +239,7 @@ def test_open_transactions_are_aborted(orders: Orders) -> None:
     producers[1].abort_transaction(LIMIT_S)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_damaged_topic(orders: Orders) -> None:
     """Checkpoints that cannot be read stop everything but a reset with --force."""

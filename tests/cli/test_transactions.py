@@ -53,6 +53,7 @@ def readers_are_held(orders: Orders) -> bool:
     return held
 
 
+@pytest.mark.exhaustive
 def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> None:
     """What a dead run had not decided is listed, aborted once --take-over allows it, and computed again by the next;
     what it had decided is left, and made visible by the next."""

@@ -190,6 +190,7 @@ def test_a_damaged_manifest(kafka: KafkaCluster, topic_name: str, run: Any) -> N
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_block(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A block of state that is gone halts the pipeline, named."""
     kafka.create_topic(f"{topic_name}-in")
@@ -236,6 +237,7 @@ def test_a_renamed_operator(kafka: KafkaCluster, topic_name: str, run: Any) -> N
     assert "totals" in said
 
 
+@pytest.mark.exhaustive
 def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A new operator begins without state beside one that goes on with its own; one that is gone is refused."""
     kafka.create_topic(f"{topic_name}-in")
@@ -269,6 +271,7 @@ def test_two_instances(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     assert_totals(kafka, f"{topic_name}-out", fed + more)
 
 
+@pytest.mark.exhaustive
 def test_an_aborted_and_an_open_foreign_transaction_in_the_input(
     kafka: KafkaCluster, topic_name: str, run: Any
 ) -> None:

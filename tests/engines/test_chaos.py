@@ -16,7 +16,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 SEEDS = [int(seed) for seed in os.environ.get("EXACTLYONCE_SEEDS", "1,2").split(",")]
-KILLS = 6
+KILLS = 4
 
 
 class Feed(threading.Thread):

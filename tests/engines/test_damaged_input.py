@@ -64,6 +64,7 @@ def change_a_byte(cluster: OwnCluster, topic: str, batch: int) -> None:
     segment.write_bytes(data)
 
 
+@pytest.mark.exhaustive
 def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str, run: Any) -> None:
     """With every codec a run halts before the damaged batch and names topic, partition and offset; nothing of the batch
     is counted; ranges and logs are refused at the same place."""

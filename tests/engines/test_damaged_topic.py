@@ -103,7 +103,7 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
     assert error.value.ref == lost
 
 
-@pytest.mark.exhaustive(but=["False"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_blocks(known_checksum: bool, job: Job) -> None:
     """A damaged index of an older checkpoint is noted, and goes when that expires; of the newest one it is a halt."""

@@ -169,6 +169,7 @@ def test_asked_twice_a_run_whose_broker_stands_still_ends_at_once(
     assert_totals(cluster, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_worker_does_not_hold_up_the_coordinator(
     kafka: KafkaCluster, topic_name: str, run: Any, fed: Any
 ) -> None:

@@ -42,6 +42,7 @@ def _clients(tree: ast.Module) -> set[str]:
     return {alias.name for node in theirs for alias in node.names} & {*CLIENTS}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
 def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, topic_name: str, run: Any) -> None:

@@ -148,6 +148,7 @@ def run(spark: Any, kafka: Any, topic: str, tmp_path: Path) -> Callable[..., lis
     return run_query
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_query(spark: Any, kafka: Any, topic: str, tmp_path: Path, run: Callable[..., list[int]]) -> None:
     """Stopped and started again, a query reads every record once; what is lost in between stops it."""

@@ -114,6 +114,7 @@ def test_a_stream(stream: Stream, tmp_path: Path) -> None:
     stream.assert_settled()
 
 
+@pytest.mark.exhaustive
 def test_what_is_refused(stream: Stream) -> None:
     """Wrong options and columns, a secret that is written out, and speculation end the query before it writes; the
     error names what to do and no secret."""

@@ -94,6 +94,7 @@ def await_seen(stage: Stage, step: Step, expected: object) -> None:
     assert seen == expected
 
 
+@pytest.mark.exhaustive(but=["model"])
 def test_the_broker_aborts_what_stays_open_too_long(new_stage: NewStage) -> None:
     """A commit that comes after the timeout is INVALID_TXN_STATE: the committable is lost, its records are not."""
     stage, _ = new_stage(QUICK)
@@ -111,6 +112,7 @@ def test_the_broker_aborts_what_stays_open_too_long(new_stage: NewStage) -> None
     ]
 
 
+@pytest.mark.exhaustive(but=["model"])
 def test_ids_and_producers_expire(new_stage: NewStage) -> None:
     """An id that nobody used for long is unknown, its commit unprovable but by its records; an open one stays."""
     stage, _ = new_stage(QUICK | FORGETFUL)

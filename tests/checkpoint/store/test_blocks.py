@@ -286,6 +286,7 @@ class TestCompaction:
                 read(reader, [*live, ref])
             assert damage.value.ref == ref
 
+    @pytest.mark.exhaustive
     def test_the_decision_log_is_read_over_its_gaps(self, compacting: Any) -> None:
         """After hundreds of decisions were compacted away, what is retained is read, and nothing else."""
         store = compacting

@@ -86,6 +86,7 @@ class TestNoBroker:
         with pytest.raises(BrokerUnavailable, match=r"No broker answers at 127\.0\.0\.1:1: .*Connection refused"):
             prepare_topic({"bootstrap.servers": "127.0.0.1:1"}, "p")
 
+    @pytest.mark.exhaustive
     def test_somebody_else_listens(self) -> None:
         """A port where something else listens, and never answers, is an error after a while."""
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -248,6 +248,7 @@ class TestRecords:
             next(Log(config, timeout_ms=500).records(1, 0, Written("topic", 0, 0, 1)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:

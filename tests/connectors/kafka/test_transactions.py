@@ -376,6 +376,7 @@ def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None
             remaining = list(itertools.compress(remaining, busy))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_stays(cluster: Any, topic: str) -> None:
     """Two hundred cycles of describing, listing, ending and fencing leave neither memory, threads nor descriptors."""
