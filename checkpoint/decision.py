@@ -261,16 +261,14 @@ def decide(
         if not produced:
             why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {writer.refusal}"
             problem = problem or Refuse(why)
-        elif problem is not None:
-            yield from writer.take_back(str(problem))
-        elif (yield CountOutputs()) != outputs:
-            yield from writer.take_back("a topic of its sinks has more partitions")
-            continue
+        elif problem is None and (yield CountOutputs()) == outputs:
+            break
+        else:
+            yield from writer.take_back(str(problem or "a topic of its sinks has more partitions"))
         if isinstance(problem, Exception):
             raise problem
         if problem is not None:
             return problem
-        break
     yield Reached("coordinator-checked")
     if (yield from writer.commit()) is not Outcome.DONE:
         return Unresolved(manifest.checkpoint)

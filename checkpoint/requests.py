@@ -72,6 +72,8 @@ class RewriteMarkers:
     producer_id: int
     partitions: tuple[tuple[str, int], ...]
     commit: bool
+    epoch: int | None = None
+    """Nothing is done where the id has another one by now: *commit* is no longer what the id shows."""
 
 
 @dataclass(frozen=True)

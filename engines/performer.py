@@ -105,9 +105,9 @@ class Performer:
                 return self.transactions.list(prefix)
             case ask.EndTransactions(endings, commit):
                 return self._end(endings, commit)
-            case ask.RewriteMarkers(name, producer_id, partitions, commit):
+            case ask.RewriteMarkers(name, producer_id, partitions, commit, epoch):
                 with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
-                    self.transactions.rewrite_markers(name, producer_id, partitions, commit=commit)
+                    self.transactions.rewrite_markers(name, producer_id, partitions, commit=commit, epoch=epoch)
                 return None
             case ask.Reached(place):
                 return hit(place)

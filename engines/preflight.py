@@ -265,8 +265,10 @@ def _now(known: Topic, seen: Sequence[Topic | None]) -> Topic | None:
     there = [each for each in seen if each is not None]
     if another := next((each for each in there if each.topic_id != known.topic_id), None):
         return another
+    if not there:
+        return None
     if len(there) < len(seen):
-        return known if there else None
+        return known
     return msgspec.structs.replace(known, partitions=max(known.partitions, min(each.partitions for each in there)))
 
 

@@ -176,16 +176,18 @@ def _offsets(
 ) -> dict[int, int]:
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
 
-    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    deadline, leaders_known = time.monotonic() + REQUEST_TIMEOUT_S, True
     while True:
         try:
+            if not leaders_known:  # the library does not look for the new leader by itself
+                client.list_topics(topic, REQUEST_TIMEOUT_S)
             answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
             return {where.partition: answer.result().offset for where, answer in answers.items()}
         except KafkaException as error:
             if not is_passing(error.args[0]) or time.monotonic() > deadline:
                 raise
+        leaders_known = False
         client.poll(_PAUSE_S)
-        client.list_topics(topic, REQUEST_TIMEOUT_S)  # the library does not look for the new leader by itself
 
 
 def is_passing(error: KafkaError) -> bool:

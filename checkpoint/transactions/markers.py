@@ -61,15 +61,17 @@ def release(names: Mapping[int, str], partitions: Collection[Partition]) -> Proc
     yield from _await_none_open(partitions if names else (), owner, commit=False)
 
 
-def await_ended(
-    transactional_id: str, producer_id: int, partitions: Collection[Partition], *, commit: bool
-) -> Procedure[None]:
-    """Return once nothing that the producer id wrote to *partitions* is open; it was last ended by *commit*."""
+def await_ended(last: Ending, partitions: Collection[Partition], *, commit: bool) -> Procedure[bool]:
+    """Whether nothing that the producer id of *last* wrote to *partitions* is open any more.
+
+    *last* is the epoch at which the id shows that it was ended by *commit*. Where markers are lost they are written
+    again at that epoch, once, and whoever asks looks at the id anew: it may show another end by now.
+    """
 
     def owner(state: ProducerState) -> str | None:
-        return transactional_id if held_by(producer_id, [state]) else None
+        return last.transactional_id if held_by(last.producer_id, [state]) else None
 
-    yield from _await_none_open(partitions, owner, commit=commit)
+    return not (yield from _await_none_open(partitions, owner, commit=commit, epoch=last.epoch))
 
 
 def held_by(producer_id: int, producers: Iterable[ProducerState]) -> bool:
@@ -78,11 +80,16 @@ def held_by(producer_id: int, producers: Iterable[ProducerState]) -> bool:
 
 
 def _await_none_open(
-    partitions: Collection[Partition], owner: Callable[[ProducerState], str | None], *, commit: bool
+    partitions: Collection[Partition],
+    owner: Callable[[ProducerState], str | None],
+    *,
+    commit: bool,
+    epoch: int | None = None,
 ) -> Procedure[set[str]]:
     """Ask until *owner* claims no producer's transaction; after a while write the markers of those it does.
 
-    A broker that is away is waited for, as in ending them. Returns the ids whose markers were written again.
+    A broker that is away is waited for, as in ending them. Returns the ids whose markers were written again. With an
+    *epoch* they are written at that one only, and once: the verdict is right for no other.
     """
     rewritten: set[str] = set()
     waited_ms, pause_ms = 0, PAUSE_FIRST_MS
@@ -99,7 +106,9 @@ def _await_none_open(
         if waited_ms >= MARKERS_LOST_AFTER_MS:
             for (name, producer_id), held in open_.items():
                 rewritten.add(name)
-                yield RewriteMarkers(name, producer_id, tuple(held), commit)
+                yield RewriteMarkers(name, producer_id, tuple(held), commit, epoch)
+            if epoch is not None:
+                break
             waited_ms, pause_ms = 0, PAUSE_FIRST_MS
         yield Pause(pause_ms)
         waited_ms += pause_ms

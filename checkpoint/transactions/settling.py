@@ -4,8 +4,9 @@ A broker that dies behind its answer to EndTxn may lose the markers (KAFKA-20734
 invisible, and the next end of its producer id, be it an abort, decides it anew.
 
 Invariants: nobody acts upon a decision, or begins another, before readers see it; so at most one lacks its markers, and
-either end of it is right. It gets the one that the id shows, which keeps the work. Once this is over, no producer that
-holds the id can write: each was fenced by an end that changes nothing.
+either end of it is right, if it is the same in every partition. It gets the one that the id shows, which keeps the
+work, at the epoch at which the id shows it: whoever has looked before another settled it writes nothing. Once this is
+over, no producer that holds the id can write: each was fenced by an end that changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedur
             yield from end([now], commit=False)
         else:
             commit = state.state == "CompleteCommit"
-            yield from await_ended(transactional_id, state.producer_id, partitions, commit=commit)
+            if not (yield from await_ended(now, partitions, commit=commit)):
+                continue
             answer = (yield from end([now], commit=False))[transactional_id]
             producers = yield DescribeProducers(tuple(sorted(partitions)))
             if answer is EndAnswer.COMPLETED and not held_by(state.producer_id, producers):

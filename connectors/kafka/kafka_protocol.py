@@ -210,7 +210,10 @@ class Wire:
 
     def metadata(self, topics: Iterable[str] = ()) -> Any:
         """The cluster's brokers, and these *topics* with their leaders; creates none."""
-        return self.ask(metadata_request(topics))
+        answer = self.ask(metadata_request(topics))
+        if not answer.brokers:  # the one that answers is fenced at the moment, and names none
+            raise NoAnswer("no broker of the cluster is alive")
+        return answer
 
     def metadata_of_each(self, topics: Iterable[str]) -> list[Any]:
         """What every live broker knows of *topics*: they learn of a change one after the other.
@@ -249,7 +252,8 @@ class Wire:
         return found
 
     def leaders_remembered(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionLeader]:
-        """As `leaders`, but those that are remembered are not asked for; for use within `remembering`."""
+        """As `leaders`, but those that are remembered are not asked for. Where one of them was wrong, forget `places`;
+        `remembering` does."""
         wanted, known = list(partitions), self.places.leaders
         if any(each not in known for each in wanted):
             return self.leaders(wanted)
@@ -271,14 +275,14 @@ class Wire:
         return found
 
     def coordinators_remembered(self, transactional_ids: Iterable[str]) -> dict[str, int]:
-        """As `coordinators`, but those that are remembered are not asked for; for use within `remembering`."""
+        """As `coordinators`, but those that are remembered are not asked for; see `leaders_remembered`."""
         wanted, known = list(transactional_ids), self.places.coordinators
         if any(each not in known for each in wanted):
             return self.coordinators(wanted)
         return {each: known[each] for each in wanted}
 
     def close(self) -> None:
-        """Let go of the connections. The next request makes new ones."""
+        """Let go of the connections, and forget `places`. The next request makes new ones."""
         net, manager = self._net, self._manager
         self._net = self._manager = None
         self.places.forget()

@@ -172,19 +172,30 @@ class Transactions:
         self._wire.retrying(attempt, "Aborting transactions")
 
     def rewrite_markers(
-        self, transactional_id: str, producer_id: int, partitions: Iterable[tuple[str, int]], *, commit: bool
+        self,
+        transactional_id: str,
+        producer_id: int,
+        partitions: Iterable[tuple[str, int]],
+        *,
+        commit: bool,
+        epoch: int | None = None,
     ) -> None:
         """End a complete transaction again in *partitions*, whose markers the broker has lost (KAFKA-20734).
 
         A transaction without records under the same producer id and its present epoch: its markers also end what is
         still open there. One that was begun for this before and not ended is taken over, never initialised, which
-        would abort it. Raises `Halt` if the id has expired or has got another producer id.
+        would abort it. Nothing is done where the id has got past *epoch*, if that is given. Raises `Halt` if the id has
+        expired or has got another producer id.
         """
         self._require_version()
         wanted = list(partitions)
 
         def attempt() -> None:
-            self._rewrite(transactional_id, producer_id, wanted, commit)
+            state = self._describe([transactional_id])[transactional_id]
+            if state is None or state.producer_id != producer_id:
+                raise _unreachable(transactional_id, producer_id, wanted)
+            if epoch in (None, state.epoch):
+                self._rewrite(Ending(transactional_id, producer_id, state.epoch), wanted, commit)
 
         self._wire.retrying(attempt, "Writing lost markers again")
 
@@ -283,11 +294,8 @@ class Transactions:
             self._wire.places.forget()
         return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
 
-    def _rewrite(self, name: str, producer_id: int, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
-        state = self._describe([name])[name]
-        if state is None or state.producer_id != producer_id:
-            raise _unreachable(name, producer_id, partitions)
-        now = Ending(name, state.producer_id, state.epoch)
+    def _rewrite(self, now: Ending, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
+        name = now.transactional_id
         nodes = self._wire.coordinators([name])
         answer = self._wire.ask(_add_request(now, partitions), nodes[name])
         added = [

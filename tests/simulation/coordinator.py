@@ -306,8 +306,8 @@ class SimulatedCoordinator:
                 return (yield from self._retrying("list_transactions", prefix))
             case requests.EndTransactions(endings, commit):
                 return (yield from self._ended(endings, commit))
-            case requests.RewriteMarkers(name, producer_id, partitions, commit):
-                return (yield from self._rewritten(name, producer_id, partitions, commit))
+            case requests.RewriteMarkers():
+                return (yield from self._rewritten(request))
             case requests.Together(several):
                 return (yield from self._answer_all(several))
             case requests.Appended(records):
@@ -374,20 +374,23 @@ class SimulatedCoordinator:
             yield None
         return answers
 
-    def _rewritten(self, name: str, producer_id: int, partitions: tuple[tuple[str, int], ...], commit: bool) -> Steps:
+    def _rewritten(self, request: requests.RewriteMarkers) -> Steps:
         """A transaction without records at the id's present epoch; broken off at whatever stands in the way."""
+        name, commit = request.transactional_id, request.commit
         state = yield from self._described(name)
-        require(state is not None and state.producer_id == producer_id, f"{name} is still that of its markers")
+        require(state is not None and state.producer_id == request.producer_id, f"{name} is still that of its markers")
+        if request.epoch not in (None, state.epoch):
+            return
         try:
-            for topic, partition in partitions:
+            for topic, partition in request.partitions:
                 self.world.faults.before_request(self)
                 yield None
-                error = self.world.ask("add_to_transaction", name, producer_id, state.epoch, topic, partition)
+                error = self.world.ask("add_to_transaction", name, state.producer_id, state.epoch, topic, partition)
                 if error is not Error.NONE:
                     return
             self.world.faults.before_request(self)
             yield None
-            self.world.ask("end_txn", name, producer_id, state.epoch, commit)
+            self.world.ask("end_txn", name, state.producer_id, state.epoch, commit)
             self.world.seen["markers rewritten"] += 1
         except NoAnswer:
             pass

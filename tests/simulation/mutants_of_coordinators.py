@@ -97,7 +97,7 @@ def _no_count() -> Iterable[Any]:
     yield patch.object(decision, "_is_whole", lambda committable, precommit: True)
 
 
-@mutant("a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE, luck="markers", first=1)
+@mutant("a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE, luck="markers", first=6)
 def _no_markers() -> Iterable[Any]:
     yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set()))
 
@@ -232,7 +232,7 @@ def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=9)
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=138)
 def _believed_markers() -> Iterable[Any]:
     real = markers.await_markers
 

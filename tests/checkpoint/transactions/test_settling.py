@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,6 +35,8 @@ class Broker:
         """Of rewritten markers and of ends, in order."""
         self.writes_before_the_fence = 0
         """How often a zombie completes a transaction just before the end that would fence it."""
+        self.overtaken: list[Callable[[], None]] = []
+        """What another settler does just before markers are written again."""
 
     def __call__(self, request: Request) -> Any:
         match request:
@@ -41,9 +44,13 @@ class Broker:
                 return {name: self._described()}
             case DescribeProducers(partitions):
                 return [ProducerState(*each, 7, 3, 4, 0, 10) for each in sorted(self.open) if each in partitions]
-            case RewriteMarkers(_, 7, partitions, commit):
-                self._ended("markers", commit)
-                self.open -= set(partitions)
+            case RewriteMarkers(_, 7, partitions, commit, epoch):
+                for overtake in self.overtaken:
+                    overtake()
+                self.overtaken = []
+                if epoch == self.epoch:
+                    self._ended("markers", commit)
+                    self.open -= set(partitions)
                 return None
             case EndTransactions((ending,), commit):
                 return [self._end(ending.epoch, commit)]
@@ -94,6 +101,21 @@ def test_lost_markers_get_the_verdict_that_the_id_shows(state: str, commit: bool
     broker = Broker(state, LOG[0])
     drive(settle(NAME, LOG), broker)
     assert broker.verdicts == [("markers", commit), ("end", False)]
+    assert broker.open == set()
+
+
+@pytest.mark.parametrize(("state", "commit"), [("CompleteCommit", False), ("CompleteAbort", True)])
+def test_a_verdict_that_was_overtaken_is_written_nowhere(state: str, commit: bool) -> None:
+    """Another settler has ended the transaction otherwise in one partition meanwhile: it ends alike in the others."""
+    broker = Broker(state, *LOG)
+
+    def settled_otherwise() -> None:
+        broker._ended("other", commit)
+        broker.open -= {LOG[0]}
+
+    broker.overtaken = [settled_otherwise]
+    drive(settle(NAME, LOG), broker)
+    assert broker.verdicts == [("other", commit), ("markers", commit), ("end", False)]
     assert broker.open == set()
 
 
