@@ -21,6 +21,7 @@ def write(rows: DataFrame, kafka: KafkaCluster, name: str, mode: str = "append",
     rows.write.format("exactlyonce").mode(mode).options(**given).save()
 
 
+@pytest.mark.exhaustive
 def test_a_batch_write(spark: SparkSession, kafka: KafkaCluster, topic_name: str) -> None:
     """Rows go to the topics that they name, in order of each task; a write that fails leaves nothing; one with an id
     that was written is not written again; overwriting and speculation are refused."""
