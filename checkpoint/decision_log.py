@@ -270,7 +270,7 @@ class DecisionLog:
 
     def recording(self, procedure: Procedure[R]) -> Procedure[R]:
         """*procedure*, whose every `Append` is written here; whoever watches is told by `Appended`."""
-        return (yield from relayed(procedure, self._answered))
+        return relayed(procedure, self._answered)
 
     def _answered(self, request: Request) -> Procedure[Any]:
         if not isinstance(request, Append):
@@ -297,10 +297,7 @@ class DecisionLog:
 
     def produce(self, staged: Staged) -> Procedure[bool]:
         """Bring *staged* into a transaction, which waits for `commit` or `take_back`; False: it was not written."""
-        try:
-            return (yield from self._writer.produce(staged.writes, staged.deadline_ms))
-        except Fenced as error:
-            raise self._ended_by(Fenced((yield from self._who_fenced()))) from error
+        return (yield from self._unless_fenced(self._writer.produce(staged.writes, staged.deadline_ms)))
 
     def commit(self, staged: Staged) -> Procedure[Outcome]:
         """Decide what was produced: `DONE` once readers see it, or `UNKNOWN`.
@@ -309,10 +306,8 @@ class DecisionLog:
         """
         look = self._writer.look
         outcome: Outcome
-        try:
-            outcome, seen = yield from concurrently(self._writer.commit(staged.deadline_ms), _waited(look))
-        except Fenced as error:
-            raise self._ended_by(Fenced((yield from self._who_fenced()))) from error
+        committed = concurrently(self._writer.commit(staged.deadline_ms), _waited(look))
+        outcome, seen = yield from self._unless_fenced(committed)
         if outcome is Outcome.DONE and not (seen or (yield from self._is_visible(look))):
             self._ended_by(
                 BrokerUnavailable(
@@ -329,8 +324,12 @@ class DecisionLog:
 
     def take_back(self, why: str) -> Procedure[None]:
         """Abort what was produced: it was never decided."""
+        yield from self._unless_fenced(self._writer.take_back(why))
+
+    def _unless_fenced(self, procedure: Procedure[R]) -> Procedure[R]:
+        """*procedure*; where a newer coordinator has fenced this one, the error says which."""
         try:
-            yield from self._writer.take_back(why)
+            return (yield from procedure)
         except Fenced as error:
             raise self._ended_by(Fenced((yield from self._who_fenced()))) from error
 
