@@ -256,8 +256,8 @@ def decide(
         outputs: Outputs = yield CountOutputs()
         manifest = make_manifest(committables, outputs)
         checks = (_are_open(wanted, ages_ms, decider), *grounds.checks())
-        produced, *verdicts = yield from concurrently(writer.produce(manifest), *map(_verdict, checks))
-        problem = _worst(verdicts)
+        produced, *objections = yield from concurrently(writer.produce(manifest), *map(_objection, checks))
+        problem = _gravest(objections)
         if not produced:
             why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {writer.refusal}"
             problem = problem or Refuse(why)
@@ -287,7 +287,7 @@ def _committables(
     found = {each.transactional_id: made for each in wanted if (made := _counted(each, grounds)) is not None}
     missing = [each for each in wanted if each.transactional_id not in found]
     if missing:
-        problem = _worst((yield from concurrently(*map(_verdict, grounds.checks()))))
+        problem = _gravest((yield from concurrently(*map(_objection, grounds.checks()))))
         if isinstance(problem, Exception):
             raise problem
         try:
@@ -307,7 +307,7 @@ def _counted(precommit: Precommit, grounds: Grounds) -> Committable | None:
     return made if own else None
 
 
-def _verdict(check: Procedure[Refuse | None]) -> Procedure[Refuse | ExactlyOnceError | None]:
+def _objection(check: Procedure[Refuse | None]) -> Procedure[Refuse | ExactlyOnceError | None]:
     """The objection to the decision, or None. An error is kept until nothing is under way any more."""
     try:
         return (yield from check)
@@ -317,9 +317,9 @@ def _verdict(check: Procedure[Refuse | None]) -> Procedure[Refuse | ExactlyOnceE
         return error
 
 
-def _worst(verdicts: Sequence[Refuse | ExactlyOnceError | None]) -> Refuse | ExactlyOnceError | None:
-    errors = (each for each in verdicts if isinstance(each, Exception))
-    return next(errors, None) or next((each for each in verdicts if each is not None), None)
+def _gravest(objections: Sequence[Refuse | ExactlyOnceError | None]) -> Refuse | ExactlyOnceError | None:
+    errors = (each for each in objections if isinstance(each, Exception))
+    return next(errors, None) or next((each for each in objections if each is not None), None)
 
 
 def finalize(
