@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from world import World
 
 LOOK_PAUSE_MS = 20
+LOOK_TIMEOUT_MS = 30_000
+"""By then the broker has ended whatever is open and was not lost."""
 UPKEEP_INTERVAL_MS = 2_000
 
 
@@ -399,11 +401,14 @@ class SimulatedCoordinator:
         """What readers see at the first record, once the last stable offset has passed it."""
         self.world.seen["look"] += 1
         first, ours = committable.written[0], (committable.producer_id, committable.epoch)
+        deadline_ms = self.world.clock.monotonic_ms() + LOOK_TIMEOUT_MS
         while True:
             place = (first.topic, first.partition, first.first_offset)
             visible = yield from self.world.until_answered("fetch", *place, Isolation.READ_COMMITTED)
             if visible.last_stable_offset > first.first_offset:
                 break
+            if self.world.clock.monotonic_ms() > deadline_ms:
+                raise BrokerUnavailable(f"readers of {first.topic}-{first.partition} are held by an open transaction")
             yield self.world.clock.monotonic_ms() + LOOK_PAUSE_MS
         everything = yield from self.world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
         for fate, records in ((Fate.COMMITTED, visible.records[:1]), (Fate.ABORTED, everything.records[:1])):

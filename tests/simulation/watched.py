@@ -115,6 +115,11 @@ class WatchedBroker(BrokerModel):
             and name.startswith("eo:p:")
         ]
 
+    def has_forgotten(self) -> bool:
+        """Whether a partition shows a transaction as open whose transactional id has expired."""
+        known = {each.producer_id for each in self._coordinator.transactions.values()}
+        return any(log._open.keys() - known for topic in self._topics.values() for log in topic.logs)
+
     def has_hanging(self) -> bool:
         """Whether a partition shows a transaction as open though it has ended and no marker is on its way."""
         known = self._coordinator.transactions.values()

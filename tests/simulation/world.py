@@ -289,9 +289,10 @@ class World:
         coordinator.kill_workers()
         coordinator.alive = False
         if self.faults.made_anew and isinstance(end.error, HALTS):
-            self.seen["halt"] += 1
-            self.halted = True
-            self.finished = True
+            self._halt("halt")
+            return
+        if isinstance(end.error, BrokerUnavailable) and self.broker.has_forgotten():
+            self._halt("readers held by an id that is forgotten")
             return
         # Of what a zombie replays, a newer one may have dropped blocks.
         outlived = not self.is_newest(coordinator) and isinstance(end.error, DamagedBlock)
@@ -303,6 +304,11 @@ class World:
             self.next_coordinator(self.rng.randint(0, 100))
             if was_newest and end.error is None and self.faults.broker_is_up:
                 self._ended_cleanly(coordinator, end)
+
+    def _halt(self, why: str) -> None:
+        """Only a person can help now."""
+        self.seen[why] += 1
+        self.halted = self.finished = True
 
     def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
         """Everything decided is committed and nothing of this coordinator is open."""
