@@ -88,6 +88,17 @@ def add_repair(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def port(text: str) -> int:
+    """A TCP port, or 0."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: write a number from 0 to 65535")
+    return number
+
+
 def pair(text: str) -> tuple[str, str]:
     """`name=value`, split.
 

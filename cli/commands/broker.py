@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from exactlyonce.cli.arguments import Commands, add_command, pair
+from exactlyonce.cli.arguments import Commands, add_command, pair, port
 
 _NOT_RUNNING = 1
 _PORT = 9092
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
             "--data-dir", metavar="DIR", type=Path, help="its folder (default: ~/.local/share/exactlyonce/broker)"
         )
     starting.add_argument(
-        "--port", metavar="N", type=int, default=_PORT, help=f"where it listens (default: {_PORT}; 0: a free port)"
+        "--port", metavar="N", type=port, default=_PORT, help=f"where it listens (default: {_PORT}; 0: a free port)"
     )
     starting.add_argument(
         "--set", metavar="NAME=VALUE", type=pair, action="append", default=[], help="a setting of Kafka, any number"

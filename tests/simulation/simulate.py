@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.seed is not None:
-        return _replay(options.seed, options.shape, options.luck)
+        return _replay(options.seed, options.shape, options.luck, _planted(options))
     seeds = range(options.start, options.start + options.seeds)
     began_s = time.monotonic()
     if options.jobs == 1:
@@ -86,15 +86,20 @@ def _run(options: argparse.Namespace) -> int:
         shares = [(seeds[i :: options.jobs], options.shape, options.luck) for i in range(options.jobs)]
         with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
             outcomes = pool.starmap(lived, shares)
-    return _told(outcomes, len(seeds), time.monotonic() - began_s)
+    return _told(outcomes, len(seeds), time.monotonic() - began_s, _planted(options))
 
 
-def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float) -> int:
+def _planted(options: argparse.Namespace) -> str:
+    """The end of a command that replays a failure: the planted defect is no part of the history."""
+    return f' MUTANT="{options.mutant}"' if options.mutant else ""
+
+
+def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float, planted: str) -> int:
     seen, failures = Counter[str](), [each for outcome in outcomes for each in outcome.failures]
     for outcome in outcomes:
         seen.update(outcome.seen)
     for failure in failures[:SHOWN_MAX]:
-        print(failure)
+        print(failure + planted)
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
     incarnations = seen["incarnation"]
     print(f"met: {dict(sorted(seen.items()))}")
@@ -104,19 +109,19 @@ def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float) -> int:
         f"{incarnations / max(cpu_s, 1e-3) * 60:,.0f} a minute of one core"
     )
     if failures:
-        print(f"{len(failures)} seeds of {seeds} broke; replay one: " + failures[0].rsplit("replay: ", 1)[-1])
+        print(f"{len(failures)} seeds of {seeds} broke; replay one: " + failures[0].rsplit("replay: ", 1)[-1] + planted)
         return 1
     print(f"{seeds} seeds, all invariants hold")
     return 0
 
 
-def _replay(seed: int, shape: str | None, luck: str | None) -> int:
+def _replay(seed: int, shape: str | None, luck: str | None, planted: str) -> int:
     try:
         world = simulate(seed, shape, luck)
     except Broken as broken:
         print("\n".join(broken.trace))
         traceback.print_exception(broken.__cause__, limit=-3)
-        print(f"seed {seed}: {broken}")
+        print(f"seed {seed}: {broken}{planted}")
         return 1
     print("\n".join(world.trace))
     print(f"seed {seed}, topology {world.topology.name}, parallelism {world.parallelism}: all invariants hold")
