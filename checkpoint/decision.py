@@ -177,12 +177,14 @@ def _open(
     """The transactions of *precommits* by their ids; the refusal if one cannot be decided on, whatever was counted."""
     if not precommits:
         return {}
-    states = yield DescribeTransactions(tuple(each.transactional_id for each in precommits))
+    states: Mapping[str, TransactionState] = yield DescribeTransactions(
+        tuple(each.transactional_id for each in precommits)
+    )
     for each in precommits:
         problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], decider)
         if problem:
             return Refuse(problem)
-    return dict(states)
+    return states
 
 
 def _are_open(

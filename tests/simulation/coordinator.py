@@ -49,6 +49,10 @@ LOOK_TIMEOUT_MS = 30_000
 UPKEEP_INTERVAL_MS = 2_000
 
 
+class ReadersHeld(BrokerUnavailable):
+    """A look at records gave up: an open transaction holds readers before them."""
+
+
 class WatchedLeader(Leader):
     """The shipped leader, of which the oracle and the world hear what it has done."""
 
@@ -408,7 +412,7 @@ class SimulatedCoordinator:
             if visible.last_stable_offset > first.first_offset:
                 break
             if self.world.clock.monotonic_ms() > deadline_ms:
-                raise BrokerUnavailable(f"readers of {first.topic}-{first.partition} are held by an open transaction")
+                raise ReadersHeld(f"readers of {first.topic}-{first.partition} are held by an open transaction")
             yield self.world.clock.monotonic_ms() + LOOK_PAUSE_MS
         everything = yield from self.world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
         for fate, records in ((Fate.COMMITTED, visible.records[:1]), (Fate.ABORTED, everything.records[:1])):
