@@ -41,6 +41,8 @@ Expire = Callable[[Manifest], Procedure[Dropped]]
 """Told that a manifest is about to be finalized: what may go in the same transaction."""
 
 REPAIRS_MAX = 5
+"""How often a run repairs what is lost, before it halts."""
+TRIES_AGAIN = "tries it again"
 
 
 class Precommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -432,7 +434,7 @@ def _repair(resolution: Resolution, chain: Sequence[str], decider: Decider) -> P
         chain = [name for name in chain if name not in fates]
         if not chain:
             return
-    aborted = f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other"
+    aborted = f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other; another run {TRIES_AGAIN}"
     raise Halt(resolution.explain(resolution.lost(chain[0]), aborted))
 
 

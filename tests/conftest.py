@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, str]]
 LEFT_OUT = pytest.StashKey[tuple[int, int]]()
 """How many tests that are marked exhaustive, and how many that need a Docker engine."""
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""Every test that was collected, also what is left out."""
 LEFT_OUT_KEY = "left_out"
 LONG = {"slow": 10, "broker": 1}
 """What a mark says of how long a test takes, about."""
@@ -44,6 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one.
     """
+    config.stash[COLLECTED] = list(items)
     left_out = [item for item in items if config.getoption("--sample") and _is_beyond_the_sample(item)]
     items[:] = _longest_first([item for item in items if item not in left_out])
     config.hook.pytest_deselected(items=left_out)
@@ -119,6 +122,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     }
     said = "; ".join(f"{count} tests marked {what}" for what, count in counted.items() if count)
     terminalreporter.write_line(f"left out: {said or 'nothing'}")
+
+
+@pytest.fixture(scope="session")
+def collected_tests(pytestconfig: pytest.Config) -> list[pytest.Item]:
+    """Every test that was collected, also those that are left out."""
+    return pytestconfig.stash[COLLECTED]
 
 
 @pytest.fixture(scope="session")

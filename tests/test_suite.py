@@ -57,11 +57,11 @@ def test_nothing_is_left_out_of_everything() -> None:
     assert "left out: nothing" in collected("tests/state/test_key_groups.py")
 
 
-def test_every_sample_exists(request: pytest.FixtureRequest) -> None:
+def test_every_sample_exists(collected_tests: list[pytest.Item]) -> None:
     """Each case that a mark names is one of its test's cases."""
     cases: dict[str, set[str]] = {}
     named: dict[str, set[str]] = {}
-    for item in request.session.items:
+    for item in collected_tests:
         marker = item.get_closest_marker("exhaustive")
         if marker is not None and hasattr(item, "callspec"):
             test = item.nodeid.split("[")[0]
@@ -70,8 +70,8 @@ def test_every_sample_exists(request: pytest.FixtureRequest) -> None:
     assert {test: missing for test in cases if (missing := named[test] - cases[test])} == {}
 
 
-def test_files_on_spark_are_those_that_take_the_fixture(request: pytest.FixtureRequest) -> None:
+def test_files_on_spark_are_those_that_take_the_fixture(collected_tests: list[pytest.Item]) -> None:
     """What goes into the process of the Spark session is every file with a test that takes the session."""
-    files = {item.location[0] for item in request.session.items if "spark" in getattr(item, "fixturenames", ())}
+    files = {item.location[0] for item in collected_tests if "spark" in getattr(item, "fixturenames", ())}
     known = runpy.run_path(str(ROOT / "tests" / "conftest.py"))["is_on_spark"]
     assert {file for file in files if not known(file)} == set()

@@ -29,7 +29,7 @@ FIGURES = {
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["pass-through"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scenario", FIGURES)
 def test_every_figure_is_there(scenario: str, kafka: KafkaCluster, tmp_path: Path) -> None:
     """A cheap scenario ends well, which it does not when an output is wrong, and leaves the cluster as it was."""

@@ -25,6 +25,7 @@ from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
 from watched import Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint import decision_log, leader
+from exactlyonce.checkpoint.decision import TRIES_AGAIN
 from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
@@ -294,9 +295,10 @@ class World:
         if isinstance(end.error, ReadersHeld) and self.broker.has_forgotten():
             self._halt("readers held by an id that is forgotten")
             return
+        again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)
         # Of what a zombie replays, a newer one may have dropped blocks.
         outlived = not self.is_newest(coordinator) and isinstance(end.error, DamagedBlock)
-        if end.error is not None and not outlived and not isinstance(end.error, SURVIVABLE):
+        if end.error is not None and not (outlived or again or isinstance(end.error, SURVIVABLE)):
             raise Asserted(f"{coordinator} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
         was_newest = self.is_newest(coordinator)
