@@ -27,11 +27,11 @@ from exactlyonce.cli.commands import (
     transactions,
 )
 from exactlyonce.cli.text import terminal_width, wrapped
-from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
+from exactlyonce.pipeline.errors import INTERRUPTED, EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
-INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
-"""Exit codes as the shell gives them to a command that a signal has ended."""
+READER_GONE = 128 + 13
+"""As the shell gives it to a command that SIGPIPE has ended."""
 
 _EXAMPLES = """\
 Exactly-once pipelines from Kafka to Kafka, in Python.
@@ -57,7 +57,8 @@ exit codes:
   7  it could not be learnt what became of a decision: run it again
   8  a broker answered with an error that no rule covers; the message names it
   70 a defect of exactlyonce
-  130 ended at once, by a second Ctrl-C or SIGTERM: nothing is lost, run it again
+  130 ended by Ctrl-C or SIGTERM: at once, by a second one, or short of the end that
+      --until latest is to reach; nothing is lost, run it again
 
 With {DEBUG_VARIABLE}=1 errors come with a traceback.
 """

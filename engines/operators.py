@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
-from exactlyonce.pipeline.errors import RecordError, UserError
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks.kafka.sink import KafkaEncoder
 from exactlyonce.sinks.kafka.writer import Outputs
@@ -98,7 +98,7 @@ class BatchOperator:
                 done += map(fn, records)
             except UserError:
                 raise
-            except Exception as error:
+            except USERS_ERRORS as error:
                 index = min(chunk.stop, len(batch.records)) - length_hint(records) - 1
                 raise record_error(self.id, batch.origins[index], error) from error
             self.activity.breathe()
@@ -214,7 +214,7 @@ class Process(BatchOperator):
             for origin, record in zip(batch.origins[chunk], batch.records[chunk], strict=True):
                 try:
                     self.fn(record, emit)
-                except Exception as error:
+                except USERS_ERRORS as error:
                     raise record_error(self.id, origin, error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
@@ -261,7 +261,7 @@ class KafkaOutput(BatchOperator):
         entered_s = self.activity.enter(self.id)
         try:
             outputs = self._encoded(batch.records)
-        except Exception as error:
+        except USERS_ERRORS as error:
             raise record_error(self.id, batch.origins[self._culprit(batch)], error) from error
         self.activity.leave(self.id, entered_s, len(batch.records))
         self.writer.write(outputs)
@@ -274,7 +274,7 @@ class KafkaOutput(BatchOperator):
         for place, record in enumerate(batch.records):
             try:
                 self._encoded([record])
-            except Exception:
+            except USERS_ERRORS:
                 return place
         return 0
 

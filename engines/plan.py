@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 
 
@@ -94,7 +94,15 @@ def rejoins(task: Task, shuffles: Iterable[ShuffleEdge]) -> bool:
 
 
 def plan(graph: LogicalGraph, parallelism: int) -> Plan:
-    """The tasks of *graph* at *parallelism*."""
+    """The tasks of *graph* at *parallelism*.
+
+    Raises GraphError where barriers could not pass, ConfigError where state cannot be spread so far.
+    """
+    if graph.shuffles and parallelism > graph.max_parallelism:
+        raise ConfigError(
+            f"parallelism is {parallelism}, but the state of this pipeline can be spread over {graph.max_parallelism} "
+            f"subtasks at most, as its max_parallelism says: choose no more than that."
+        )
     shuffles = [ShuffleEdge(each.key_by, each.stateful) for each in graph.shuffles if parallelism > 1]
     cut = {(edge.producer, edge.consumer) for edge in shuffles}
     leader = {node.id: node.id for node in graph.nodes}

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines.operators import Batch
-from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError
 from exactlyonce.pipeline.records import Record
 
 NAMED_MAX = 5
@@ -45,7 +45,7 @@ class SourceDecoder:
         while True:
             try:
                 records.extend(map(self._decode, values))  # what was decoded before an error is kept
-            except Exception as error:
+            except USERS_ERRORS as error:
                 place = len(messages) - length_hint(values) - 1
                 self._skip(messages[place], error, len(bad))
                 bad.append(place)
@@ -62,7 +62,7 @@ class SourceDecoder:
         left_out = set(bad)
         return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
 
-    def _skip(self, message: Message, error: Exception, before: int) -> None:
+    def _skip(self, message: Message, error: BaseException, before: int) -> None:
         """Say that *message* is skipped, unless *before*, those of its batch so far, are enough; or raise."""
         if self.source.on_error == "fail":
             raise RecordError(
@@ -72,7 +72,7 @@ class SourceDecoder:
         if before < NAMED_MAX:
             self._say(f"skipped: {self._undecodable(message, error)}")
 
-    def _undecodable(self, message: Message, error: Exception) -> str:
+    def _undecodable(self, message: Message, error: BaseException) -> str:
         problem = self.source.value_problem(message.value(), error)
         return f"Source {self.id!r}: the record at {_place(message)}: {problem}."
 

@@ -12,7 +12,7 @@ from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.blocks import restore_table, whole_or_halt
 from exactlyonce.pipeline.context import Context
-from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError, InvariantViolation
+from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.state.key_groups import group_range
 from exactlyonce.state.table import KeyedTable
@@ -38,7 +38,7 @@ def _open(node: Node, function: Any, context: Context) -> None:
         function.open(context)
     except ExactlyOnceError:
         raise
-    except Exception as error:
+    except USERS_ERRORS as error:
         raise OpenFailed(
             f"open() of operator {node.id!r} raised {type(error).__name__}: {error}{ops.place_of(error)}."
         ) from error

@@ -32,6 +32,9 @@ Every message says what happened, whose fault it is, and what to do. All of them
 
 from __future__ import annotations
 
+INTERRUPTED = 128 + 2
+"""As the shell gives it to a command that Ctrl-C has ended."""
+
 
 class ExactlyOnceError(Exception):
     """The root of the tree."""
@@ -94,8 +97,13 @@ class Undetermined(ExactlyOnceError):
 class EndedAtOnce(ExactlyOnceError):
     """A second request to stop: workers are killed, nothing is ended or closed. The next run takes it up."""
 
-    exit_code = 128 + 2
-    """As the shell gives it to a command that Ctrl-C has ended."""
+    exit_code = INTERRUPTED
+
+
+class EndedEarly(ExactlyOnceError):
+    """A request to stop came before the end that the run was to have. It ended cleanly; the next run goes on."""
+
+    exit_code = INTERRUPTED
 
 
 class Halt(ExactlyOnceError):
@@ -108,6 +116,10 @@ class InvariantViolation(ExactlyOnceError):
     """A rule of the protocol was about to be broken: a defect of exactlyonce. Nothing was written."""
 
     exit_code = 70
+
+
+USERS_ERRORS = (Exception, SystemExit)
+"""What the user's code may end with on a record; sys.exit() among them, for it would end a worker without a word."""
 
 
 def is_fatal(error: ExactlyOnceError) -> bool:

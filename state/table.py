@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.errors import USERS_ERRORS, require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import ApplyFailed
@@ -95,7 +95,7 @@ class KeyedTable(Generic[S]):
                     state, output = fn(get(key), record)
                     states[key] = changes[key] = state
                     append(output)
-        except Exception as error:
+        except USERS_ERRORS as error:
             raise ApplyFailed(len(outputs)) from error
         self._note_added(len(states) - count)
         return outputs
@@ -121,7 +121,7 @@ class KeyedTable(Generic[S]):
                     before = get(key)
                     states[key] = changes[key] = state = record if before is None else fn(before, record)
                     append(state)
-        except Exception as error:
+        except USERS_ERRORS as error:
             raise ApplyFailed(len(outputs)) from error
         self._note_added(len(states) - count)
         return outputs

@@ -185,13 +185,13 @@ class KafkaReader:
         )
 
     def lag(self) -> int:
-        """Records up to the last stable offset not yet handed out, as far as the client knows without asking."""
+        """Records up to the last stable offset not yet handed out, as far as is known without asking."""
         if self._consumer is None:
             return 0
         total = 0
         for partition, offset in self.offsets.items():
             _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
-            total += max(0, end - offset)
+            total += max(0, end - offset, self.targets.get(partition, 0) - offset)
         return total
 
     def close(self) -> None:

@@ -148,7 +148,7 @@ class KafkaSource(Source[T]):
         decode: Callable[[Any], Any] = self.key_codec.decode
         return lambda data: None if data is None else decode(data)
 
-    def value_problem(self, data: bytes | None, error: Exception) -> str:
+    def value_problem(self, data: bytes | None, error: BaseException) -> str:
         """Why a value was refused, for the message that also names topic, partition and offset."""
         if data is None:
             name = schema.type_name(self.value_type)

@@ -30,7 +30,7 @@ from exactlyonce.engines.local.whereabouts import Whereabouts
 from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
-from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, GraphError, made_from
+from exactlyonce.pipeline.errors import EndedAtOnce, EndedEarly, ExactlyOnceError, GraphError, made_from
 from exactlyonce.pipeline.failpoints import hit
 
 FINISH_TIMEOUT_S = 30.0
@@ -385,6 +385,11 @@ class Job:
             self._wait()
             concluding.result()
         self.report.ended(end.manifest)
+        if self.options.until == "latest" and self._finished != self._sources:
+            raise EndedEarly(
+                "Stopped, as asked for, before all was read that was there at the start. The end is clean, nothing is "
+                "open or lost: run it again, it goes on from its last checkpoint."
+            )
         return end.manifest
 
 

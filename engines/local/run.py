@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.inline import InlineWorker
 from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.reporting import JsonReporter, Reporter
-from exactlyonce.engines.local.workers import WorkerProcesses
+from exactlyonce.engines.local.workers import WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.system_clock import SystemClock
@@ -82,6 +82,7 @@ def run_loaded(
     options.client.check()
     graph = loaded.pipeline.build()
     physical = plan(graph, options.parallelism)
+    refuse_too_many(physical)
     restart, recovered = options.restart_strategy(), False
     with _signals(stopper, inline=options.inline):
         while True:

@@ -8,6 +8,7 @@ a worker is given *hurried*, and waits no longer once it says so.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,10 +19,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator
+from exactlyonce.engines.plan import Plan
+from exactlyonce.pipeline.errors import ConfigError
 
 Hurried = Callable[[], bool]
 LOOK_INTERVAL_S = 0.05
 """How often somebody who waits looks whether it is in a hurry."""
+OTHER_FILES = 100
+"""Files that a coordinator has open beside what its workers take, generously."""
 EXIT_WAIT_S = 5.0
 """How long a worker that closed its control channel may take to end, and to have an exit code."""
 
@@ -60,6 +65,17 @@ class Workers(Protocol):
 
     def kill(self, hurried: Hurried) -> None:
         """SIGKILL to all, and wait until they are gone."""
+
+
+def refuse_too_many(plan: Plan) -> None:
+    """Raise ConfigError if so many workers, and channels between them, are more than a process may have open."""
+    between = sum(i != j for _, i, j in plan.channels())
+    needed, allowed = 2 * (between + plan.parallelism) + OTHER_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if needed > allowed:
+        raise ConfigError(
+            f"parallelism {plan.parallelism} takes about {needed:,} open files, and a process may have {allowed:,}: "
+            f"choose less, or allow more (`ulimit -n`)."
+        )
 
 
 class WorkerProcesses:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from functools import partial
@@ -186,6 +187,21 @@ def raising(name: str) -> Pipeline:
         pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
         .key_by(lambda order: order.customer)
         .stateful_map("totals", fail)
+        .sink("out", KafkaSink(f"{name}-out"))
+    )
+    return pipeline
+
+
+def exiting(name: str) -> Pipeline:
+    """A copy by a function that ends its process at order 42."""
+    pipeline = Pipeline(name)
+
+    def leave(order: Order) -> Order:
+        return order if order.id != 42 else sys.exit("enough")
+
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .map(leave, id="copy")
         .sink("out", KafkaSink(f"{name}-out"))
     )
     return pipeline

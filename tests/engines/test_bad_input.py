@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +15,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
     NewPartitions,
 )
+from pipelines import linear
 from running import QUICK, Run, assert_totals, orders
 
+from exactlyonce.engines.local.workers import refuse_too_many
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -123,6 +129,49 @@ def test_a_user_function_that_raises(kafka: KafkaCluster, topic_name: str, run: 
         assert "'totals'" in said
         assert "pipelines.py" in said
         assert f"{topic_name}-in[0] offset 42" in said
+
+
+def test_a_user_function_that_exits(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """It is an error of the function like any other: named, with the record's coordinates, and not tried for ever."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(f"{topic_name}-in", orders(100))
+    code, said = ended(run, topic_name, target="exiting")
+    assert code == RECORD
+    assert "'copy' raised SystemExit: enough" in said
+    assert f"{topic_name}-in[0] offset 42" in said
+
+
+def test_more_subtasks_than_state_can_be_spread_over(run: Any) -> None:
+    """Refused before anything is asked of a broker."""
+    code, said = ended(run, "nobody", "--parallelism", "1000", servers="127.0.0.1:1")
+    assert code == USER
+    assert "max_parallelism" in said
+
+
+def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels between many workers are more files than a process may have open: the message says how many."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    graph = linear("nobody").build()
+    refuse_too_many(plan(graph, 16))
+    with pytest.raises(ConfigError, match="parallelism 128 takes about 32,868 open files"):
+        refuse_too_many(plan(graph, 128))
+
+
+def test_a_stop_before_the_end_that_was_asked_for(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """It ends cleanly, but says, also by its exit code, that it has not read all; another run does."""
+    kafka.create_topic(f"{topic_name}-in")
+    fed = orders(2_000)
+    kafka.produce(f"{topic_name}-in", fed)
+    arguments = ("pipelines:slow", "--param", f"name={topic_name}", "--param", "pause_ms=10", "--until", "latest")
+    job = run(*arguments, *QUICK)
+    job.await_checkpoint()
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == INTERRUPTED
+    assert "before all was read" in job.said
+    ended = next(event for event in job.events if event["event"] == "ended")
+    assert ended["records_in"] + ended["lag"] == len(fed)
+    assert run(*arguments[:4], "pause_ms=0", *arguments[5:], *QUICK).wait() == 0
+    assert_totals(kafka, f"{topic_name}-out", fed)
 
 
 def test_a_transaction_timeout_that_is_too_short(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
