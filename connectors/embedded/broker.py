@@ -14,6 +14,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -120,10 +121,18 @@ class EmbeddedBroker:
     def start(self, progress: Progress = lambda line: None) -> None:
         """Start the broker and return once it answers; download it first if need be.
 
-        Raises `ConfigError` when a broker runs on this folder already, the port is taken or Java is missing, and
-        `BrokerUnavailable` when the download fails or the broker ends while starting.
+        Raises `ConfigError` when a broker runs on this folder already, the folder cannot be written, the port is taken,
+        Java is missing or a setting wrong, and `BrokerUnavailable` when the download fails or the broker ends while it
+        starts.
         """
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            (self.data_dir / "lock").touch()
+        except OSError as error:
+            raise ConfigError(
+                f"The embedded broker cannot keep its data in {self.data_dir}: {error.strerror}. Choose another folder "
+                f"(--data-dir)."
+            ) from None
         with self._locked() as lock_fd:
             port = self._port or free_port()
             _require_free(port)
@@ -220,8 +229,9 @@ class EmbeddedBroker:
         tool = [*command, "kafka.tools.StorageTool", "format", "-t", _new_cluster_id(), "-c", str(self._properties)]
         formatted = subprocess.run(tool, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if formatted.returncode:
-            tail = "\n".join((formatted.stdout + formatted.stderr).splitlines()[-_LINES_OF_LOG:])
-            raise BrokerUnavailable(f"The folder {self.data_dir} could not be prepared for the broker:\n{tail}")
+            said = formatted.stdout + formatted.stderr
+            _refuse_settings(said)
+            raise BrokerUnavailable(f"The folder {self.data_dir} could not be prepared for the broker:\n{_tail(said)}")
 
     def _launch(self, command: list[str], port: int, lock_fd: int) -> None:
         """Start the process, handing it the lock, and wait until it answers; leave none behind if it does not."""
@@ -247,10 +257,11 @@ class EmbeddedBroker:
                 what = "ended while it started" if _ended_within(pid, 0) else f"did not answer in {START_LIMIT_S:.0f} s"
                 with open(self.log_path, "rb") as log:
                     log.seek(log_start)
-                    tail = "\n".join(log.read().decode(errors="replace").splitlines()[-_LINES_OF_LOG:])
+                    said = log.read().decode(errors="replace")
+                _refuse_settings(said)
                 raise BrokerUnavailable(
                     f"The embedded broker {what}. If its settings or the disk are not the reason, move "
-                    f"{self.data_dir} away and start again. The end of {self.log_path}:\n{tail}"
+                    f"{self.data_dir} away and start again. The end of {self.log_path}:\n{_tail(said)}"
                 )
 
     def _end(self, how: signal.Signals) -> None:
@@ -283,6 +294,16 @@ class EmbeddedBroker:
             return os.fsencode(self._properties) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
+
+
+def _refuse_settings(said: str) -> None:
+    """Raise `ConfigError` if Kafka *said* that a setting is wrong."""
+    if found := re.search(r"ConfigException: (.*)", said):
+        raise ConfigError(f"Kafka refuses its settings: {found[1]}. Correct what is given by --set.")
+
+
+def _tail(said: str) -> str:
+    return "\n".join(said.splitlines()[-_LINES_OF_LOG:])
 
 
 def default_data_dir() -> Path:

@@ -50,11 +50,12 @@ def test_nothing_to_stop(command: Command, folder: tuple[str, str]) -> None:
 
 
 def test_folder_that_cannot_be(command: Command) -> None:
-    """A folder that cannot be made is an error that says why."""
+    """A folder that cannot be made is an error that says why, and which option names another."""
     (command.folder / "file").write_text("")
     ended = command("broker", "start", "--data-dir", "file/kafka")
     assert (ended.code, ended.out) == (2, "")
-    assert "The operating system refused: [Errno 20] Not a directory: " in ended.err
+    assert "cannot keep its data in" in ended.err
+    assert "Not a directory. Choose another folder (--data-dir)." in ended.err
 
 
 def test_without_java(command: Command, folder: tuple[str, str]) -> None:

@@ -101,8 +101,23 @@ class TestLife:
 
     def test_death_while_starting_shows_the_end_of_the_log(self, tmp_path: Path) -> None:
         """A broker that ends at start is an error with what it wrote, and leaves no process behind."""
-        broker = EmbeddedBroker(tmp_path, port=0, settings={"log.cleaner.threads": "none"})
-        with pytest.raises(BrokerUnavailable, match=r"(?s)log\.cleaner\.threads.*none|none.*log\.cleaner\.threads"):
+        (tmp_path / "topics").mkdir()
+        (tmp_path / "topics" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")
+        broker = EmbeddedBroker(tmp_path, port=0)
+        with pytest.raises(BrokerUnavailable, match=r"(?s)ended while it started.*Stored node id 7"):
+            broker.start()
+        assert not broker.status().running
+
+    @pytest.mark.exhaustive(but=["num.io.threads-0"])
+    @pytest.mark.parametrize(("setting", "value"), [("log.cleaner.threads", "none"), ("num.io.threads", "0")])
+    def test_a_wrong_setting(self, tmp_path: Path, setting: str, value: str) -> None:
+        """A setting that Kafka refuses, in a new folder and in one that it has used, is named with the reason."""
+        broker = EmbeddedBroker(tmp_path, port=0, settings={setting: value})
+        with pytest.raises(ConfigError, match=f"Invalid value {value} for configuration {setting}"):
+            broker.start()
+        EmbeddedBroker(tmp_path, port=0, lifetime="process").start()
+        EmbeddedBroker(tmp_path).stop()
+        with pytest.raises(ConfigError, match=f"Invalid value {value} for configuration {setting}"):
             broker.start()
         assert not broker.status().running
 
