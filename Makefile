@@ -1,10 +1,10 @@
-# make demo | test | test-all | simulate | bench | lint: each sets up what it needs in .venv, once.
+# make demo | test | test-all | simulate | bench | lint | help: each sets up what it needs in .venv, once.
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
 # make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
 # make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves nothing out.
 
-.PHONY: demo test test-all simulate bench lint image clean kafka
+.PHONY: demo test test-all simulate bench lint image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -54,6 +54,9 @@ lint: .venv/dev.stamp
 
 image: .venv/dev.stamp
 	.venv/bin/python docker/kafka/build.py $(ARGS)
+
+help:
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 clean:
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

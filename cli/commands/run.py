@@ -129,5 +129,5 @@ def run(args: argparse.Namespace) -> int:
         reporter.event(note(name, warning))
     manifest = run_loaded(loaded, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
     if in_terminal and manifest is not None:
-        print(f"{name}: ended cleanly with checkpoint {manifest.checkpoint}.", file=sys.stderr)
+        print(f"{name}: ended cleanly; the next run goes on from checkpoint {manifest.checkpoint}.", file=sys.stderr)
     return 0

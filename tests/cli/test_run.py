@@ -119,7 +119,7 @@ def test_in_a_terminal(orders: Orders) -> None:
     os.close(theirs)
     shown = _read_until(ours, "checkpoint 1")
     process.send_signal(signal.SIGINT)
-    shown += _read_until(ours, "ended cleanly with checkpoint")
+    shown += _read_until(ours, "ended cleanly; the next run goes on from checkpoint")
     assert process.wait(LIMIT_S) == 0
     os.close(ours)
     assert f"{orders.name}: incarnation 1, from checkpoint 0" in shown

@@ -25,6 +25,8 @@ from world import replay_command, simulate
 
 OBJECTS_BETWEEN_COLLECTIONS = 200_000
 """A world is full of cycles, and goes as a whole: to look for them more often only takes time."""
+COLUMNS = 3
+"""Of what was met."""
 SHOWN_MAX = 5
 """Failures that are shown whole."""
 
@@ -102,7 +104,7 @@ def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float, planted: str) -
         print(failure + planted)
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
     incarnations = seen["incarnation"]
-    print(f"met: {dict(sorted(seen.items()))}")
+    print("met, and how often:", *_in_columns(seen), sep="\n")
     print(
         f"{incarnations} incarnations of {seeds} seeds in {elapsed_s:.0f} s: "
         f"{incarnations / max(elapsed_s, 1e-3) * 60:,.0f} a minute, "
@@ -113,6 +115,12 @@ def _told(outcomes: list[Outcome], seeds: int, elapsed_s: float, planted: str) -
         return 1
     print(f"{seeds} seeds, all invariants hold")
     return 0
+
+
+def _in_columns(seen: Counter[str]) -> list[str]:
+    cells = [f"{count:>11,}  {name:<25}" for name, count in sorted(seen.items())]
+    rows = -(-len(cells) // COLUMNS)
+    return ["".join(cells[row::rows]).rstrip() for row in range(rows)]
 
 
 def _replay(seed: int, shape: str | None, luck: str | None, planted: str) -> int:

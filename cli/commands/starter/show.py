@@ -3,7 +3,7 @@
 import json
 import os
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 consumer = Consumer(
     {
@@ -14,7 +14,10 @@ consumer = Consumer(
         "enable.partition.eof": True,
     }
 )
-unread = set(consumer.list_topics("order-totals", timeout=60).topics["order-totals"].partitions)
+try:
+    unread = set(consumer.list_topics("order-totals", timeout=60).topics["order-totals"].partitions)
+except KafkaException as failed:
+    raise SystemExit(f"No broker answers: {failed.args[0].str()}") from None
 consumer.assign([TopicPartition("order-totals", partition, OFFSET_BEGINNING) for partition in unread])
 totals: dict[str, int] = {}
 updates = 0
