@@ -193,7 +193,7 @@ class Transactions:
         def attempt() -> None:
             state = self._describe([transactional_id])[transactional_id]
             if state is None or state.producer_id != producer_id:
-                raise _unreachable(transactional_id, producer_id, wanted)
+                raise _unreachable(transactional_id, producer_id, wanted, commit=commit)
             if epoch in (None, state.epoch):
                 self._rewrite(Ending(transactional_id, producer_id, state.epoch), wanted, commit)
 
@@ -361,13 +361,20 @@ def _added(partition: str, error_code: int, transactional_id: str) -> None:
     refuse(error_code, f"Adding {partition} to {transactional_id}")
 
 
-def _unreachable(transactional_id: str, producer_id: int, partitions: Sequence[tuple[str, int]]) -> Halt:
+def _unreachable(
+    transactional_id: str, producer_id: int, partitions: Sequence[tuple[str, int]], *, commit: bool
+) -> Halt:
     where = ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
+    by_hand = (
+        "abort it there, as the broker has, and run again (`kafka-transactions --bootstrap-server <servers> "
+        "find-hanging` shows its start offset, `... abort --topic <topic> --partition <n> --start-offset <offset>` "
+        "ends it); or "
+    )
     return Halt(
         f"The broker has ended transaction {transactional_id} but lost its markers in {where} (KAFKA-20734). "
         f"The id no longer has producer id {producer_id}, so that they cannot be written again: readers are "
-        f"held there permanently.\n  Choices: restore these partitions from a replica that has the markers; or write "
-        f"the output anew into another topic."
+        f"held there permanently.\n  Choices: {'' if commit else by_hand}restore these partitions from a replica that "
+        f"has the markers; or write the output anew into another topic."
     )
 
 

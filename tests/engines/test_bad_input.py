@@ -132,7 +132,7 @@ def test_a_user_function_that_raises(kafka: KafkaCluster, topic_name: str, run: 
 
 
 def test_a_user_function_that_exits(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """It is an error of the function like any other: named, with the record's coordinates, and not tried without end."""
+    """It is an error of the function like any: named, with the record's coordinates, and not tried without end."""
     kafka.create_topic(f"{topic_name}-in")
     kafka.produce(f"{topic_name}-in", orders(100))
     code, said = ended(run, topic_name, target="exiting")

@@ -35,7 +35,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.pipeline_topics import PipelineTopics
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
@@ -51,6 +51,10 @@ UPKEEP_INTERVAL_MS = 2_000
 
 class ReadersHeld(BrokerUnavailable):
     """A look at records gave up: an open transaction holds readers before them."""
+
+
+class Unreachable(Halt):
+    """Markers are lost, and no request reaches their transaction: its id expired or has another producer."""
 
 
 class WatchedLeader(Leader):
@@ -384,7 +388,8 @@ class SimulatedCoordinator:
         """A transaction without records at the id's present epoch; broken off at whatever stands in the way."""
         name, commit = request.transactional_id, request.commit
         state = yield from self._described(name)
-        require(state is not None and state.producer_id == request.producer_id, f"{name} is still that of its markers")
+        if state is None or state.producer_id != request.producer_id:
+            raise Unreachable(f"the markers of {name} cannot be written again")
         if request.epoch not in (None, state.epoch):
             return
         try:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 from clients import TOPIC, Owner, Steps
-from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator
+from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator, Unreachable
 from faults import EXPIRY_MS, FaultInjector
 from luck import LUCK, NONE
 from oracle import Oracle
@@ -292,7 +292,7 @@ class World:
         if self.faults.made_anew and isinstance(end.error, HALTS):
             self._halt("halt")
             return
-        if isinstance(end.error, ReadersHeld) and self.broker.has_forgotten():
+        if isinstance(end.error, (ReadersHeld, Unreachable)) and self.broker.has_forgotten():
             self._halt("readers held by an id that is forgotten")
             return
         again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)

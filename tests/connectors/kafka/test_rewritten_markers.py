@@ -67,8 +67,11 @@ def test_an_id_that_is_somebody_elses_halts(cluster: Any, topic: str, ended: End
     """An id that the broker does not know, or that has got another producer id, can write no marker of ours."""
     name = f"{topic}-x" if change == "another id" else topic
     producer_id = ended.producer_id + (change == "another producer")
-    with pytest.raises(Halt, match=rf"lost its markers in {topic}-0 \(KAFKA-20734\)"):
+    with pytest.raises(Halt, match=rf"lost its markers in {topic}-0 \(KAFKA-20734\)") as committed:
         cluster.transactions.rewrite_markers(name, producer_id, [(topic, 0)], commit=True)
+    with pytest.raises(Halt, match="find-hanging"):
+        cluster.transactions.rewrite_markers(name, producer_id, [(topic, 0)], commit=False)
+    assert "find-hanging" not in str(committed.value), "an abort by hand would lose what is committed"
 
 
 def test_a_partition_that_does_not_exist(cluster: Any, topic: str, ended: Ending) -> None:
