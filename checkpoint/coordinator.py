@@ -153,23 +153,23 @@ class Coordinator:
             return self._end(failure.error)
         return self._restart(failure.reason, now_ms)
 
-    def _restart(self, reason: str, now_ms: int, unfinished: Manifest | None = None) -> list[Effect]:
-        if self.state is JobState.RECOVERING and unfinished is None:
+    def _restart(self, reason: str, now_ms: int, *, unfinished: bool = False) -> list[Effect]:
+        if self.state is JobState.RECOVERING and not unfinished:
             return []
         delay_ms = self.restart.failed(now_ms)
         if delay_ms is None:
             self._gave_up = ExactlyOnceError(f"The job failed and its restart strategy gives up: {reason}")
-            if unfinished is None:
+            if not unfinished:
                 return self._end(self._gave_up)
-        return self._recover(reason, delay_ms or 0, unfinished)
+        return self._recover(reason, delay_ms or 0)
 
-    def _recover(self, reason: str, delay_ms: int, unfinished: Manifest | None = None) -> list[Effect]:
+    def _recover(self, reason: str, delay_ms: int) -> list[Effect]:
         """Replace the workers, whose transactions are aborted; after a stop, end instead of starting new ones."""
         self._drop_in_flight()
         self.attempt += 1
         self._delay_ms = delay_ms
         self._move(JobState.RECOVERING)
-        return [Restart(self.attempt, delay_ms, reason, unfinished)]
+        return [Restart(self.attempt, delay_ms, reason)]
 
     def _drop_in_flight(self) -> None:
         """Forget what is undecided: its transactions are aborted before the next attempt begins."""
@@ -307,7 +307,7 @@ class Coordinator:
         self._completed(plan, verdict.manifest, now_ms)
         if not verdict.finalized:
             self._pending_failure = None
-            return self._restart(f"the broker refused to commit checkpoint {checkpoint}", now_ms, verdict.manifest)
+            return self._restart(f"the broker refused to commit checkpoint {checkpoint}", now_ms, unfinished=True)
         announce: list[Effect] = [AnnounceFinalized(checkpoint)]
         if plan.final:  # nothing was read after it: a worker that died since is no loss
             return announce + self._end(self._pending_failure.error if self._pending_failure else None)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from exactlyonce.checkpoint.manifest_writer import ManifestWriter
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
 from exactlyonce.checkpoint.requests import (
     Append,
+    Appended,
     CopyTransaction,
     CountOutputs,
     DescribeProducers,
@@ -189,7 +190,7 @@ def _open(
     return states
 
 
-def _are_open(
+def _check_open(
     precommits: Sequence[Precommit], ages_ms: Mapping[str, int], decider: Decider
 ) -> Procedure[Refuse | None]:
     states = yield from _open(precommits, ages_ms, decider)
@@ -240,7 +241,7 @@ def decide(
     precommits: Iterable[Precommit],
     ages_ms: Mapping[str, int],
     decider: Decider,
-    writer: ManifestWriter,
+    log: DecisionLog,
     *,
     make_manifest: Callable[[tuple[Committable, ...], Outputs], Manifest],
     expire: Expire,
@@ -259,23 +260,24 @@ def decide(
     while True:
         outputs: Outputs = yield CountOutputs()
         manifest = make_manifest(committables, outputs)
-        checks = (_are_open(wanted, ages_ms, decider), *grounds.checks())
-        produced, *objections = yield from concurrently(writer.produce(manifest), *map(_objection, checks))
+        checks = (_check_open(wanted, ages_ms, decider), *grounds.checks())
+        produced, *objections = yield from concurrently(log.produce(manifest), *map(_objection, checks))
         problem = _gravest(objections)
         if not produced:
-            why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {writer.refusal}"
+            why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}"
             problem = problem or Refuse(why)
         elif problem is None and (yield CountOutputs()) == outputs:
             break
         else:
-            yield from writer.take_back(str(problem or "a topic of its sinks has more partitions"))
+            yield from log.take_back(str(problem or "a topic of its sinks has more partitions"))
         if isinstance(problem, Exception):
             raise problem
         if problem is not None:
             return problem
     yield Reached("coordinator-checked")
-    if (yield from writer.commit()) is not Outcome.DONE:
+    if (yield from log.commit()) is not Outcome.DONE:
         return Unresolved(manifest.checkpoint)
+    yield Appended((manifest,))
     commits = yield from commit(manifest.committables)
     decided = Decided(manifest, commits)
     if decided.finalized:

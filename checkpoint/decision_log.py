@@ -99,6 +99,7 @@ class DecisionLog:
         self._opened = False
         self._history = History(pipeline)
         self._incarnation: Incarnation | None = None
+        self._produced: Staged | None = None
         self._tombstoned: dict[str, None] = {}
 
     @property
@@ -250,7 +251,7 @@ class DecisionLog:
         asked for. After `UNKNOWN` the log refuses all further use: this incarnation must end. Raises `Fenced` when a
         newer coordinator has taken over; what became of the append is then the newer one's to read.
         """
-        return (yield from self._append(self.stage(records, manifests_dropped, blocks_dropped)))
+        return (yield from self._append(self._admitted(records, manifests_dropped, blocks_dropped)))
 
     def heartbeat(self, fenced_below: int | None = None, *, ended: bool = False) -> Procedure[Outcome]:
         """Show that this incarnation goes on; *fenced_below* records that all ids of older ones were fenced.
@@ -264,9 +265,9 @@ class DecisionLog:
         return (yield from self._append(self._staged([beat], [], [])))
 
     def _append(self, staged: Staged) -> Procedure[Outcome]:
-        if not (yield from self.produce(staged)):
+        if not (yield from self._produce(staged)):
             return Outcome.NOT_WRITTEN
-        return (yield from self.commit(staged))
+        return (yield from self.commit())
 
     def recording(self, procedure: Procedure[R]) -> Procedure[R]:
         """*procedure*, whose every `Append` is written here; whoever watches is told by `Appended`."""
@@ -276,7 +277,7 @@ class DecisionLog:
         if not isinstance(request, Append):
             return (yield request)
         outcome = yield from self._append(
-            self.stage(request.records, request.manifests_dropped, request.blocks_dropped)
+            self._admitted(request.records, request.manifests_dropped, request.blocks_dropped)
         )
         if outcome is Outcome.DONE:
             yield Appended(request.records)
@@ -284,27 +285,20 @@ class DecisionLog:
 
     # --- an append in its steps
 
-    def stage(
-        self,
-        records: Sequence[Decision],
-        manifests_dropped: Iterable[int] = (),
-        blocks_dropped: Iterable[BlockRef] = (),
-    ) -> Staged:
-        """The batch that an append of *records* writes; `InvariantViolation` if it must not be. Asks for nothing."""
-        require(self._incarnation is not None, "Nothing is appended before the incarnation has begun")
-        dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
-        return self._staged([*records, *self._due_heartbeat()], dropped, list(blocks_dropped))
+    def produce(self, *records: Decision) -> Procedure[bool]:
+        """Bring *records* into a transaction, which waits for `commit` or `take_back`; False: it was not written.
 
-    def produce(self, staged: Staged) -> Procedure[bool]:
-        """Bring *staged* into a transaction, which waits for `commit` or `take_back`; False: it was not written."""
-        return (yield from self._unless_fenced(self._writer.produce(staged.writes, staged.deadline_ms)))
+        `InvariantViolation`, before anything is asked, if they must not be.
+        """
+        return (yield from self._produce(self._admitted(records)))
 
-    def commit(self, staged: Staged) -> Procedure[Outcome]:
+    def commit(self) -> Procedure[Outcome]:
         """Decide what was produced: `DONE` once readers see it, or `UNKNOWN`.
 
         A look waits at the brokers while the commit is asked for, and is answered as soon as the markers are there.
         """
-        look = self._writer.look
+        assert self._produced is not None, "it was produced"
+        staged, look = self._produced, self._writer.look
         outcome: Outcome
         committed = concurrently(self._writer.commit(staged.deadline_ms), _waited(look))
         outcome, seen = yield from self._unless_fenced(committed)
@@ -326,12 +320,27 @@ class DecisionLog:
         """Abort what was produced: it was never decided."""
         yield from self._unless_fenced(self._writer.take_back(why))
 
+    def _produce(self, staged: Staged) -> Procedure[bool]:
+        self._produced = staged
+        return (yield from self._unless_fenced(self._writer.produce(staged.writes, staged.deadline_ms)))
+
     def _unless_fenced(self, procedure: Procedure[R]) -> Procedure[R]:
         """*procedure*; where a newer coordinator has fenced this one, the error says which."""
         try:
             return (yield from procedure)
         except Fenced as error:
             raise self._ended_by(Fenced((yield from self._who_fenced()))) from error
+
+    def _admitted(
+        self,
+        records: Sequence[Decision],
+        manifests_dropped: Iterable[int] = (),
+        blocks_dropped: Iterable[BlockRef] = (),
+    ) -> Staged:
+        """What an append of *records* writes, as the history admits it; a heartbeat goes with it when one is due."""
+        require(self._incarnation is not None, "Nothing is appended before the incarnation has begun")
+        dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
+        return self._staged([*records, *self._due_heartbeat()], dropped, list(blocks_dropped))
 
     def _staged(self, records: Sequence[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Staged:
         staged = self._history.copy()

@@ -140,7 +140,7 @@ class AnnounceFinalized:
 
 @dataclass(frozen=True)
 class Restart:
-    """Kill all workers, wait for them, finish *unfinished* if given, fence older attempts; then `Recovered`.
+    """Kill all workers, wait for them, finish what was decided, fence older attempts; then `Recovered`.
 
     *reason* is empty where nothing failed: a stop was asked for while workers were starting.
     """
@@ -148,7 +148,6 @@ class Restart:
     attempt: int
     delay_ms: int
     reason: str
-    unfinished: Manifest | None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from exactlyonce.checkpoint.decision import (
 )
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
-from exactlyonce.checkpoint.manifest_writer import ManifestWriter
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
@@ -311,7 +310,7 @@ class Leader:
 
     # --- attempts -----------------------------------------------------------------------------------------------
 
-    def begin_attempt(self, attempt: int, unfinished: Manifest | None, *, killed: bool = True) -> Procedure[Manifest]:
+    def begin_attempt(self, attempt: int, *, killed: bool = True) -> Procedure[Manifest]:
         """Before the next attempt, all workers being dead: finish what was decided, abort what was not.
 
         *killed*: they were killed while they wrote.
@@ -319,6 +318,7 @@ class Leader:
         yield from self._confirm_leading()
         self.attempt = attempt
         self._counted.clear()
+        unfinished = self.log.history.unfinalized
         if unfinished is not None:
             yield from self.finish(unfinished, lambda manifest: self.retention.expire(manifest, ()))
         yield from self.sweep()
@@ -368,10 +368,10 @@ class Leader:
                 plan.precommits,
                 plan.ages_ms,
                 self._decider(),
-                ManifestWriter(self.log),
+                self.log,
                 make_manifest=lambda committables, outputs: self._manifest(plan, committables, outputs),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
-                grounds=Grounds(self._counted, lambda: (self._topics_stand(), self._blocks_stand(plan))),
+                grounds=Grounds(self._counted, lambda: (self._check_topics(), self._check_blocks(plan))),
             )
         )
         if isinstance(verdict, Decided):
@@ -389,15 +389,14 @@ class Leader:
         if not verdict.finalized:
             self.retention.completed(verdict.manifest.checkpoint, references_of(plan, verdict.manifest))
 
-    def _topics_stand(self) -> Procedure[Refuse | None]:
-        """The topics that were read and written are those they were; raises Halt otherwise."""
+    def _check_topics(self) -> Procedure[None]:
+        """Raise Halt unless the topics that were read and written are those they were."""
         if self.log.history.latest is not None:
             yield LookAtTopics(self.manifest)
             yield GoOnFrom(self.manifest)
-        return None
 
-    def _blocks_stand(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
-        """The blocks that the manifest names are there."""
+    def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
+        """Refuse the checkpoint if a block that its manifest names is not there."""
         refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")

@@ -156,9 +156,9 @@ class PipelineLeader:
         if self._replays is not None:
             self._replays.close()
 
-    def begin_attempt(self, attempt: int, unfinished: Manifest | None, *, killed: bool = True) -> Manifest:
+    def begin_attempt(self, attempt: int, *, killed: bool = True) -> Manifest:
         """Before the next attempt, all workers being dead; see `Leader.begin_attempt`."""
-        manifest = self._drive(self.leader.begin_attempt(attempt, unfinished, killed=killed))
+        manifest = self._drive(self.leader.begin_attempt(attempt, killed=killed))
         self._finished()
         return manifest
 

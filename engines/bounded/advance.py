@@ -198,6 +198,5 @@ def _decide(leader: PipelineLeader, decided: PendingCheckpoint, *, retried: bool
             f"Whether checkpoint {decided.checkpoint} was decided cannot be known here. Nothing is lost: run the "
             f"command again, it reads what is true."
         )
-    unfinished = None if verdict.finalized else verdict.manifest
-    leader.begin_attempt(leader.attempt + 1, unfinished, killed=retried)
+    leader.begin_attempt(leader.attempt + 1, killed=retried)
     return verdict.manifest

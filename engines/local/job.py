@@ -270,7 +270,7 @@ class Job:
         assert self.leader is not None
         leader = self.leader
         self._on_broker(
-            lambda: leader.begin_attempt(effect.attempt, effect.unfinished),
+            lambda: leader.begin_attempt(effect.attempt),
             lambda manifest: self._feed(events.Recovered(manifest)),
         )
 

@@ -215,7 +215,7 @@ def test_a_sink_that_gets_no_producer_restarts_the_job() -> None:
     job(ProducerGranted("out", 0))
     assert job(Tick(), INTERVAL_MS + TIMEOUT_MS - 1) == []
     assert job(Tick(), INTERVAL_MS + TIMEOUT_MS) == [
-        Restart(1, 70, "no producer was ready for 5000 ms at sink out subtask 1", None)
+        Restart(1, 70, "no producer was ready for 5000 ms at sink out subtask 1")
     ]
 
 
@@ -223,10 +223,8 @@ def test_a_worker_that_hangs_is_blamed_and_not_the_sink_that_waits_for_it() -> N
     """A producer is missing because its worker does not come back from somewhere: that is the reason given."""
     job = Job().running(producers=1)
     assert job(Tick("worker 1 has been in operator 'x' for 5 s"), INTERVAL_MS + TIMEOUT_MS) == [
-        Restart(
-            1, 70, "no checkpoint could be triggered for 5000 ms: worker 1 has been in operator 'x' for 5 s", None
-        )
-    ]  # fmt: skip
+        Restart(1, 70, "no checkpoint could be triggered for 5000 ms: worker 1 has been in operator 'x' for 5 s")
+    ]
 
 
 @pytest.mark.parametrize("tick", [Tick("worker 0 hangs"), Tick("worker 0 hangs", "x is slow"), Tick("", "x is slow")])
@@ -236,7 +234,7 @@ def test_a_late_checkpoint_is_explained(tick: Tick) -> None:
     job.trigger()
     why = "; ".join(filter(None, (tick.hanging, tick.slow)))
     reason = f"checkpoint 1 was not acknowledged within 5000 ms: {why}"
-    assert job(tick, INTERVAL_MS + TIMEOUT_MS) == [Note(f"{reason}; aborted"), Restart(1, 70, reason, None)]
+    assert job(tick, INTERVAL_MS + TIMEOUT_MS) == [Note(f"{reason}; aborted"), Restart(1, 70, reason)]
 
 
 def test_a_coordinator_that_slept_does_not_blame_the_sinks() -> None:
@@ -441,7 +439,7 @@ def test_more_late_checkpoints_in_a_row_than_tolerated_restart_the_job() -> None
     assert job.trigger(job.now_ms + TIMEOUT_MS) == 4
     effects = job(Tick(), job.now_ms + TIMEOUT_MS)
     assert [type(each) for each in effects] == [Note, Restart]
-    assert effects[1] == Restart(1, 70, "checkpoint 4 was not acknowledged within 5000 ms", None)
+    assert effects[1] == Restart(1, 70, "checkpoint 4 was not acknowledged within 5000 ms")
 
 
 def test_only_what_is_not_acknowledged_can_be_late() -> None:
@@ -467,7 +465,7 @@ def test_a_late_checkpoint_beyond_the_tolerated_waits_for_the_decision_and_then_
     assert job(Tick(), 3 * INTERVAL_MS + TIMEOUT_MS) == []
     announced, restart = job.conclude(1)
     assert announced == AnnounceFinalized(1)
-    assert restart == Restart(1, 70, "checkpoint 2 was not acknowledged within 5000 ms", None)
+    assert restart == Restart(1, 70, "checkpoint 2 was not acknowledged within 5000 ms")
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
@@ -479,7 +477,7 @@ def test_a_failed_worker_restarts_the_job_and_drops_what_is_undecided() -> None:
     job = Job(max_concurrent=2).running()
     job.trigger()
     job.ack(1, "0", precommits=(precommit(1, 0),))
-    assert job(Failed("a worker died")) == [Restart(1, 70, "a worker died", None)]
+    assert job(Failed("a worker died")) == [Restart(1, 70, "a worker died")]
     assert job.core.state is JobState.RECOVERING
     assert job(Recovered(manifest())) == [Deploy(1, manifest())]
     assert job(Deployed()) == []

@@ -29,7 +29,7 @@ from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, Invarian
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
 FAILED = Failed("a worker died")
-RESTART = Restart(1, 70, "a worker died", None)
+RESTART = Restart(1, 70, "a worker died")
 
 
 def manifest(checkpoint: int) -> Manifest:
@@ -138,7 +138,7 @@ def test_a_fence_ends_the_job_even_while_it_decides() -> None:
 def test_a_refused_checkpoint_restarts_the_job_from_the_last_completed_one() -> None:
     """A checkpoint that was refused never happened: the job restarts from the one before, with the reason."""
     job = Job().running().deciding()
-    assert job(Concluded(1, Refuse("expired"))) == [Restart(1, 70, "expired", None)]
+    assert job(Concluded(1, Refuse("expired"))) == [Restart(1, 70, "expired")]
     assert job.core.manifest == manifest(0)
 
 
@@ -156,7 +156,7 @@ def test_a_decided_checkpoint_that_is_not_committed_is_finished_by_a_restart() -
     and nothing is announced before it is finalized."""
     job = Job().running().deciding()
     (restart,) = job(Concluded(1, not_committed(1)))
-    assert restart == Restart(1, 70, "the broker refused to commit checkpoint 1", manifest(1))
+    assert restart == Restart(1, 70, "the broker refused to commit checkpoint 1")
     assert job(Recovered(manifest(1))) == [events.Deploy(1, manifest(1))]
     job(events.Deployed())
     assert job.in_flight().core.in_flight[0].base == 1
@@ -166,7 +166,7 @@ def test_a_strategy_that_gives_up_still_has_the_decided_checkpoint_finished() ->
     """Without restarts left the decided checkpoint is finished first; then the job ends with the failure."""
     job = Job(NoRestart()).running().deciding()
     assert job(Concluded(1, not_committed(1))) == [
-        Restart(1, 0, "the broker refused to commit checkpoint 1", manifest(1))
+        Restart(1, 0, "the broker refused to commit checkpoint 1")
     ]
     (end,) = job(Recovered(manifest(1)))
     assert isinstance(end, End)
@@ -179,7 +179,7 @@ def test_what_was_decided_before_a_failure_is_known_is_finished_all_the_same() -
     job(FAILED)
     (restart,) = job(Concluded(1, not_committed(1)))
     assert isinstance(restart, Restart)
-    assert restart.unfinished == manifest(1)
+    assert restart.reason == "the broker refused to commit checkpoint 1"
 
 
 # --- the tables and the strategy --------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_workers_that_do_not_become_ready_restart_the_job() -> None:
     assert job(Tick("worker 1 hangs")) == []
     job.now_ms = 9_000
     late = "the workers were not ready within 9000 ms: worker 1 hangs. If they only need longer, raise deploy_timeout"
-    assert job(Tick("worker 1 hangs")) == [Restart(1, 70, late, None)]
+    assert job(Tick("worker 1 hangs")) == [Restart(1, 70, late)]
     job(Recovered(manifest(0)))
     job.now_ms += 9_000 + 69
     assert job(Tick()) == []
@@ -296,7 +296,7 @@ def test_a_stop_while_deploying_ends_the_job_at_once() -> None:
     that those may have opened which were ready before the others. That is no failure."""
     job = Job(NoRestart())
     job(Recovered(manifest(4)))
-    assert job(Stop()) == [Restart(1, 0, "", None)]
+    assert job(Stop()) == [Restart(1, 0, "")]
     assert job(events.Deployed()) == []
     assert job(Recovered(manifest(4))) == [End(manifest(4), None)]
 
@@ -390,7 +390,7 @@ def test_a_final_checkpoint_that_is_refused_ends_with_the_one_before() -> None:
     job = Job().running()
     job(Stop())
     job.ack(1)
-    assert job(Concluded(1, Refuse("expired"))) == [Restart(1, 70, "expired", None)]
+    assert job(Concluded(1, Refuse("expired"))) == [Restart(1, 70, "expired")]
     assert job(Recovered(manifest(0))) == [End(manifest(0), None)]
 
 

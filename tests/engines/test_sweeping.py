@@ -134,7 +134,7 @@ class TestHeartbeats:
         log, outcomes = leader.leader.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
         real = log.heartbeat
         monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))
-        assert leader.begin_attempt(1, None) == leader.manifest
+        assert leader.begin_attempt(1) == leader.manifest
         assert outcomes == []
 
     def test_one_that_is_never_written_is_an_absent_broker(self, leader: PipelineLeader, monkeypatch: Any) -> None:
@@ -142,10 +142,10 @@ class TestHeartbeats:
         monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
         monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
         with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
-            leader.begin_attempt(1, None)
+            leader.begin_attempt(1)
         leader.upkeep()
 
-    @pytest.mark.parametrize("act", [lambda each: each.begin_attempt(1, None), lambda each: each.upkeep()])
+    @pytest.mark.parametrize("act", [lambda each: each.begin_attempt(1), lambda each: each.upkeep()])
     def test_one_whose_outcome_is_unknown_ends_the_incarnation(
         self, act: Any, leader: PipelineLeader, monkeypatch: Any
     ) -> None:

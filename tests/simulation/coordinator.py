@@ -189,12 +189,12 @@ class SimulatedCoordinator:
             case events.AnnounceFinalized(checkpoint):
                 for worker in self.workers:
                     worker.tell(msg.CheckpointFinalized(checkpoint))
-            case events.Restart(attempt, delay_ms, reason, unfinished):
+            case events.Restart(attempt, delay_ms, reason):
                 self.world.note(f"{self} restarts: {reason}")
                 self.kill_workers()
                 self._delay_ms, self._deploy = delay_ms, None
                 self._on_broker(
-                    lambda: self._run(self.leader.begin_attempt(attempt, unfinished)),
+                    lambda: self._run(self.leader.begin_attempt(attempt)),
                     lambda manifest: self._feed(events.Recovered(manifest)),
                 )
             case events.Deploy():
