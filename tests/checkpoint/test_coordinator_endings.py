@@ -165,9 +165,7 @@ def test_a_decided_checkpoint_that_is_not_committed_is_finished_by_a_restart() -
 def test_a_strategy_that_gives_up_still_has_the_decided_checkpoint_finished() -> None:
     """Without restarts left the decided checkpoint is finished first; then the job ends with the failure."""
     job = Job(NoRestart()).running().deciding()
-    assert job(Concluded(1, not_committed(1))) == [
-        Restart(1, 0, "the broker refused to commit checkpoint 1")
-    ]
+    assert job(Concluded(1, not_committed(1))) == [Restart(1, 0, "the broker refused to commit checkpoint 1")]
     (end,) = job(Recovered(manifest(1)))
     assert isinstance(end, End)
     assert "gives up" in str(end.error)
