@@ -36,7 +36,7 @@ test: .venv/dev.stamp .venv/java.stamp kafka
 	$(PYTEST) --sample $(ARGS)
 
 test-all: .venv/dev.stamp .venv/java.stamp kafka
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --durations=25 $(ARGS)
 
 SEEDS ?= 1000
 simulate: .venv/dev.stamp
