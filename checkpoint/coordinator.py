@@ -3,10 +3,10 @@
 Events in, effects out; every event comes with the time. The states of the job and of a checkpoint are the two tables in
 `checkpoint.states`; whatever is not in them raises InvariantViolation.
 
-Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; while a
-checkpoint is being decided nothing is aborted and nothing restarted; the precommits and order logs of an aborted
-checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted) when it restarts. A clean
-end comes only when the last checkpoint is finalized and no transaction of any attempt is open.
+Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; a
+checkpoint that is being decided is not aborted, and nothing is restarted meanwhile; the precommits and order logs of an
+aborted checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted) when it restarts.
+A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Coordinator:
             return []  # the last words of workers that are being killed
         match event:
             case Tick():
-                effects = self._hang(event, now_ms) or self._expire(event, now_ms) or self._starve(event, now_ms)
+                effects = self._unready(event, now_ms) or self._late(event, now_ms) or self._starved(event, now_ms)
             case Recovered(manifest):
                 effects = self._recovered(manifest, now_ms)
             case Deployed():
@@ -154,12 +154,12 @@ class Coordinator:
         return self._restart(failure.reason, now_ms)
 
     def _restart(self, reason: str, now_ms: int, *, unfinished: bool = False) -> list[Effect]:
-        if self.state is JobState.RECOVERING and not unfinished:
+        if self.state is JobState.RECOVERING and not unfinished:  # a decision that concludes then is a defect: `_move`
             return []
         delay_ms = self.restart.failed(now_ms)
         if delay_ms is None:
             self._gave_up = ExactlyOnceError(f"The job failed and its restart strategy gives up: {reason}")
-            if not unfinished:
+            if not unfinished:  # else the restart finishes it, and ends then
                 return self._end(self._gave_up)
         return self._recover(reason, delay_ms or 0)
 
@@ -217,14 +217,14 @@ class Coordinator:
         self._next_trigger_ms = now_ms + self.settings.interval_ms
         return [Trigger(plan.checkpoint, base, plan.final)]
 
-    def _hang(self, tick: Tick, now_ms: int) -> list[Effect]:
+    def _unready(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""
         if self.state is not JobState.DEPLOYING or now_ms < self._deployed_by_ms:
             return []
         late = f"the workers were not ready within {self.settings.deploy_timeout_ms} ms{_because(tick.hanging)}"
         return self._failed(Failed(f"{late}. If they only need longer, raise deploy_timeout"), now_ms)
 
-    def _expire(self, tick: Tick, now_ms: int) -> list[Effect]:
+    def _late(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Abort the checkpoints that took too long."""
         late = [
             p for p in self.in_flight
@@ -244,7 +244,7 @@ class Coordinator:
             return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
         return [Note(f"{reason}; aborted, its output is carried by the next one")]
 
-    def _starve(self, tick: Tick, now_ms: int) -> list[Effect]:
+    def _starved(self, tick: Tick, now_ms: int) -> list[Effect]:
         """A sink that gets no producer ready keeps checkpoints from being triggered; so does a worker that hangs."""
         late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
         if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger or not late:
@@ -303,11 +303,12 @@ class Coordinator:
         if isinstance(verdict, Refuse):
             plan.move(CheckpointState.ABORTED)
             return self._after_decision(now_ms) or self._restart(verdict.reason, now_ms)
-        plan.move(CheckpointState.FINALIZED)
+        plan.move(CheckpointState.COMPLETED)
         self._completed(plan, verdict.manifest, now_ms)
         if not verdict.finalized:
             self._pending_failure = None
-            return self._restart(f"the broker refused to commit checkpoint {checkpoint}", now_ms, unfinished=True)
+            reason = f"checkpoint {checkpoint} is decided, but not known to be committed"
+            return self._restart(reason, now_ms, unfinished=True)
         announce: list[Effect] = [AnnounceFinalized(checkpoint)]
         if plan.final:  # nothing was read after it: a worker that died since is no loss
             return announce + self._end(self._pending_failure.error if self._pending_failure else None)

@@ -20,9 +20,9 @@ from exactlyonce.checkpoint.requests import (
     Append,
     Appended,
     CopyTransaction,
-    CountOutputs,
     DescribeProducers,
     DescribeTransactions,
+    KnownOutputs,
     Outputs,
     Procedure,
     Reached,
@@ -32,7 +32,7 @@ from exactlyonce.checkpoint.requests import (
 from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED, Resolution, places_of
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome, ProducerState, TransactionState
-from exactlyonce.checkpoint.transactions.commit import Commits, commit, end, look, sweep
+from exactlyonce.checkpoint.transactions.commit import Commits, commit, end, resolve_unknown, sweep
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Halt, Undetermined, require
 
@@ -104,7 +104,7 @@ class Unresolved:
     checkpoint: int
 
 
-def _checked(precommit: Precommit, state: TransactionState | None, age_ms: int, decider: Decider) -> str | None:
+def _why_not(precommit: Precommit, state: TransactionState | None, age_ms: int, decider: Decider) -> str | None:
     """Why *precommit* cannot be decided on, or None."""
     name = precommit.transactional_id
     if state is None or state.state != "Ongoing":
@@ -184,7 +184,7 @@ def _open(
         tuple(each.transactional_id for each in precommits)
     )
     for each in precommits:
-        problem = _checked(each, states.get(each.transactional_id), ages_ms[each.transactional_id], decider)
+        problem = _why_not(each, states.get(each.transactional_id), ages_ms[each.transactional_id], decider)
         if problem:
             return Refuse(problem)
     return states
@@ -258,7 +258,7 @@ def decide(
     if isinstance(committables, Refuse):
         return committables
     while True:
-        outputs: Outputs = yield CountOutputs()
+        outputs: Outputs = yield KnownOutputs()
         manifest = make_manifest(committables, outputs)
         checks = (_check_open(wanted, ages_ms, decider), *grounds.checks())
         produced, *objections = yield from concurrently(log.produce(manifest), *map(_objection, checks))
@@ -266,7 +266,7 @@ def decide(
         if not produced:
             why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}"
             problem = problem or Refuse(why)
-        elif problem is None and (yield CountOutputs()) == outputs:
+        elif problem is None and (yield KnownOutputs()) == outputs:
             break
         else:
             yield from log.take_back(str(problem or "a topic of its sinks has more partitions"))
@@ -378,7 +378,7 @@ def finish(
         # What is held behind a loss is open and protected, perhaps in front of what is unknown: a look would wait for
         # it. Its repair ends it; what is unknown until then is asked about, and looked at, in the next round.
         if not commits.lost:
-            commits = yield from look(commits)
+            commits = yield from resolve_unknown(commits)
         resolution.note(commits)
         for chain in resolution.chains(commits):
             yield from _repair(resolution, chain, decider)
@@ -422,15 +422,15 @@ def _repair(resolution: Resolution, chain: Sequence[str], decider: Decider) -> P
             )
             again = yield from _written_again(manifest, lost, str(new))
             if isinstance(again, str):
-                resolution.impossible(name, again)
+                resolution.give_up(name, again)
             else:
                 repairs.append(Repair(manifest.checkpoint, number, decider.incarnation, name, again))
         if repairs:
             yield from _record(manifest, repairs)
-        superseded = resolution.repaired(repairs)
+        superseded = resolution.replace_by(repairs)
         yield from end(map(ending, superseded), commit=False)
         yield from await_markers(superseded, commit=False)
-        commits = yield from look((yield from commit(each.committable for each in repairs)))
+        commits = yield from resolve_unknown((yield from commit(each.committable for each in repairs)))
         resolution.note(commits)
         fates = resolution.fates
         chain = [name for name in chain if name not in fates]

@@ -45,7 +45,7 @@ from exactlyonce.checkpoint.requests import (
 )
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
 from exactlyonce.checkpoint.transactions.markers import held_by
-from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
+from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
 
 R = TypeVar("R")
@@ -130,7 +130,7 @@ class DecisionLog:
             self.topic = _frozen(self.topic, self._history.latest.block_partitions)
         return self._history
 
-    def look(self) -> Procedure[History | None]:
+    def peek(self) -> Procedure[History | None]:
         """The decisions so far, for whoever may not need to `open`: fences nobody; None if something is undecided."""
         ends: Ends = yield LogEnds()
         if ends.stable < ends.end:

@@ -3,7 +3,7 @@
 The local engine, bounded work, Spark's sink and the simulator run these lines; who drives them answers the requests.
 Invariants: a constructor fences nobody and asks nobody; nothing is decided before everything older was fenced, and what
 older incarnations decided is finished; no sink producer is made before `recover` or `begin_attempt` has returned; the
-decisions come one by one. For one thread at a time, but `acknowledged`, which hands over what `decide` takes up.
+decisions come one by one. For one thread at a time, but `acknowledged`, which hands over what `decide` absorbs.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from exactlyonce.checkpoint.references import operators_of, references_of
 from exactlyonce.checkpoint.requests import (
     BlockEndOffsets,
     CheckContinuity,
-    CountOutputs,
     CreateOutputs,
     GoOnFrom,
+    KnownOutputs,
     ListTransactions,
     Look,
     LookAtInputs,
@@ -129,8 +129,8 @@ class Led:
 
 
 @dataclass
-class _Written:
-    """Acknowledgements that `decide` has not taken up, from another thread; and the bytes of blocks by checkpoint."""
+class _Arrived:
+    """Acknowledgements that were not absorbed yet, from another thread; and the bytes of blocks by checkpoint."""
 
     acknowledged: deque[Ack] = field(default_factory=deque)
     bytes: dict[int, int] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Leader:
         self._fenced_below = (0, 0)
         self._last_committables: tuple[Committable, ...] = ()
         self._swept_ms = clock.monotonic_ms()
-        self._written_blocks = _Written()
+        self._arrived = _Arrived()
         self._counted: dict[str, Committable] = {}
         """By transactional id, the precommits of this attempt that were counted as they arrived."""
 
@@ -190,12 +190,12 @@ class Leader:
 
         Whoever writes under such an id has begun before, so that a log that is still empty now was deleted.
         """
-        now: History | None = yield from self.log.look()
+        now: History | None = yield from self.log.peek()
         if now is None or now.incarnation_latest:
             raise Fenced(superseded(self.led.pipeline, 0, now.newest_incarnation if now else None))
         raise Halt(self.led.topic_lost(self.log.topic.name, incarnation))
 
-    def take_up(self, incarnation: int) -> None:
+    def resume(self, incarnation: int) -> None:
         """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
         self._fenced_below = self.led.fenced_below(self.log.resume(incarnation))
 
@@ -245,7 +245,7 @@ class Leader:
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
         self.retention.nothing_yet((yield BlockEndOffsets()))
-        manifest = self._manifest(first, (), (yield CountOutputs()), kind="initial")
+        manifest = self._manifest(first, (), (yield KnownOutputs()), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -289,7 +289,7 @@ class Leader:
     def _sweep(
         self, incarnation: Incarnation, attempt: int, fenced_below: tuple[int, int], protected: Collection[str]
     ) -> Procedure[None]:
-        outputs: Outputs = yield CountOutputs()
+        outputs: Outputs = yield KnownOutputs()
         yield from sweep(
             self.led.pipeline, incarnation.incarnation, attempt, protected=protected, fenced_below=fenced_below,
             outputs={(topic, partition) for _, topic, partitions in outputs for partition in range(partitions)},
@@ -344,7 +344,7 @@ class Leader:
 
     def acknowledged(self, ack: Ack) -> None:
         """Blocks were written. From any thread, before `decide` is told of the checkpoint."""
-        self._written_blocks.acknowledged.append(ack)
+        self._arrived.acknowledged.append(ack)
 
     def count_acknowledged(self) -> Procedure[None]:
         """Take in what has been acknowledged by now, and count what the sinks have flushed for it.
@@ -352,8 +352,8 @@ class Leader:
         To be called as acknowledgements come: the decision need not wait for it then. What cannot be counted now is
         checked there.
         """
-        outputs: Outputs = yield CountOutputs()
-        arrived = self._take_up()
+        outputs: Outputs = yield KnownOutputs()
+        arrived = self._absorb()
         with suppress(BrokerUnavailable, TopicError):
             self._counted.update((yield from count(arrived, outputs, self._decider())))
 
@@ -383,7 +383,7 @@ class Leader:
         self._last_committables = verdict.manifest.committables or self._last_committables
         for each in verdict.manifest.committables:
             self._counted.pop(each.transactional_id, None)
-        sizes = self._written_blocks.bytes
+        sizes = self._arrived.bytes
         for n in [each for each in sizes if each <= plan.checkpoint]:
             del sizes[n]
         if not verdict.finalized:
@@ -402,9 +402,9 @@ class Leader:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
 
-    def _take_up(self) -> list[Precommit]:
+    def _absorb(self) -> list[Precommit]:
         """Take in what was acknowledged; returns what the sinks have flushed for it."""
-        written, precommits = self._written_blocks, list[Precommit]()
+        written, precommits = self._arrived, list[Precommit]()
         while written.acknowledged:
             ack = written.acknowledged.popleft()
             self.retention.written(ack.checkpoint, ack.written)
@@ -428,7 +428,7 @@ class Leader:
     def _manifest(
         self, plan: PendingCheckpoint, committables: tuple[Committable, ...], outputs: Outputs, kind: str = ""
     ) -> Manifest:
-        led, now_ms, sizes = self.led, self._clock.now_ms(), self._written_blocks.bytes
+        led, now_ms, sizes = self.led, self._clock.now_ms(), self._arrived.bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
             pipeline=led.pipeline,

@@ -205,7 +205,7 @@ Outputs = tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True)
-class CountOutputs:
+class KnownOutputs:
     """-> Outputs, as they were last looked at."""
 
 
@@ -375,7 +375,7 @@ Request = (
     | GoOnFrom
     | CreateOutputs
     | LookAtTopics
-    | CountOutputs
+    | KnownOutputs
     | Reached
     | InitTransactions
     | ProduceBatches

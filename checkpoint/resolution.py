@@ -75,7 +75,9 @@ class Resolution:
             each.fate = "repaired" if each.current is not each.original else fate
         for gone in commits.gone:
             each = by_current[gone.transactional_id]
-            self._give_up(each, gone, "its records are no longer in the output log, so their fate is unknown")
+            self._halt_unless_accepted(
+                each, gone, "its records are no longer in the output log, so their fate is unknown"
+            )
         for part in (*commits.lost, *commits.held):
             each = by_current[part.transactional_id]
             each.lost = each.original.within(part)
@@ -97,18 +99,18 @@ class Resolution:
         """Of a repair: numbers only grow, over all incarnations, so that the newest repair is the one that stands."""
         return next(self._numbers)
 
-    def repaired(self, repairs: Iterable[Repair]) -> list[Committable]:
+    def replace_by(self, repairs: Iterable[Repair]) -> list[Committable]:
         """These repairs are durable now; returns what they stand in for, of which nothing may be committed any more."""
         superseded = [self.current(each.replaced) for each in repairs]
         self._stand_in(repairs)
         return superseded
 
-    def impossible(self, name: str, why: str) -> None:
+    def give_up(self, name: str, why: str) -> None:
         """Committable *name* cannot be repaired: a halt, unless the user has accepted the loss."""
         each = self._all[name]
-        self._give_up(each, each.lost, f"the broker aborted it, and {why}")
+        self._halt_unless_accepted(each, each.lost, f"the broker aborted it, and {why}")
 
-    def _give_up(self, each: _Committable, lost: Committable, what: str) -> None:
+    def _halt_unless_accepted(self, each: _Committable, lost: Committable, what: str) -> None:
         if not self._accept_loss:
             raise Halt(self.explain(lost, what))
         each.fate = LOSS_ACCEPTED

@@ -31,14 +31,15 @@ class CheckpointState(enum.Enum):
     TRIGGERED = "triggered"
     ACKNOWLEDGED = "acknowledged"
     DECIDING = "deciding"
-    FINALIZED = "finalized"
+    COMPLETED = "completed"
+    """Decided: finalized as well, or finished by the restart that follows."""
     ABORTED = "aborted"
 
 
 CHECKPOINT_TRANSITIONS: dict[CheckpointState, frozenset[CheckpointState]] = {
     CheckpointState.TRIGGERED: frozenset({CheckpointState.ACKNOWLEDGED, CheckpointState.ABORTED}),
     CheckpointState.ACKNOWLEDGED: frozenset({CheckpointState.DECIDING, CheckpointState.ABORTED}),
-    CheckpointState.DECIDING: frozenset({CheckpointState.FINALIZED, CheckpointState.ABORTED}),
-    CheckpointState.FINALIZED: frozenset(),
+    CheckpointState.DECIDING: frozenset({CheckpointState.COMPLETED, CheckpointState.ABORTED}),
+    CheckpointState.COMPLETED: frozenset(),
     CheckpointState.ABORTED: frozenset(),
 }

@@ -19,7 +19,7 @@ from exactlyonce.cli import text
 from exactlyonce.cli.traces import Traces, find
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
@@ -115,7 +115,7 @@ def _settled(log: DecisionLog, requests: LogRequests) -> History:
     """What is decided, once readers of the log get to its end."""
     clock = SystemClock()
     until_ms = clock.monotonic_ms() + SETTLED_TIMEOUT_MS
-    while (history := drive(log.look(), requests)) is None:
+    while (history := drive(log.peek(), requests)) is None:
         if clock.monotonic_ms() > until_ms:
             raise BrokerUnavailable(
                 f"{log.topic.name} cannot be read to its end: somebody has a transaction open in it. Nothing was "

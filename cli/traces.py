@@ -15,7 +15,7 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import delete_topic, find_topic, prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
@@ -23,7 +23,7 @@ from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.position import KIND

@@ -28,8 +28,8 @@ from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace, as_fields
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
@@ -270,7 +270,6 @@ class PipelineLeader:
     def start_message(self, subtask: int, attempt: int, manifest: Manifest) -> dict[str, Any]:
         """The fields of `Start` for one worker."""
         return {
-            "fingerprint": self.leader.led.fingerprint,
             "parallelism": self._plan.parallelism,
             "subtask": subtask,
             "incarnation": self.incarnation,

@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import references_or_why
 from exactlyonce.engines.system_clock import SystemClock

@@ -68,7 +68,7 @@ class PipelineTopics:
                 return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
             case ask.CreateOutputs(newest):
                 return self.outputs.create_missing(newest, self._note)
-            case ask.CountOutputs():
+            case ask.KnownOutputs():
                 return self.outputs.counted
         return NotImplemented
 

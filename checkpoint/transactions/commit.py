@@ -93,7 +93,7 @@ def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
     return commits
 
 
-def look(commits: Commits) -> Procedure[Commits]:
+def resolve_unknown(commits: Commits) -> Procedure[Commits]:
     """Settle the unknown by their records. Undecided transactions must have been swept, for they pin the readers.
 
     Each partition is looked at by itself: where only some had lost their markers, and writing them again timed out,

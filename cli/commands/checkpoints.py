@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 
 def checkpoints(args: argparse.Namespace) -> int:
     """Print the list."""
-    from exactlyonce.checkpoint.store.decision_log import read_history
+    from exactlyonce.checkpoint.store.log_reader import read_history
 
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args.pipeline))
@@ -58,7 +58,7 @@ def checkpoints(args: argparse.Namespace) -> int:
 def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
     """By checkpoint, why it cannot be restored, as far as its indexes show: the state itself is not read."""
     from exactlyonce.checkpoint.store.blocks import BlockReader
-    from exactlyonce.checkpoint.store.decision_log import read_history
+    from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.engines.blocks import references_or_why
 

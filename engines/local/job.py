@@ -319,7 +319,7 @@ class Job:
             self._message(worker, message)
         if worker.connection.closed and worker in self.workers.alive:
             self._selector.unregister(worker.connection)
-            self._feed(events.Failed(worker.exit_reason()))
+            self._feed(events.Failed(worker.exit_reason(self._hurried)))
 
     def _message(self, worker: WorkerHandle, message: object) -> None:
         assert self.leader is not None

@@ -23,7 +23,6 @@ class Start(msgspec.Struct, tag=True):
 
     reference: dict[str, object]
     """How the pipeline is imported; see `pipeline.loading`."""
-    fingerprint: str
     parallelism: int
     subtask: int
     incarnation: int
@@ -94,7 +93,6 @@ class Acknowledge(msgspec.Struct, tag=True):
     """Worker to coordinator: a subtask's snapshot is durable."""
 
     ack: Ack
-    written_bytes: int
     sync_ms: float
     async_ms: float
 
@@ -113,7 +111,6 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     records_in: int
     records_out: int
     skipped: int
-    positions: dict[str, dict[int, int]]
     longest_gap_ms: float
     open_transactions: int
     first_record_ms: int
@@ -138,8 +135,8 @@ class Occupied(msgspec.Struct, tag=True):
     subtask: int
     place: str
     """What it is in, in words."""
-    seconds: float
-    """Since when."""
+    occupied_s: float
+    """For how long."""
 
 
 class WorkerFailed(msgspec.Struct, tag=True):

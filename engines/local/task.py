@@ -193,8 +193,7 @@ class Subtask:
             precommits=tuple(precommits),
             written=tuple(written),
         )
-        written_bytes = sum(ref.size for ref in written)
-        self.acknowledge(Acknowledge(ack, written_bytes, sync_s * 1000, (self.monotonic_s() - began) * 1000))
+        self.acknowledge(Acknowledge(ack, sync_s * 1000, (self.monotonic_s() - began) * 1000))
         hit("worker-acknowledged")
 
 

@@ -49,7 +49,7 @@ class Whereabouts:
             worker.progress, worker.occupied = message, None
         elif isinstance(message, Occupied):
             worker.occupied = message
-            if message.seconds >= NOTED_S and message.place not in worker.noted:
+            if message.occupied_s >= NOTED_S and message.place not in worker.noted:
                 worker.noted.add(message.place)
                 return f"{self._place(subtask, now_s)}: its checkpoints wait for it"
         return ""
@@ -59,7 +59,7 @@ class Whereabouts:
         return "; ".join(
             self._place(subtask, now_s) for subtask, worker in self._workers.items()
             if not worker.ready or _silent_s(worker, now_s) >= HANGING_S
-            or (worker.occupied and worker.occupied.seconds >= HANGING_S)
+            or (worker.occupied and worker.occupied.occupied_s >= HANGING_S)
         )  # fmt: skip
 
     def slow(self) -> str:
@@ -78,7 +78,7 @@ class Whereabouts:
             ready = "" if worker.ready else " and is not ready"
             return f"worker {subtask} has said nothing for {silent_s:.0f} s{ready}"
         stopped = f", and has said nothing for {silent_s:.0f} s" if silent_s >= HANGING_S else ""
-        return f"worker {subtask} has been in {worker.occupied.place} for {worker.occupied.seconds:.0f} s{stopped}"
+        return f"worker {subtask} has been in {worker.occupied.place} for {worker.occupied.occupied_s:.0f} s{stopped}"
 
 
 def _silent_s(worker: _Worker, now_s: float) -> float:

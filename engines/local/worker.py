@@ -188,16 +188,12 @@ class Worker:
         if now >= self._costs_at:
             self._costs_at = now + COSTS_INTERVAL_S
             self.activity.forget()
-        positions: dict[str, dict[int, int]] = {}
-        for source in self._sources:
-            positions.setdefault(source.name, {}).update(source.reader.offsets)
         self.connection.send(
             msg.Progress(
                 subtask=self.start.subtask,
                 records_in=sum(source.records for source in self._sources),
                 records_out=sum(writer.records for writer in self.built.writers),
                 skipped=sum(source.skipped for source in self._sources),
-                positions=positions,
                 longest_gap_ms=self._longest_gap_s * 1000,
                 open_transactions=sum(writer.open_transactions for writer in self.built.writers),
                 first_record_ms=self._first_record_ms,

@@ -39,13 +39,15 @@ class WorkerHandle:
     connection: Connection
     process: subprocess.Popen[bytes] | None
 
-    def exit_reason(self) -> str:
+    def exit_reason(self, hurried: Hurried) -> str:
         """How it ended, for the log."""
         if self.process is None:
             return f"worker {self.subtask} ended"
-        try:
-            code = self.process.wait(EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
+        deadline = time.monotonic() + EXIT_WAIT_S
+        while not _gone(self, LOOK_INTERVAL_S) and time.monotonic() < deadline and not hurried():
+            pass
+        code = self.process.returncode
+        if code is None:
             return f"worker {self.subtask} (process {self.process.pid}) closed its control channel and does not end"
         if code < 0:
             return f"worker {self.subtask} (process {self.process.pid}) was killed by {signal.Signals(-code).name}"
@@ -110,7 +112,7 @@ class WorkerProcesses:
             assert worker.process is not None
             worker.process.kill()
         for worker in self.alive:
-            while not _gone(worker, 1.0) and not hurried():
+            while not _gone(worker, LOOK_INTERVAL_S) and not hurried():
                 pass  # the kernel does not let it go yet: its disk is away
             worker.connection.socket.close()
         self.alive = []

@@ -16,7 +16,7 @@ from bounded import Fed
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
 
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions

@@ -31,7 +31,7 @@ from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
@@ -140,7 +140,7 @@ class Store:
     def seen(self) -> History | None:
         """What a decision log sees that fences nobody."""
         log = self.log()
-        return log.do(log.look())
+        return log.do(log.peek())
 
     def manifest(self, checkpoint: int, incarnation: int = 1, **changes: Any) -> Manifest:
         """A manifest of this pipeline."""

@@ -156,7 +156,7 @@ def test_a_decided_checkpoint_that_is_not_committed_is_finished_by_a_restart() -
     and nothing is announced before it is finalized."""
     job = Job().running().deciding()
     (restart,) = job(Concluded(1, not_committed(1)))
-    assert restart == Restart(1, 70, "the broker refused to commit checkpoint 1")
+    assert restart == Restart(1, 70, "checkpoint 1 is decided, but not known to be committed")
     assert job(Recovered(manifest(1))) == [events.Deploy(1, manifest(1))]
     job(events.Deployed())
     assert job.in_flight().core.in_flight[0].base == 1
@@ -165,7 +165,8 @@ def test_a_decided_checkpoint_that_is_not_committed_is_finished_by_a_restart() -
 def test_a_strategy_that_gives_up_still_has_the_decided_checkpoint_finished() -> None:
     """Without restarts left the decided checkpoint is finished first; then the job ends with the failure."""
     job = Job(NoRestart()).running().deciding()
-    assert job(Concluded(1, not_committed(1))) == [Restart(1, 0, "the broker refused to commit checkpoint 1")]
+    reason = "checkpoint 1 is decided, but not known to be committed"
+    assert job(Concluded(1, not_committed(1))) == [Restart(1, 0, reason)]
     (end,) = job(Recovered(manifest(1)))
     assert isinstance(end, End)
     assert "gives up" in str(end.error)
@@ -177,7 +178,7 @@ def test_what_was_decided_before_a_failure_is_known_is_finished_all_the_same() -
     job(FAILED)
     (restart,) = job(Concluded(1, not_committed(1)))
     assert isinstance(restart, Restart)
-    assert restart.reason == "the broker refused to commit checkpoint 1"
+    assert restart.reason == "checkpoint 1 is decided, but not known to be committed"
 
 
 # --- the tables and the strategy --------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def test_what_was_decided_before_a_failure_is_known_is_finished_all_the_same() -
 
 def test_the_tables_have_an_end_and_every_state_is_reached() -> None:
     """Every state has a row, every state but the first is reached from another, and the end leads nowhere."""
-    over = {CheckpointState.FINALIZED, CheckpointState.ABORTED}
+    over = {CheckpointState.COMPLETED, CheckpointState.ABORTED}
     for table, first, ends in (
         (JOB_TRANSITIONS, JobState.RECOVERING, {JobState.ENDED}),
         (CHECKPOINT_TRANSITIONS, CheckpointState.TRIGGERED, over),
@@ -200,7 +201,7 @@ def test_a_checkpoint_moves_only_as_its_table_allows() -> None:
     """A move that the table does not have raises InvariantViolation."""
     plan = events.PendingCheckpoint(checkpoint=1, base=0, previous=0, final=False, triggered_ms=0, attempt=0)
     with pytest.raises(InvariantViolation):
-        plan.move(CheckpointState.FINALIZED)
+        plan.move(CheckpointState.COMPLETED)
 
 
 def test_workers_that_do_not_become_ready_restart_the_job() -> None:

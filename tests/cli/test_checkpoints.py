@@ -12,7 +12,7 @@ import pytest
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.commands.checkpoints import ListedCheckpoint, as_json, as_text
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -16,8 +16,8 @@ from exactlyonce.checkpoint.requests import drive
 from exactlyonce.cli import open_transactions
 from exactlyonce.cli.traces import find
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from running import HERE, QUICK, Run, assert_copies, assert_totals, orders
 
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 

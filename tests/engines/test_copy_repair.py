@@ -11,7 +11,7 @@ import pytest
 from running import assert_copies, assert_totals, orders
 
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster

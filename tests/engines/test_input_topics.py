@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import QUICK, Run, assert_totals, orders
 
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import TopicError

@@ -17,13 +17,13 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Write, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome, TransactionState
-from exactlyonce.checkpoint.transactions.commit import commit, look
+from exactlyonce.checkpoint.transactions.commit import commit, resolve_unknown
 from exactlyonce.checkpoint.transactions.markers import ending
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
+from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
@@ -133,7 +133,9 @@ def test_a_commit_whose_markers_were_lost(
             )
             assert added is Error.NONE
         commits = drive(commit([committable]), stage.performer)
-        assert drive(look(commits), stage.performer).fates == {name: "proven" if lost or broken_off else "committed"}
+        assert drive(resolve_unknown(commits), stage.performer).fates == {
+            name: "proven" if lost or broken_off else "committed"
+        }
         assert stage.hanging(committable) == []
         shown = sorted(record.value.decode() for record in cluster.read_committed(stage.topic) if record.value)
         assert shown == sorted(committed * PARTITIONS)

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.transactions.commit import sweep
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.leader import PipelineLeader

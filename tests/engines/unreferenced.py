@@ -11,7 +11,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.client import end_offsets
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.cluster import KafkaCluster

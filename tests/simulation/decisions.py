@@ -12,7 +12,7 @@ from clients import TOPIC, Steps
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
-from exactlyonce.connectors.kafka.transactional_writer import WRITE_ANSWERS
+from exactlyonce.connectors.kafka.log_requests import WRITE_ANSWERS
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 

@@ -35,7 +35,7 @@ from exactlyonce.checkpoint.resolution import Resolution
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit, markers
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
-from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
+from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 
 COORDINATORS = Table()
 """By name."""
@@ -248,15 +248,15 @@ def _believed_markers() -> Iterable[Any]:
 
 @mutant("output of aborted checkpoints is not carried", COUNT, luck="carried", first=2)
 def _drop_carried() -> Iterable[Any]:
-    real = Coordinator._expire
+    real = Coordinator._late
 
-    def expire(self: Coordinator, tick: Tick, now_ms: int) -> Any:
+    def late(self: Coordinator, tick: Tick, now_ms: int) -> Any:
         effects = real(self, tick, now_ms)
         if effects:
             self._precommits = []
         return effects
 
-    yield patch.object(Coordinator, "_expire", expire)
+    yield patch.object(Coordinator, "_late", late)
 
 
 @mutant("late output of aborted checkpoints is not carried", COUNT, luck="carried")

@@ -31,7 +31,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.blocks import DamagedBlock
-from exactlyonce.checkpoint.transactions import markers, writing
+from exactlyonce.checkpoint.transactions import markers, transactional_writer
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import plan, share_of
@@ -60,7 +60,7 @@ HALTS = (Halt, TopicError)
 BOUNDS = (
     (markers, "MARKERS_LOST_AFTER_MS", 200),
     (decision_log, "STABLE_TIMEOUT_MS", 400),
-    (writing, "MARKERS_TIMEOUT_MS", 400),
+    (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
     (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
     (writer, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
@@ -264,7 +264,7 @@ class World:
             for source, each in self.inputs.items()
         }
         return msg.Start(
-            reference={}, fingerprint="", parallelism=self.parallelism, subtask=index,
+            reference={}, parallelism=self.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, slots=self.settings.slots,
             transaction_timeout_ms=self.transaction_timeout_ms, channels={}, topic=self.topic,

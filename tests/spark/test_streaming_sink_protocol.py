@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructType
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import delete_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics

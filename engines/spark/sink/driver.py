@@ -37,8 +37,8 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manif
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.options import SinkOptions
@@ -199,7 +199,7 @@ class SinkDriver:
         if self.options.topic:
             self._count_partitions(self.options.topic)
         leader = self._leader or self._new_leader()
-        history = self._drive(leader, leader.log.look())
+        history = self._drive(leader, leader.log.peek())
         newest = history.newest_incarnation if history else None
         if history is None or newest is None or newest.host != self.driver or history.unfinalized:
             leader = self._begin(history)
@@ -275,7 +275,7 @@ class SinkDriver:
     def abort(self) -> None:
         """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left."""
         seen = self._leader or self._new_leader()
-        history = self._drive(seen, seen.log.look())
+        history = self._drive(seen, seen.log.peek())
         newest = history.newest_incarnation if history else None
         if history is not None and (newest is None or newest.host != self.driver):
             return
@@ -283,7 +283,7 @@ class SinkDriver:
         opened = self._drive(leader, leader.open())
         if opened.newest_incarnation is None or opened.newest_incarnation.host != self.driver:
             return
-        leader.take_up(opened.newest_incarnation.incarnation)
+        leader.resume(opened.newest_incarnation.incarnation)
         self._finish_decided(leader)
         self._drive(leader, leader.sweep())
 
@@ -297,13 +297,13 @@ class SinkDriver:
         self._refuse_superseded(leader or self._new_leader(), incarnation)
         leader = self._leader = self._new_leader()
         self._drive(leader, leader.open())
-        leader.take_up(incarnation)
+        leader.resume(incarnation)
         self._finish_decided(leader)
         return leader
 
     def _refuse_superseded(self, leader: Leader, incarnation: int) -> None:
         """Look before anything is fenced: a driver that was replaced leaves its successor in peace."""
-        history = self._drive(leader, leader.log.look())
+        history = self._drive(leader, leader.log.peek())
         newest = history.newest_incarnation if history else None
         if newest is not None and newest.incarnation != incarnation:
             raise Fenced(superseded(self.options.sink_id, incarnation, newest))
@@ -356,7 +356,7 @@ class SinkDriver:
 
         def answer(request: ask.Request) -> Any:
             match request:
-                case ask.CountOutputs():
+                case ask.KnownOutputs():
                     history = seen or leader.log.history
                     topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
                     wanted = sorted(topics | {self.options.topic} - {""})

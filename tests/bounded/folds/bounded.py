@@ -17,7 +17,7 @@ from running import assert_copies, assert_totals, orders
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.blocks import BlockReader, scan_blocks
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions

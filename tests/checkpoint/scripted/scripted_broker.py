@@ -95,7 +95,7 @@ class World:
         self.refusal = "the disk is full"
 
     def __call__(self, request: ask.Request) -> Any:
-        if isinstance(request, ask.CountOutputs):
+        if isinstance(request, ask.KnownOutputs):
             return self.outputs.pop(0) if len(self.outputs) > 1 else self.outputs[0]
         if isinstance(request, ask.Appended):
             return None

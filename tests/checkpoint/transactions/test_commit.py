@@ -1,4 +1,4 @@
-"""Ending transactions: commit, look, sweep."""
+"""Ending transactions: commit, resolve what is unknown, sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from exactlyonce.checkpoint.transactions.commit import (
     commit,
     incarnation_latest,
     is_older,
-    look,
+    resolve_unknown,
     sweep,
 )
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -147,7 +147,7 @@ def test_the_unknown_are_settled_by_their_records(
     fate: Fate, fates: dict[str, str], lost: list[str], gone: list[str]
 ) -> None:
     """What is visible is proven committed, what is aborted is lost, what is neither is gone; nothing stays unknown."""
-    commits = drive(look(Commits(unknown=[committable("a")])), Scripted({}, {"a": fate}))
+    commits = drive(resolve_unknown(Commits(unknown=[committable("a")])), Scripted({}, {"a": fate}))
     assert (commits.fates, names(commits.lost), names(commits.gone)) == (fates, lost, gone)
     assert commits.unknown == []
 
@@ -167,7 +167,7 @@ def test_each_partition_of_an_unknown_one_is_looked_at(fates: str, lost: list[in
         (written,) = request.committable.written
         return letters[fates[written.partition]]
 
-    commits = drive(look(Commits(unknown=[whole])), shown)
+    commits = drive(resolve_unknown(Commits(unknown=[whole])), shown)
     assert sorted(w.partition for each in commits.lost for w in each.written) == lost
     assert commits.fates == ({"a": "proven"} if proven else {})
     assert commits.gone == commits.unknown == []

@@ -1,7 +1,7 @@
 """The requests of the decision log and its writer at a real broker: each is sent once, and its answer put in a word.
 
 Which requests make a transaction, what is asked again and for how long, and under which epoch:
-`checkpoint.transactions.writing` decides that. Here are brokers found, batches encoded, and error codes read.
+`checkpoint.transactions.transactional_writer` decides that. Here brokers are found, batches encoded, error codes read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.decision_log import LogReader
+from exactlyonce.checkpoint.store.log_reader import LogReader
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import (

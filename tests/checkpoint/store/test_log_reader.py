@@ -20,11 +20,11 @@ from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import SILENCE_MS
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, OrderLog, Repair
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.decision_log import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, InvariantViolation, TopicError
 from exactlyonce.testing.cluster import LIMIT_S
@@ -211,7 +211,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import EndTransaction, Together, answered, drive
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced
 

@@ -10,12 +10,12 @@ import pytest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Procedure, R, Request, Write, drive
 from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
-from exactlyonce.checkpoint.transactions import writing
+from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
-from exactlyonce.checkpoint.transactions.writing import TransactionalWriter
+from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Places
-from exactlyonce.connectors.kafka.transactional_writer import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt
@@ -228,7 +228,7 @@ def test_a_topic_made_anew(place: Place) -> None:
 def test_what_is_taken_back(place: Place, lost: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """What was produced and taken back is never seen, though the answer to its abort is lost; what is written next is,
     and neither holds readers back."""
-    monkeypatch.setattr(writing, "ABORT_TIMEOUT_MS", 0)
+    monkeypatch.setattr(transactional_writer, "ABORT_TIMEOUT_MS", 0)
     writer = place.writer()
     for key in ("first", "second"):
         writer.lost = [*lost]
