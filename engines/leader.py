@@ -1,8 +1,9 @@
 """The leader of a pipeline at a real broker: a pure `Leader`, and the connections that answer what it asks.
 
 Making one connects to nothing and fences nobody; `recover` does. All of it is called from one thread, the job's broker
-thread, except `describe`, `start_message` and `added_for`, which only read, and `acknowledged`, which hands over what
-`decide` takes up. No sink producer is made before `recover` or `begin_attempt` has fenced everything older.
+thread, except what only reads (`manifest`, `incarnation`, `start_message`, `added_for`), what has connections of its
+own (`describe`, `close_producers`), and `acknowledged`, which hands over what `decide` absorbs. No sink producer is
+made before `recover` or `begin_attempt` has fenced everything older.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ _LANES: dict[type, _Lane] = {
     ask.LookAtTopics: _Lane.TOPICS,
     ask.GoOnFrom: _Lane.TOPICS,
 }
-"""All others ask about the sinks' transactions, or are never asked together with another."""
+"""All others ask about the sinks' transactions, are never asked together with another, or ask nobody."""
 
 
 class Performer:

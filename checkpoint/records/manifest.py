@@ -94,13 +94,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finalized(msgspec.Struct, frozen=True):
-    """Every committable of `checkpoint` is known to be committed."""
+    """Every committable of `checkpoint` is known to be committed, or its loss was accepted."""
 
     checkpoint: int
     incarnation: int
     at_ms: int
     fates: tuple[tuple[str, str], ...]
-    """(transactional id, "committed" | "proven" | "repaired")."""
+    """(transactional id, "committed" | "proven" | "repaired" | "loss accepted")."""
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):

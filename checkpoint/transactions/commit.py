@@ -100,14 +100,14 @@ def resolve_unknown(commits: Commits) -> Procedure[Commits]:
     those are lost and the others are committed.
     """
     for committable in commits.unknown:
-        fates: dict[Fate, list[Written]] = {}
+        shown: dict[Fate, list[Written]] = {}
         for written in committable.written:
             fate = yield Look(msgspec.structs.replace(committable, written=(written,)))
-            fates.setdefault(fate, []).append(written)
-        if Fate.ABORTED in fates:
-            lost = (*fates[Fate.ABORTED], *fates.get(Fate.GONE, ()))
+            shown.setdefault(fate, []).append(written)
+        if Fate.ABORTED in shown:
+            lost = (*shown[Fate.ABORTED], *shown.get(Fate.GONE, ()))
             commits.lost.append(msgspec.structs.replace(committable, written=lost))
-        elif Fate.COMMITTED in fates:
+        elif Fate.COMMITTED in shown:
             commits.fates[committable.transactional_id] = "proven"
         else:
             commits.gone.append(committable)

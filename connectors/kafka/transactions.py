@@ -5,8 +5,7 @@ last time; an EndTxn is repeated only with the same producer id, epoch and verdi
 have been carried out.
 
 What EndTxn answers, measured with Kafka 4.3.1 and transaction.version 2; tests/connectors/kafka/test_transactions.py
-holds
-every row. Ending a transaction raises the epoch of its id by one, which fences the producer that opened it.
+holds every row. Ending a transaction raises the epoch of its id by one, which fences the producer that opened it.
 
     asked                                              answer
     -------------------------------------------------  -------------------------------------------------------------
@@ -66,7 +65,7 @@ ANSWERS: Mapping[int, EndAnswer] = {
     49: EndAnswer.UNKNOWN,  # INVALID_PRODUCER_ID_MAPPING
     90: EndAnswer.UNKNOWN,  # PRODUCER_FENCED
 }
-"""What the broker's error codes mean for an EndTxn. Any other is no answer to it; see `wire.refuse`."""
+"""What the broker's error codes mean for an EndTxn. Any other is no answer to it; see `kafka_protocol.refuse`."""
 
 MOVED = {14, 15, 16}
 """Those after which the coordinator is looked up anew."""

@@ -271,18 +271,19 @@ def _drop_late() -> Iterable[Any]:
     yield patch.object(Coordinator, "_acknowledged", acknowledged)
 
 
-@mutant("a restart while deciding", r"is decided before the one before it is finalized|" + ABORTED, luck="naps")
-def _restart_while_deciding() -> Iterable[Any]:
-    real = Coordinator._concluded
+@mutant(
+    "a restart does not finish what is decided",
+    r"is decided before the one before it is finalized|" + ABORTED,
+    luck="naps",
+    first=50,
+)
+def _unfinished_restart() -> Iterable[Any]:
+    real = Leader.finish
 
-    def failed(self: Coordinator, failure: Any, now_ms: int) -> Any:
-        return self._end(failure.error) if failure.error else self._restart(failure.reason, now_ms)
+    def finish(self: Leader, *given: Any) -> Any:
+        return real(self, *given) if self.attempt == self.led.attempt else _nothing({})
 
-    def concluded(self: Coordinator, checkpoint: int, verdict: Any, now_ms: int) -> Any:
-        return real(self, checkpoint, verdict, now_ms) if self.deciding else []
-
-    yield patch.object(Coordinator, "_failed", failed)
-    yield patch.object(Coordinator, "_concluded", concluded)
+    yield patch.object(Leader, "finish", finish)
     yield unchecked(history, "Checkpoint ")
 
 

@@ -51,8 +51,8 @@ def lived(seeds: Iterable[int], shape: str | None, luck: str | None) -> Outcome:
         except Broken as broken:
             failures.append("\n".join((*broken.trace, f"seed {seed}: {broken}")))
         except Exception:
-            failures.append(f"{traceback.format_exc()}seed {seed}: a fault of the simulator itself\n"
-                            f"  replay: {replay_command(seed, shape, luck)}")  # fmt: skip
+            judged = f"seed {seed}: no invariant, but an error of the simulator, or of what it runs"
+            failures.append(f"{traceback.format_exc()}{judged}\n  replay: {replay_command(seed, shape, luck)}")
     return Outcome(seen, failures, time.process_time() - began_s)
 
 

@@ -15,7 +15,6 @@ import pytest
 from luck import LUCK
 from simulate import main
 from topologies import SHAPES
-from watched import Broken
 from world import replay_command, simulate
 
 FAULTS = {
@@ -105,13 +104,16 @@ def test_a_failure_is_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert broken in shown
 
 
-def test_an_error_of_the_simulator_is_not_a_broken_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_simulator_is_not_a_broken_invariant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What no oracle has judged is raised as it is, and the command line calls it what it is."""
     nothing: dict[str, None] = {}
     monkeypatch.setattr("oracle.Oracle.look", lambda self: nothing["no such key"])
-    with pytest.raises(KeyError) as raised:
+    with pytest.raises(KeyError):
         simulate(0)
-    assert not isinstance(raised.value, Broken)
+    assert main(["--seeds", "1"]) == 1
+    assert "KeyError: 'no such key'\nseed 0: no invariant, but an error of the simulator" in capsys.readouterr().out
 
 
 def test_the_pace_and_what_was_met_are_told(capsys: pytest.CaptureFixture[str]) -> None:
