@@ -249,31 +249,19 @@ def decide(
 ) -> Procedure[Decided | Refuse | Unresolved]:
     """Check, then decide, then commit and finalize a checkpoint.
 
-    The manifest is produced while the last checks are under way; only its commit waits for them, and it is taken back
-    if one fails, or has found that an output is not what the manifest says. *make_manifest* is given the committables
-    and the outputs. *expire* is told that the manifest is durable and all of it committed.
+    The manifest is produced while the last checks are under way; only its commit waits for them. *make_manifest* is
+    given the committables and the outputs. *expire* is told that the manifest is durable and all of it committed.
     """
     wanted = [each for each in precommits if each.records]
     committables = yield from _committables(wanted, ages_ms, decider, grounds)
     if isinstance(committables, Refuse):
         return committables
-    while True:
-        outputs: Outputs = yield KnownOutputs()
-        manifest = make_manifest(committables, outputs)
+    manifest: Manifest | Refuse | None = None
+    while manifest is None:
         checks = (_check_open(wanted, ages_ms, decider), *grounds.checks())
-        produced, *objections = yield from concurrently(log.produce(manifest), *map(_objection, checks))
-        problem = _gravest(objections)
-        if not produced:
-            why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}"
-            problem = problem or Refuse(why)
-        elif problem is None and (yield KnownOutputs()) == outputs:
-            break
-        else:
-            yield from log.take_back(str(problem or "a topic of its sinks has more partitions"))
-        if isinstance(problem, Exception):
-            raise problem
-        if problem is not None:
-            return problem
+        manifest = yield from _produced(log, checks, lambda outputs: make_manifest(committables, outputs))
+    if isinstance(manifest, Refuse):
+        return manifest
     yield Reached("coordinator-checked")
     if (yield from log.commit()) is not Outcome.DONE:
         return Unresolved(manifest.checkpoint)
@@ -284,6 +272,28 @@ def decide(
         dropped = yield from expire(manifest)
         yield from finalize(manifest, commits.fates, decider.incarnation, manifest.completed_at_ms, *dropped)
     return decided
+
+
+def _produced(
+    log: DecisionLog, checks: Iterable[Procedure[Refuse | None]], make_manifest: Callable[[Outputs], Manifest]
+) -> Procedure[Manifest | Refuse | None]:
+    """The manifest, produced into its transaction while *checks* are under way; or, taken back, what one of them says
+    against it. None: they have found that an output has more partitions than it says, so that another is to be made."""
+    outputs: Outputs = yield KnownOutputs()
+    manifest = make_manifest(outputs)
+    produced, *objections = yield from concurrently(log.produce(manifest), *map(_objection, checks))
+    problem = _gravest(objections)
+    if not produced:
+        problem = problem or Refuse(f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}")
+    elif problem is not None:
+        yield from log.take_back(str(problem))
+    elif (yield KnownOutputs()) == outputs:
+        return manifest
+    else:
+        yield from log.take_back("a topic of its sinks has more partitions")
+    if isinstance(problem, Exception):
+        raise problem
+    return problem
 
 
 def _committables(
