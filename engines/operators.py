@@ -242,6 +242,14 @@ class Shuffle(BatchOperator):
                 self.send(subtask, Batch(records, list(compress(batch.origins, chosen)), keys))
 
 
+def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
+    """Those behind *producer* that get what it puts out; *output* names a side output."""
+    if output is None:
+        return producer.downstream
+    assert isinstance(producer, Process)
+    return producer.sides.setdefault(output, [])
+
+
 class Writer(Protocol):
     """Where a Kafka sink's encoded outputs go."""
 

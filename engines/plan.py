@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class Plan:
         """Shuffles that begin in *task*."""
         ids = {node.id for node in task.nodes}
         return [edge for edge in self.shuffles if edge.producer in ids]
+
+    def shuffle_into(self, node: Node, read: Input) -> ShuffleEdge | None:
+        """The shuffle by which *node* gets *read*; None: it is called."""
+        return next((each for each in self.shuffles if (each.producer, each.consumer) == (read.node, node.id)), None)
 
     def channels(self) -> list[tuple[str, int, int]]:
         """(edge, from subtask, to subtask) of every channel, in one order for all processes."""

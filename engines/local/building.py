@@ -144,11 +144,9 @@ class _Builder:
 
     def _connect(self, read: NodeInput, node: Node, operator: ops.Push) -> list[Input]:
         """Wire an edge: a call within the task, or channels from every subtask of the task before."""
-        producer = self.operators[read.node]
-        edge = next((e for e in self.plan.shuffles if (e.producer, e.consumer) == (read.node, node.id)), None)
+        edge = self.plan.shuffle_into(node, read)
         if edge is None:
-            listeners = producer.downstream if read.output is None else producer.sides.setdefault(read.output, [])
-            listeners.append(operator)
+            ops.listeners(self.operators[read.node], read.output).append(operator)
             return []
         codec = BatchCodec(self.plan.graph.type_of(read))
         parallelism = self.plan.parallelism
@@ -156,7 +154,9 @@ class _Builder:
         def send(subtask: int, batch: ops.Batch) -> None:
             self.channels["out", edge.name, subtask].send(codec.encode(batch), len(batch.records))
 
-        producer.downstream.append(ops.Shuffle(edge.name, send, parallelism, self.plan.graph.max_parallelism))
+        self.operators[read.node].downstream.append(
+            ops.Shuffle(edge.name, send, parallelism, self.plan.graph.max_parallelism)
+        )
         return [
             ChannelInput(
                 f"{edge.name}:{i}",

@@ -199,11 +199,9 @@ class Replay:
                 yield ordering.PartitionLane(source, partition, reader, decoder, operator)
 
     def _connect(self, read: Input, node: Node, subtask: int, operators: dict[str, Any]) -> Iterator[ordering.Lane]:
-        edge = next((e for e in self.plan.shuffles if (e.producer, e.consumer) == (read.node, node.id)), None)
+        edge = self.plan.shuffle_into(node, read)
         if edge is None:
-            producer, operator = operators[read.node], operators[node.id]
-            listeners = producer.downstream if read.output is None else producer.sides.setdefault(read.output, [])
-            listeners.append(operator)
+            ops.listeners(operators[read.node], read.output).append(operators[node.id])
             return
         codec = BatchCodec(self.plan.graph.type_of(read))
         for sender in range(self.plan.parallelism):

@@ -112,10 +112,9 @@ class _Assembler:
 
     def _connect(self, read: Input, node: Node) -> None:
         """Wire an edge: a call within the task, or the files of every subtask of the task before."""
-        edge = next((e for e in self.plan.shuffles if (e.producer, e.consumer) == (read.node, node.id)), None)
+        edge = self.plan.shuffle_into(node, read)
         if edge is None:
-            producer = self.operators[read.node]
-            listeners = producer.downstream if read.output is None else producer.sides.setdefault(read.output, [])
+            listeners = ops.listeners(self.operators[read.node], read.output)
             listeners += self._pushes(node)
             return
         codec = BatchCodec(self.plan.graph.type_of(read))
