@@ -65,15 +65,14 @@ class EndTransactions:
 class RewriteMarkers:
     """-> None. Ends what *partitions* show as open of a complete transaction, by one without records; tried once.
 
-    Raises Halt where that is impossible, because the id has expired or has got another producer id.
+    Nothing is done where the id is past *epoch*: then *commit* is no longer what is right for it.
     """
 
     transactional_id: str
     producer_id: int
     partitions: tuple[tuple[str, int], ...]
     commit: bool
-    epoch: int | None = None
-    """Nothing is done where the id has another one by now: *commit* is no longer what the id shows."""
+    epoch: int
 
 
 @dataclass(frozen=True)

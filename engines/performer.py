@@ -107,7 +107,7 @@ class Performer:
                 return self._end(endings, commit)
             case ask.RewriteMarkers(name, producer_id, partitions, commit, epoch):
                 with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
-                    self.transactions.rewrite_markers(name, producer_id, partitions, commit=commit, epoch=epoch)
+                    self.transactions.rewrite_markers(ask.Ending(name, producer_id, epoch), partitions, commit=commit)
                 return None
             case ask.Reached(place):
                 return hit(place)

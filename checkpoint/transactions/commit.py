@@ -148,7 +148,9 @@ def sweep(
     """
     fenced: set[str] = set()
     names: dict[int, str] = {}
-    """Of all that may be ended, by producer id."""
+    """By producer id."""
+    committed: set[int] = set()
+    """Producer ids that showed a commit before they were ended here."""
     # A zombie may initialise or begin between listing and end, which then fails by the epoch: it is listed again.
     # What comes back after that holds a fenced epoch, or an id that the next sweep finds.
     for _ in range(SWEEPS_MAX):
@@ -161,6 +163,8 @@ def sweep(
             if each.transactional_id in protected:
                 continue
             names[each.producer_id] = each.transactional_id
+            if each.state in ("PrepareCommit", "CompleteCommit"):
+                committed.add(each.producer_id)
             # Complete is not fenced: its producer holds the epoch at which a next transaction begins. So each complete
             # id is ended once by somebody, and is left alone only after that; whatever else is ended until it is.
             settled = each.state in ("CompleteCommit", "CompleteAbort", "Dead")
@@ -183,6 +187,7 @@ def sweep(
             f"The transactions of older instances of pipeline {pipeline!r} could not be ended: the broker goes on "
             f"refusing. Nothing was lost. Check the broker's health and its log, then run the pipeline again."
         )
-    # Ended is not released: a marker that a broker lost would go on hiding all that is written behind it.
-    yield from release(names, outputs)
+    # Ended is not released: a marker that a broker lost would go on hiding all that is written behind it. Those of a
+    # commit are left to whoever has decided it: where several processes share an incarnation, it may be another one.
+    yield from release({each: name for each, name in names.items() if each not in committed}, outputs)
     return len(fenced)

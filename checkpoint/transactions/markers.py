@@ -6,7 +6,8 @@ next marker of the same producer id decides them, be it that of an abort.
 
 Invariants: a transaction counts as ended only once no partition shows it as open; a lost marker is written again with
 the verdict of the durable record, by a transaction without records under the id's present epoch. No initialisation is
-needed for that, so nothing can be aborted by it, and whoever repeats it, a zombie too, does the same.
+needed for that, so nothing can be aborted by it, and whoever repeats it, a zombie too, does the same. That epoch was
+asked for before a partition showed the marker as lost: an id that has gone on since has another one.
 """
 
 from __future__ import annotations
@@ -15,15 +16,26 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.requests import DescribeProducers, Ending, Pause, Procedure, RewriteMarkers
-from exactlyonce.checkpoint.transactions.broker_answers import ProducerState
-from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.checkpoint.requests import (
+    DescribeProducers,
+    DescribeTransactions,
+    Ending,
+    Pause,
+    Procedure,
+    RewriteMarkers,
+)
+from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 MARKERS_LOST_AFTER_MS = 5_000
 """Markers take milliseconds. Writing one that was only late once more does no harm."""
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 3, 50
 
+UNREACHABLE = "They cannot be written again"
+
 Partition = tuple[str, int]
+_Open = dict[tuple[str, int], list[Partition]]
+"""Where something is open, by transactional id and producer id."""
 
 
 def ending(committable: Committable) -> Ending:
@@ -93,24 +105,65 @@ def _await_none_open(
     """
     rewritten: set[str] = set()
     waited_ms, pause_ms = 0, PAUSE_FIRST_MS
+    open_: _Open = {}
     while partitions:
-        open_: defaultdict[tuple[str, int], list[Partition]] = defaultdict(list)
         try:
-            for state in (yield DescribeProducers(tuple(sorted(partitions)))):
-                if (name := owner(state)) is not None:
-                    open_[name, state.producer_id].append((state.topic, state.partition))
+            # The epoch is asked for before the partitions: what they show as open then is of no later transaction.
+            lost = open_ if waited_ms >= MARKERS_LOST_AFTER_MS else {}
+            epochs = dict.fromkeys(lost, epoch) if epoch is not None else (yield from _epochs(lost, commit=commit))
+            open_ = yield from _claimed(partitions, owner)
             if not open_:
                 break
+            for (name, producer_id), present in epochs.items():
+                if held := open_.get((name, producer_id)):
+                    rewritten.add(name)
+                    yield RewriteMarkers(name, producer_id, tuple(held), commit, present)
+            if epochs:
+                if epoch is not None:
+                    break
+                waited_ms, pause_ms = 0, PAUSE_FIRST_MS
         except BrokerUnavailable:
             waited_ms = 0
-        if waited_ms >= MARKERS_LOST_AFTER_MS:
-            for (name, producer_id), held in open_.items():
-                rewritten.add(name)
-                yield RewriteMarkers(name, producer_id, tuple(held), commit, epoch)
-            if epoch is not None:
-                break
-            waited_ms, pause_ms = 0, PAUSE_FIRST_MS
         yield Pause(pause_ms)
         waited_ms += pause_ms
         pause_ms = min(pause_ms + 1, PAUSE_LONGEST_MS)
     return rewritten
+
+
+def _claimed(partitions: Collection[Partition], owner: Callable[[ProducerState], str | None]) -> Procedure[_Open]:
+    open_: defaultdict[tuple[str, int], list[Partition]] = defaultdict(list)
+    for state in (yield DescribeProducers(tuple(sorted(partitions)))):
+        if (name := owner(state)) is not None:
+            open_[name, state.producer_id].append((state.topic, state.partition))
+    return dict(open_)
+
+
+def _epochs(lost: _Open, *, commit: bool) -> Procedure[dict[tuple[str, int], int]]:
+    """The present epochs of those whose markers are lost, but for one that is being ended. Raises Halt if an id has
+    expired, or has another producer id: then nobody can write its markers."""
+    if not lost:
+        return {}
+    states: Mapping[str, TransactionState | None] = yield DescribeTransactions(tuple(name for name, _ in lost))
+    epochs = {}
+    for (name, producer_id), held in lost.items():
+        state = states[name]
+        if state is None or state.producer_id != producer_id:
+            raise Halt(_unreachable(name, producer_id, held, commit=commit))
+        if state.state not in ("PrepareCommit", "PrepareAbort"):
+            epochs[name, producer_id] = state.epoch
+    return epochs
+
+
+def _unreachable(name: str, producer_id: int, held: Sequence[Partition], *, commit: bool) -> str:
+    where = ", ".join(f"{topic}-{partition}" for topic, partition in held)
+    by_hand = (
+        "abort it there, as the broker has, and run again (`kafka-transactions --bootstrap-server <servers> "
+        "find-hanging` shows its start offset, `... abort --topic <topic> --partition <n> --start-offset <offset>` "
+        "ends it); or "
+    )
+    return (
+        f"The broker has ended transaction {name} but lost its markers in {where} (KAFKA-20734). {UNREACHABLE}: its id "
+        f"no longer has producer id {producer_id}, so that readers are held there permanently.\n"
+        f"  Choices: {'' if commit else by_hand}restore these partitions from a replica that has the markers; or write "
+        f"the output anew into another topic."
+    )

@@ -50,7 +50,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
 )
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Again, Observe, Places, Request, Wire, refuse
-from exactlyonce.pipeline.errors import ConfigError, Halt
+from exactlyonce.pipeline.errors import ConfigError
 
 ANSWERS: Mapping[int, EndAnswer] = {
     0: EndAnswer.COMPLETED,
@@ -170,33 +170,16 @@ class Transactions:
 
         self._wire.retrying(attempt, "Aborting transactions")
 
-    def rewrite_markers(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        partitions: Iterable[tuple[str, int]],
-        *,
-        commit: bool,
-        epoch: int | None = None,
-    ) -> None:
+    def rewrite_markers(self, last: Ending, partitions: Iterable[tuple[str, int]], *, commit: bool) -> None:
         """End a complete transaction again in *partitions*, whose markers the broker has lost (KAFKA-20734).
 
-        A transaction without records under the same producer id and its present epoch: its markers also end what is
+        A transaction without records under the epoch of *last*, the present one of its id: its markers also end what is
         still open there. One that was begun for this before and not ended is taken over, never initialised, which
-        would abort it. Nothing is done where the id has got past *epoch*, if that is given. Raises `Halt` if the id has
-        expired or has got another producer id.
+        would abort it. Nothing is done where the id is past that epoch, as after an end whose answer was lost.
         """
         self._require_version()
         wanted = list(partitions)
-
-        def attempt() -> None:
-            state = self._describe([transactional_id])[transactional_id]
-            if state is None or state.producer_id != producer_id:
-                raise _unreachable(transactional_id, producer_id, wanted, commit=commit)
-            if epoch in (None, state.epoch):
-                self._rewrite(Ending(transactional_id, producer_id, state.epoch), wanted, commit)
-
-        self._wire.retrying(attempt, "Writing lost markers again")
+        self._wire.retrying(lambda: self._rewrite(last, wanted, commit), "Writing lost markers again")
 
     def cluster_id(self) -> str:
         """The id that the cluster was formatted with."""
@@ -293,10 +276,11 @@ class Transactions:
             self._wire.places.forget()
         return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
 
-    def _rewrite(self, now: Ending, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
-        name = now.transactional_id
+    def _rewrite(self, last: Ending, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
+        name = last.transactional_id
+        self._wire.places.forget()  # a broker that does not know yet that it no longer leads shows no markers
         nodes = self._wire.coordinators([name])
-        answer = self._wire.ask(_add_request(now, partitions), nodes[name])
+        answer = self._wire.ask(_add_request(last, partitions), nodes[name])
         added = [
             (each.partition_error_code, f"{topic.name}-{each.partition_index}")
             for topic in answer.results_by_topic_v3_and_below
@@ -304,9 +288,11 @@ class Transactions:
         ]
         # One partition that is refused keeps the others from being attempted: it is the one to speak of.
         for error_code, partition in sorted(added, key=lambda each: each[0] == NOT_ATTEMPTED):
+            if ANSWERS.get(error_code) in (EndAnswer.REFUSED, EndAnswer.UNKNOWN):
+                return
             _added(partition, error_code, name)
-        if self._end([now], nodes, commit=commit)[0] is not EndAnswer.COMPLETED:
-            raise Again(f"{name} is busy or has moved on")
+        if self._end([last], nodes, commit=commit)[0] is EndAnswer.BUSY:
+            raise Again(f"{name} is busy")
 
     def _max_timeout_ms(self) -> int:
         name = "transaction.max.timeout.ms"
@@ -358,23 +344,6 @@ def _added(partition: str, error_code: int, transactional_id: str) -> None:
     if error_code and (error_code in ANSWERS or error_code == NOT_ATTEMPTED):
         raise Again(f"{transactional_id} does not take in {partition}: the broker answers {error_code}")
     refuse(error_code, f"Adding {partition} to {transactional_id}")
-
-
-def _unreachable(
-    transactional_id: str, producer_id: int, partitions: Sequence[tuple[str, int]], *, commit: bool
-) -> Halt:
-    where = ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
-    by_hand = (
-        "abort it there, as the broker has, and run again (`kafka-transactions --bootstrap-server <servers> "
-        "find-hanging` shows its start offset, `... abort --topic <topic> --partition <n> --start-offset <offset>` "
-        "ends it); or "
-    )
-    return Halt(
-        f"The broker has ended transaction {transactional_id} but lost its markers in {where} (KAFKA-20734). "
-        f"The id no longer has producer id {producer_id}, so that they cannot be written again: readers are "
-        f"held there permanently.\n  Choices: {'' if commit else by_hand}restore these partitions from a replica that "
-        f"has the markers; or write the output anew into another topic."
-    )
 
 
 def _state(answer: Any) -> TransactionState | None:

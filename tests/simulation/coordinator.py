@@ -35,7 +35,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.pipeline_topics import PipelineTopics
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
@@ -51,10 +51,6 @@ UPKEEP_INTERVAL_MS = 2_000
 
 class ReadersHeld(BrokerUnavailable):
     """A look at records gave up: an open transaction holds readers before them."""
-
-
-class Unreachable(Halt):
-    """Markers are lost, and no request reaches their transaction: its id expired or has another producer."""
 
 
 class WatchedLeader(Leader):
@@ -385,23 +381,18 @@ class SimulatedCoordinator:
         return answers
 
     def _rewritten(self, request: requests.RewriteMarkers) -> Steps:
-        """A transaction without records at the id's present epoch; broken off at whatever stands in the way."""
-        name, commit = request.transactional_id, request.commit
-        state = yield from self._described(name)
-        if state is None or state.producer_id != request.producer_id:
-            raise Unreachable(f"the markers of {name} cannot be written again")
-        if request.epoch not in (None, state.epoch):
-            return
+        """A transaction without records at the id's epoch; broken off at whatever stands in the way."""
+        name, producer_id, epoch, commit = request.transactional_id, request.producer_id, request.epoch, request.commit
         try:
             for topic, partition in request.partitions:
                 self.world.faults.before_request(self)
                 yield None
-                error = self.world.ask("add_to_transaction", name, state.producer_id, state.epoch, topic, partition)
+                error = self.world.ask("add_to_transaction", name, producer_id, epoch, topic, partition)
                 if error is not Error.NONE:
                     return
             self.world.faults.before_request(self)
             yield None
-            self.world.ask("end_txn", name, state.producer_id, state.epoch, commit)
+            self.world.ask("end_txn", name, producer_id, epoch, commit)
             self.world.seen["markers rewritten"] += 1
         except NoAnswer:
             pass

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 from clients import TOPIC, Owner, Steps
-from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator, Unreachable
+from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
 from luck import LUCK, NONE
 from oracle import Oracle
@@ -32,6 +32,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.blocks import DamagedBlock
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
+from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import plan, share_of
@@ -292,7 +293,8 @@ class World:
         if self.faults.made_anew and isinstance(end.error, HALTS):
             self._halt("halt")
             return
-        if isinstance(end.error, (ReadersHeld, Unreachable)) and self.broker.has_forgotten():
+        unreachable = isinstance(end.error, Halt) and UNREACHABLE in str(end.error)
+        if (unreachable or isinstance(end.error, ReadersHeld)) and self.broker.has_forgotten():
             self._halt("readers held by an id that is forgotten")
             return
         again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from exactlyonce.checkpoint.requests import (
     Append,
     CopyTransaction,
     DescribeProducers,
+    DescribeTransactions,
     EndTransactions,
     ListTransactions,
     Look,
@@ -28,6 +30,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
     ListedTransaction,
     Outcome,
     ProducerState,
+    TransactionState,
 )
 from exactlyonce.checkpoint.transactions.commit import commit, sweep
 from exactlyonce.checkpoint.transactions.markers import MARKERS_LOST_AFTER_MS, PAUSE_LONGEST_MS, await_markers, release
@@ -58,12 +61,22 @@ class Broker:
         self.listed: list[ListedTransaction] = []
         self.asked: list[Request] = []
         self.now_ms = 0
+        self.epoch = 4
+        """Of every id: the end of its transaction has raised it."""
+        self.unknown_ids: set[str] = set()
+        self.overtaken: list[Callable[[], None]] = []
+        """What another process does between the question for the epoch and the one for the partitions."""
 
     def __call__(self, request: Request) -> Any:
         self.asked.append(request)
         match request:
             case DescribeProducers(partitions):
                 return self._described(partitions)
+            case DescribeTransactions(names):
+                shown = {name: self._state(name) for name in names}
+                while self.overtaken:
+                    self.overtaken.pop()()
+                return shown
             case ListTransactions():
                 return self.listed
             case Look(looked):
@@ -72,8 +85,9 @@ class Broker:
                 return msgspec.structs.replace(lost, transactional_id=name, producer_id=77, epoch=0)
             case Append():
                 return Outcome.DONE
-            case RewriteMarkers(_, producer_id, partitions):
-                self._rewritten(producer_id, partitions)
+            case RewriteMarkers(_, producer_id, partitions, _, epoch):
+                if epoch == self.epoch:
+                    self._rewritten(producer_id, partitions)
                 return None
             case EndTransactions(endings):
                 return [self.answers.get(each.transactional_id, EndAnswer.COMPLETED) for each in endings]
@@ -92,6 +106,14 @@ class Broker:
             for (topic, partition, producer_id), start in self.open.items()
             if (topic, partition) in partitions
         ]
+
+    def _state(self, name: str) -> TransactionState | None:
+        if name in self.unknown_ids:
+            return None
+        producer_id = {"a": 7, "b": 8}.get(name) or next(
+            e.producer_id for e in self.listed if e.transactional_id == name
+        )
+        return TransactionState(name, "CompleteCommit", producer_id, self.epoch, 1000, 0, ())
 
     def _rewritten(self, producer_id: int, partitions: tuple[tuple[str, int], ...]) -> None:
         if self.rewrites_lost:
@@ -138,7 +160,7 @@ def test_lost_markers_are_written_again_where_they_are_missing_with_the_same_ver
     broker = Broker(7)
     del broker.open["t", 0, 7]
     drive(await_markers([committable("a", 7), committable("b", 8)], commit=commit), broker)
-    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, (("t", 1),), commit)]
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, (("t", 1),), commit, 4)]
     assert broker.now_ms >= MARKERS_LOST_AFTER_MS
     assert isinstance(broker.asked[-1], DescribeProducers)
 
@@ -168,17 +190,45 @@ def test_transactions_of_others_are_not_ours(other: Broker) -> None:
     assert other.asked == [DescribeProducers(PLACES)]
 
 
-def test_a_marker_that_cannot_be_written_halts() -> None:
-    """Where the id has got another producer id the error goes up: nothing may be finalized."""
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_marker_that_cannot_be_written_halts(commit: bool) -> None:
+    """Where the id is forgotten nothing may be finalized. What the broker has aborted a person may abort; what it has
+    committed nobody may."""
+    broker = Broker(7)
+    broker.unknown_ids.add("a")
+    with pytest.raises(Halt, match=r"lost its markers in t-0, t-1 \(KAFKA-20734\)") as halt:
+        drive(await_markers([committable()], commit=commit), broker)
+    assert ("find-hanging" in str(halt.value)) == (not commit)
+
+
+def test_an_id_with_another_producer_halts() -> None:
+    """Its old producer id writes no marker any more."""
+    broker = Broker(9)
+    with pytest.raises(Halt, match="its id no longer has producer id 9"):
+        drive(await_markers([committable("a", 9)], commit=True), broker)
+
+
+def test_an_id_that_is_in_use_again_is_left_alone() -> None:
+    """Another process has written the markers, and the id has a later transaction, undecided: the epoch that was seen
+    while the markers were missing is that of no other transaction."""
     broker = Broker(7)
 
-    def refuse(request: Request) -> Any:
-        if isinstance(request, RewriteMarkers):
-            raise Halt("the id is somebody else's")
-        return broker(request)
+    def finish_elsewhere() -> None:
+        broker.open.clear()
+        broker.epoch = 6
 
-    with pytest.raises(Halt, match="somebody else's"):
-        drive(await_markers([committable()], commit=True), refuse)
+    broker.overtaken = [finish_elsewhere]
+    assert drive(await_markers([committable()], commit=True), broker) == set()
+    assert broker.of(RewriteMarkers) == []
+
+
+def test_markers_are_written_only_at_the_epoch_that_was_seen_before_they_were_missing() -> None:
+    """An end in between raises the epoch: the markers are written at the next one that was seen, not at this one."""
+    broker = Broker(7)
+    broker.overtaken = [lambda: setattr(broker, "epoch", 5)]
+    drive(await_markers([committable()], commit=True), broker)
+    assert [each.epoch for each in broker.of(RewriteMarkers)] == [4, 5]
+    assert not broker.open
 
 
 def test_a_commit_is_known_only_with_its_markers() -> None:
@@ -200,7 +250,7 @@ def test_markers_that_were_written_again_prove_nothing() -> None:
     first, second = committable("a", 7, 1), committable("b", 8, 2)
     commits = drive(commit([first, second]), broker)
     assert (commits.fates, commits.unknown, commits.held) == ({}, [first], [second])
-    kinds = [type(each) for each in broker.asked if not isinstance(each, Pause | DescribeProducers)]
+    kinds = [type(each) for each in broker.asked if isinstance(each, EndTransactions | RewriteMarkers)]
     assert kinds == [EndTransactions, RewriteMarkers]
 
 
@@ -211,7 +261,7 @@ def test_an_unknown_one_that_is_still_open_gets_its_markers_before_anybody_looks
     broker.answers = {"a": EndAnswer.UNKNOWN}
     commits = drive(commit([committable()]), broker)
     assert [each.transactional_id for each in commits.unknown] == ["a"]
-    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, commit=True)]
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, True, 4)]
 
 
 def test_a_refused_one_gets_no_commit_markers() -> None:
@@ -229,7 +279,7 @@ def test_what_holds_readers_back_is_released_by_abort(start: int) -> None:
     for it, and for no other."""
     broker = Broker(7, 9, start=start)
     drive(release({7: "a"}, PLACES), broker)
-    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, commit=False)]
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, False, 4)]
     assert {owner for _, _, owner in broker.open} == {9}
 
 
@@ -242,15 +292,15 @@ def test_with_nobody_to_release_nothing_is_asked() -> None:
 
 
 def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -> None:
-    """After a sweep no older id holds readers back, also one that was complete before and is skipped; what a
-    durable record names keeps its chance to be committed."""
-    broker = Broker(7, 8, 9)
+    """After a sweep no older id holds readers back, also one that was complete before and is skipped; what a durable
+    record names keeps its chance to be committed, and what shows a commit is left to whoever has decided it."""
+    broker = Broker(6, 7, 8, 9)
     states = {"eo:p:out:0:1.0:0": (7, "CompleteAbort"), "eo:p:out:0:2.0:0": (8, "CompleteCommit")}
-    newer = {"eo:p:out:0:3.0:0": (9, "Ongoing")}
+    newer = {"eo:p:out:0:3.0:0": (9, "Ongoing"), "eo:p:out:1:1.0:0": (6, "CompleteCommit")}
     broker.listed = [ListedTransaction(name, *state) for name, state in {**states, **newer}.items()]
     drive(sweep("p", 3, 0, protected={"eo:p:out:0:2.0:0"}, fenced_below=(2, 0), outputs=PLACES), broker)
-    assert broker.of(RewriteMarkers) == [RewriteMarkers("eo:p:out:0:1.0:0", 7, PLACES, commit=False)]
-    assert {owner for _, _, owner in broker.open} == {8, 9}
+    assert broker.of(RewriteMarkers) == [RewriteMarkers("eo:p:out:0:1.0:0", 7, PLACES, False, 4)]
+    assert {owner for _, _, owner in broker.open} == {6, 8, 9}
 
 
 def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
