@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from exactlyonce.checkpoint.requests import (
     Append,
     Appended,
     DescribeProducers,
+    DescribeTransactions,
     Ends,
     FirstOffsets,
     LogEnds,
@@ -43,10 +45,10 @@ from exactlyonce.checkpoint.requests import (
     relayed,
     retrying,
 )
-from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
+from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, TransactionState
 from exactlyonce.checkpoint.transactions.markers import held_by
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, Undetermined, require
 
 R = TypeVar("R")
 
@@ -325,11 +327,11 @@ class DecisionLog:
         return (yield from self._unless_fenced(self._writer.produce(staged.writes, staged.deadline_ms)))
 
     def _unless_fenced(self, procedure: Procedure[R]) -> Procedure[R]:
-        """*procedure*; where a newer coordinator has fenced this one, the error says which."""
+        """*procedure*; where this coordinator was fenced, the error says by whom."""
         try:
             return (yield from procedure)
         except Fenced as error:
-            raise self._ended_by(Fenced((yield from self._who_fenced()))) from error
+            raise self._ended_by((yield from self._fenced())) from error
 
     def _admitted(
         self,
@@ -374,13 +376,27 @@ class DecisionLog:
             own = record.incarnation == self._incarnation.incarnation
             require(own, "An incarnation writes only decisions of its own")
 
-    def _who_fenced(self) -> Procedure[str]:
+    def _fenced(self) -> Procedure[ExactlyOnceError]:
+        """`Fenced` by a newer coordinator, as far as it can be learnt by which; or `Undetermined`: by the broker.
+
+        It ends a transaction that takes too long, as where this process stood still in one. Nobody has initialised the
+        id since then; a newer coordinator does so within milliseconds of ending what it finds.
+        """
         own = self._incarnation.incarnation if self._incarnation else self._history.incarnation_latest
         newest, deadline_ms = (yield from self._newest()), self._clock.monotonic_ms() + SUCCESSOR_TIMEOUT_MS
         while (newest is None or newest.incarnation <= own) and self._clock.monotonic_ms() < deadline_ms:
             yield Pause(SUCCESSOR_PAUSE_MS)
             newest = yield from self._newest()
-        return superseded(self.pipeline, own, newest)
+        if newest is None or newest.incarnation <= own:
+            name = self._writer.transactional_id
+            with suppress(BrokerUnavailable):
+                state: TransactionState | None = (yield DescribeTransactions((name,)))[name]
+                if state is not None and state.state == "CompleteAbort":
+                    return Undetermined(
+                        f"The broker has ended a transaction in {self.topic.name} that took too long. This incarnation "
+                        f"ends; the next one reads what is true. Nothing is lost."
+                    )
+        return Fenced(superseded(self.pipeline, own, newest))
 
     def _newest(self) -> Procedure[Incarnation | None]:
         try:
@@ -430,8 +446,7 @@ def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:
     """The text for an incarnation that is not the newest any more; *newest* as far as it can be read."""
     if newest is None or newest.incarnation <= own:
         return (
-            f"Incarnation {own} of {pipeline} was fenced: a newer instance is starting, or the broker ended a "
-            f"transaction that took too long. This one ends; nothing is lost."
+            f"Incarnation {own} of {pipeline} was fenced: a newer instance is starting. This one ends; nothing is lost."
         )
     return (
         f"Incarnation {newest.incarnation} of {pipeline} (process {newest.process} on {newest.host}) has "

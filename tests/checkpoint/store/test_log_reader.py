@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -15,18 +16,20 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  #
 
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import SILENCE_MS
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, OrderLog, Repair
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log_requests import LogRequests
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, InvariantViolation, TopicError
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, InvariantViolation, TopicError, Undetermined
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
@@ -166,6 +169,20 @@ class TestFencing:
         store.opened()
         with pytest.raises(Fenced, match="newer instance is starting"):
             old.beaten()
+
+    @pytest.mark.exhaustive
+    def test_a_coordinator_whose_transaction_timed_out(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It stood still between produce and commit, and nobody has taken over: the next incarnation goes on."""
+        monkeypatch.setattr(transactional_writer, "TRANSACTION_TIMEOUT_MS", 1_000)
+        log, transactions = store.living(), Transactions(ClientConfig(store.config))
+        assert log.do(log.produce(store.manifest(0)))
+        name, deadline_s = coordinator_id(store.pipeline), time.monotonic() + LIMIT_S
+        while (state := transactions.describe([name])[name]) is None or state.state != "CompleteAbort":
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        with pytest.raises(Undetermined, match="took too long"):
+            log.do(log.commit())
+        assert store.living().history.manifests == {}
 
     def test_a_coordinator_killed_between_produce_and_commit(self, store: Any) -> None:
         """After SIGKILL within an append, the next incarnation waits for nobody, and reads nothing of it."""
