@@ -50,6 +50,9 @@ MARKERS_TIMEOUT_MS = 10_000
 MARKERS_PAUSE_MS = 5
 TRANSACTION_TIMEOUT_MS = 180_000
 """Longer than any write is tried for: else the broker aborts behind the writer's back."""
+EPOCH_LAST = 32_766
+"""The end of a transaction under this epoch gives the id another producer id, so that markers which a broker loses then
+could never be written again: under it nothing is written, and an empty transaction is ended."""
 BATCH_BYTES_MAX = 1 << 20
 RECORD_BYTES_MAX = 64
 """Bytes that a record, or one header of it, takes beside its key and its value, at most."""
@@ -128,7 +131,7 @@ class TransactionalWriter:
             if self._ended is not None:
                 raise self._ended
             require(not self._produced, "One transaction at a time")
-            if self._begun and not (yield from self._abort(deadline_ms)):
+            if (self._begun or self._producer.epoch >= EPOCH_LAST) and not (yield from self._abort(deadline_ms)):
                 return False
             obstacle = yield from self._produce(writes, deadline_ms)
             if obstacle is None:

@@ -184,7 +184,8 @@ def test_more_than_a_batch_holds(place: Place) -> None:
 
 @pytest.mark.exhaustive
 def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> None:
-    """Where the epochs of a producer id run out, the writer goes on under the next one."""
+    """Where the epochs of a producer id run out, the writer goes on under the next one, and writes nothing under the
+    last, whose producer id the end of a transaction would take away."""
     broker = RealBroker(kafka.bootstrap_servers)
     assert broker.init_transactions(place.id).error is Error.NONE
     broker.use_up_epochs(place.id, 32_764)
@@ -192,8 +193,11 @@ def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> N
     writer = place.writer()
     first = place.writer_of_now()
     assert first[1] >= 32_765
+    epochs = []
     for number in range(4):
+        writer.before_the_commit(lambda: epochs.append(place.writer_of_now()[1]))
         assert writer.write([record(str(number))], LIMIT_S) is Outcome.DONE
+    assert epochs == [32_765, 0, 1, 2]
     now = place.writer_of_now()
     assert now[0] != first[0]
     assert now[1] < 5
