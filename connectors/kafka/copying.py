@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log, RecordsGone
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -44,11 +45,8 @@ def copy_transaction(
     transaction_timeout_ms: int,
 ) -> Committable | str:
     """Produce what *lost* held under *transactional_id*; the new committable, or why it cannot be proved complete."""
-    try:
-        records = _logged(log, lost)
-        return write_again(config, transactions, lost, transactional_id, transaction_timeout_ms, records)
-    except RecordsGone as gone:
-        return str(gone)
+    records = _logged(log, lost)
+    return write_again(config, transactions, lost, transactional_id, transaction_timeout_ms, records)
 
 
 def _logged(log: Log, lost: Committable) -> Iterator[Outgoing]:
@@ -67,7 +65,27 @@ def write_again(
     transaction_timeout_ms: int,
     records: Iterable[Outgoing],
 ) -> Committable | str:
-    """Produce *records* under *transactional_id*; the new committable if they are as many as were lost, or why not."""
+    """Produce *records* under *transactional_id*; the new committable if they are as many as were lost, or why not.
+
+    Then what was begun is aborted, for it would hold readers back.
+    """
+    try:
+        made = _written_again(config, transactions, lost, transactional_id, transaction_timeout_ms, records)
+    except RecordsGone as gone:
+        made = str(gone)
+    if isinstance(made, str):
+        transactions.abort_listed([ListedTransaction(transactional_id, -1, "Ongoing")])
+    return made
+
+
+def _written_again(
+    config: ClientConfig,
+    transactions: Transactions,
+    lost: Committable,
+    transactional_id: str,
+    transaction_timeout_ms: int,
+    records: Iterable[Outgoing],
+) -> Committable | str:
     errors: list[str] = []
 
     def undelivered(error: KafkaError | None, message: Message) -> None:

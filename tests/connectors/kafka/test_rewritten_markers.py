@@ -77,6 +77,14 @@ def test_where_the_id_has_another_epoch_nothing_is_done(cluster: Any, topic: str
     assert cluster.visible(topic) == VALUES
 
 
+def test_a_later_transaction_of_the_id_is_not_ended(cluster: Any, topic: str, ended: Ending) -> None:
+    """An id that has gone on since has a later epoch: whoever stood still ends nothing of it."""
+    cluster.open(topic, topic, [b"undecided"])
+    cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=True)
+    assert state_of(cluster.transactions, topic).state == "Ongoing"
+    assert cluster.visible_now(topic) == VALUES
+
+
 def test_a_partition_that_does_not_exist(cluster: Any, topic: str, ended: Ending) -> None:
     """A partition that is not there is an error at once."""
     with pytest.raises(TopicError):
