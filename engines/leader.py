@@ -120,6 +120,7 @@ class PipelineLeader:
             transaction_timeout_ms=self._timeout_ms,
             step=self._step,
             replay=no_replay if options.repair == "halt" else self._replays,
+            note=self._note,
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 

@@ -45,6 +45,9 @@ def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> s
     return "the run was told to halt instead (--repair halt)."
 
 
+NOTED_INTERVAL_S = 30.0
+
+
 class _Lane(enum.Enum):
     """The client that answers a request, and the thread that uses it."""
 
@@ -79,7 +82,9 @@ class Performer:
         transaction_timeout_ms: int,
         step: Callable[[str, int], None],
         replay: Replay = no_replay,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """*step* is told of durable records, *note* what is waited for."""
         self.config = config
         self.transactions = transactions
         self.output_log = output_log
@@ -87,6 +92,8 @@ class Performer:
         self.transaction_timeout_ms = transaction_timeout_ms
         self.step = step
         self.replay = replay
+        self.note = note
+        self._noted_s = float("-inf")
         self.visible_s = 0.0
         """When output of a decision became visible last, or would have: seconds that only grow."""
         self._lanes = ThreadPoolExecutor(len(_Lane), "lane")
@@ -100,7 +107,11 @@ class Performer:
             case ask.DescribeTransactions(ids):
                 return self.transactions.describe(ids)
             case ask.DescribeProducers(partitions):
-                return self.transactions.producers(partitions)
+                try:
+                    return self.transactions.producers(partitions)
+                except BrokerUnavailable as error:
+                    self._waits(error)
+                    raise
             case ask.ListTransactions(prefix):
                 return self.transactions.list(prefix)
             case ask.EndTransactions(endings, commit):
@@ -168,12 +179,19 @@ class Performer:
     def _end(self, endings: tuple[ask.Ending, ...], commit: bool) -> Sequence[EndAnswer]:
         try:
             answers = self.transactions.end_all(endings, commit=commit)
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
+            self._waits(error)
             return [EndAnswer.BUSY] * len(endings)
         if commit and endings:
             self.visible_s = time.monotonic()
             hit("coordinator-committed")
         return answers
+
+    def _waits(self, error: BrokerUnavailable) -> None:
+        """Now and then say what is waited for: what is decided is committed, however long that takes."""
+        if time.monotonic() >= self._noted_s + NOTED_INTERVAL_S:
+            self._noted_s = time.monotonic()
+            self.note(f"waiting for a broker: {error}")
 
     def _appended(self, records: tuple[Manifest | Finalized | Repair, ...]) -> None:
         for record in records:

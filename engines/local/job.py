@@ -33,6 +33,7 @@ from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline.errors import EndedAtOnce, EndedEarly, ExactlyOnceError, GraphError, made_from
 from exactlyonce.pipeline.failpoints import hit
 
+NEVER_S = float("inf")
 FINISH_TIMEOUT_S = 30.0
 """How long the user's operators may take to close at a clean end."""
 
@@ -167,10 +168,13 @@ class Job:
             deploy, self._deploy_at = self._deploy_at[1], None
             self._deploy(deploy)
         if time.monotonic() >= self._upkeep_at and self.leader is not None and self._end is None:
-            self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
-            self._on_broker(self.leader.upkeep, lambda _: None)
+            self._upkeep_at = NEVER_S  # while a broker is away one waits for it, and no more
+            self._on_broker(self.leader.upkeep, self._kept_up)
         self._feed(events.Tick(self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         self.report.live(self.core)
+
+    def _kept_up(self, _: None) -> None:
+        self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
 
     def _post(self, action: Callable[[], None]) -> None:
         self._events.put(action)
