@@ -126,6 +126,15 @@ def is_older(transactional_id: TransactionalId, incarnation: int, attempt: int) 
     return transactional_id.written_in < (incarnation, attempt)
 
 
+def _is_over(listed: ListedTransaction, fenced: Container[str], *, before: bool) -> bool:
+    """Whether a sweep is done with an id; *before*: it was, when older attempts were fenced.
+
+    Complete is not fenced: its producer holds the epoch at which a next transaction begins. So each complete id is
+    ended once by somebody, and is left alone only after that; whatever else is ended until it is.
+    """
+    return listed.state in ("CompleteCommit", "CompleteAbort", "Dead") and (before or listed.transactional_id in fenced)
+
+
 def sweep(
     pipeline: str,
     incarnation: int,
@@ -154,9 +163,8 @@ def sweep(
     # A zombie may initialise or begin between listing and end, which then fails by the epoch: it is listed again.
     # What comes back after that holds a fenced epoch, or an id that the next sweep finds.
     for _ in range(SWEEPS_MAX):
-        listed = yield ListTransactions(transaction_prefix(pipeline))
         targets = []
-        for each in listed:
+        for each in (yield ListTransactions(transaction_prefix(pipeline))):
             name = TransactionalId.parse(each.transactional_id)
             if name is None or name.pipeline != pipeline or not is_older(name, incarnation, attempt):
                 continue
@@ -165,12 +173,7 @@ def sweep(
             names[each.producer_id] = each.transactional_id
             if each.state in ("PrepareCommit", "CompleteCommit"):
                 committed.add(each.producer_id)
-            # Complete is not fenced: its producer holds the epoch at which a next transaction begins. So each complete
-            # id is ended once by somebody, and is left alone only after that; whatever else is ended until it is.
-            settled = each.state in ("CompleteCommit", "CompleteAbort", "Dead")
-            if settled and name.written_in < fenced_below:
-                continue
-            if each.transactional_id not in fenced or not settled:
+            if not _is_over(each, fenced, before=name.written_in < fenced_below):
                 targets.append(each.transactional_id)
         if not targets:
             break

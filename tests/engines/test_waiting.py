@@ -27,9 +27,10 @@ def test_what_is_waited_for_is_said_once_in_a_while() -> None:
     """An end without an answer is asked for again, and a partition that nobody leads is looked at again: whoever looks
     at the run learns what it waits for, and not at every try."""
     notes: list[str] = []
+    nobody: Any = Away()
     nothing: Any = None
     performer = Performer(
-        ClientConfig({"bootstrap.servers": "127.0.0.1:9092"}), Away(), nothing, nothing, 1_000, lambda *_: None,  # type: ignore[arg-type]
+        ClientConfig({"bootstrap.servers": "127.0.0.1:9092"}), nobody, nothing, nothing, 1_000, lambda *_: None,
         note=notes.append,
     )  # fmt: skip
     assert performer(EndTransactions((Ending("a", 1, 0),), commit=True)) == [EndAnswer.BUSY]

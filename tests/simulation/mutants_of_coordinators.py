@@ -181,7 +181,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
     yield patch.object(leader, "sweep", sweep)
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=31)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=240)
 def _unprotected() -> Iterable[Any]:
     real = commit.sweep
 
@@ -226,13 +226,13 @@ def _forget_repairs() -> Iterable[Any]:
 
 
 @mutant(
-    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=31
+    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=248
 )
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=138)
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=470)
 def _believed_markers() -> Iterable[Any]:
     real = markers.await_markers
 
