@@ -238,9 +238,16 @@ class LogRequests:
         try:
             leaders = self._wire.leaders_remembered([(name, each) for each in range(self.topic.partitions)])
         except TopicError:
+            self._require_gone()
             raise _TopicLost(WriteAnswer.TOPIC_DELETED) from None
         self._require_same({leader.topic_id for leader in leaders.values()})
         return leaders
+
+    def _require_gone(self) -> None:
+        """Raise `Again` while any broker knows the topic: of a new one they learn one after the other."""
+        answers = self._wire.metadata_of_each([self.topic.name])
+        if any(topic.error_code != UNKNOWN_TOPIC for answer in answers for topic in answer.topics):
+            raise Again(f"not every broker knows {self.topic.name} yet")
 
     def _require_same(self, topic_ids: set[UUID]) -> None:
         """Decisions go into the topic that was opened: one made anew under its name knows nothing of them."""

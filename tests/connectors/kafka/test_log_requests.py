@@ -14,11 +14,11 @@ from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import Places
+from exactlyonce.connectors.kafka.kafka_protocol import Places, Wire
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -214,6 +214,21 @@ def test_an_older_writer(place: Place) -> None:
         older.write([record("older")], LIMIT_S)
     assert place.writer().write([record("newer")], LIMIT_S) is Outcome.DONE
     assert place.readable() == ["newer"]
+
+
+def test_a_broker_that_does_not_know_the_topic_yet(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers learn of a new topic one after the other: one that knows nothing of it has not deleted it."""
+    real, asked = Wire.leaders, list[int]()
+
+    def lagging(self: Wire, partitions: Any) -> Any:
+        asked.append(1)
+        if len(asked) <= 2:
+            raise TopicError("there is no such topic")
+        return real(self, partitions)
+
+    monkeypatch.setattr(Wire, "leaders", lagging)
+    assert place.writer().write([record("first")], LIMIT_S) is Outcome.DONE
+    assert place.readable() == ["first"]
 
 
 def test_a_topic_made_anew(place: Place) -> None:
