@@ -21,6 +21,7 @@
     │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
+    ├── EndedEarly              asked to stop, a bounded run has ended cleanly before it had read all
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     ├── OpenFailed              engines.wiring: a user's open() raised; the job restarts
     ├── SinkFailed              sinks.kafka.writer: a sink could not write; the job restarts
