@@ -56,7 +56,7 @@ def halted(job: Run) -> None:
     assert "keys go elsewhere, away from their state" in job.said
 
 
-@pytest.mark.exhaustive(but=["2"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_partitions_are_taken_up_by_a_running_job(
     parallelism: int, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]

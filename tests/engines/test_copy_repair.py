@@ -51,7 +51,7 @@ def lose_one(kafka: KafkaCluster, name: str) -> Committable:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["repair-recorded"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("killed", [None, "repair-copied", "repair-recorded", "coordinator-committed"])
 def test_one_of_four_is_lost(
     killed: str | None, quick_broker: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path

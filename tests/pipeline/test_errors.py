@@ -26,7 +26,7 @@ def all_errors() -> list[type[ExactlyOnceError]]:
             importlib.import_module(module.name)
     found = [ExactlyOnceError]
     for each in found:
-        found += each.__subclasses__()
+        found += [sub for sub in each.__subclasses__() if sub.__module__.startswith("exactlyonce.")]
     return found
 
 

@@ -78,6 +78,7 @@ class TestLife:
             EmbeddedBroker(broker.data_dir, port=0).start()
         assert answers(broker.bootstrap_servers, timeout_s=LIMIT_S)
 
+    @pytest.mark.exhaustive
     def test_data_and_address_stay_through_restart_and_kill(
         self, own_broker: Callable[[], OwnCluster], topic_name: str
     ) -> None:
@@ -108,7 +109,7 @@ class TestLife:
             broker.start()
         assert not broker.status().running
 
-    @pytest.mark.exhaustive(but=["num.io.threads-0"])
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(("setting", "value"), [("log.cleaner.threads", "none"), ("num.io.threads", "0")])
     def test_a_wrong_setting(self, tmp_path: Path, setting: str, value: str) -> None:
         """A setting that Kafka refuses, in a new folder and in one that it has used, is named with the reason."""
