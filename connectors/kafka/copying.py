@@ -69,23 +69,6 @@ def write_again(
 
     Then what was begun is aborted, for it would hold readers back.
     """
-    try:
-        made = _written_again(config, transactions, lost, transactional_id, transaction_timeout_ms, records)
-    except RecordsGone as gone:
-        made = str(gone)
-    if isinstance(made, str):
-        transactions.abort_listed([ListedTransaction(transactional_id, -1, "Ongoing")])
-    return made
-
-
-def _written_again(
-    config: ClientConfig,
-    transactions: Transactions,
-    lost: Committable,
-    transactional_id: str,
-    transaction_timeout_ms: int,
-    records: Iterable[Outgoing],
-) -> Committable | str:
     errors: list[str] = []
 
     def undelivered(error: KafkaError | None, message: Message) -> None:
@@ -111,13 +94,22 @@ def _written_again(
         for record in records:
             _produce(producer, record)
         left = producer.flush(TIMEOUT_S)
+    except RecordsGone as gone:
+        return _abandoned(transactions, transactional_id, str(gone))
     except KafkaException as error:
         raise BrokerUnavailable(f"Repairing {lost.transactional_id}: {error.args[0].str()}. Run again.") from None
     if left or errors:
         raise BrokerUnavailable(
             f"Repairing {lost.transactional_id}: {left} records undelivered {errors[:1]}. Run again."
         )
-    return _counted(transactions, lost, transactional_id, state.producer_id, state.epoch)
+    made = _counted(transactions, lost, transactional_id, state.producer_id, state.epoch)
+    return made if isinstance(made, Committable) else _abandoned(transactions, transactional_id, made)
+
+
+def _abandoned(transactions: Transactions, transactional_id: str, why: str) -> str:
+    """*why*, once what was begun is aborted."""
+    transactions.abort_listed([ListedTransaction(transactional_id, -1, "Ongoing")])
+    return why
 
 
 def _produce(producer: Producer, record: Outgoing) -> None:
