@@ -58,12 +58,21 @@ def every(name: str) -> Pipeline:
 
 def narrow(name: str) -> Pipeline:
     """Running totals whose keys are divided into two groups only."""
-    pipeline = Pipeline(name, max_parallelism=2)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
-        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
+    return totals_of(Pipeline(name, max_parallelism=2))
+
+
+def fine(name: str) -> Pipeline:
+    """Running totals whose keys are divided into more groups than a manifest has room for subtasks."""
+    return totals_of(Pipeline(name, max_parallelism=16_384))
+
+
+def totals_of(pipeline: Pipeline) -> Pipeline:
+    """*pipeline* with two sources, a union and a running total."""
+    orders = pipeline.source("left", KafkaSource(f"{pipeline.name}-in", value=Order)).union(
+        pipeline.source("right", KafkaSource(f"{pipeline.name}-more", value=Order))
     )
     totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    totals.sink("out", KafkaSink(f"{pipeline.name}-out", key=lambda total: total.customer))
     return pipeline
 
 
