@@ -8,6 +8,8 @@
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   ├── BrokerUnavailable   no broker answers (retriable)
+    │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
+    │   ├── StoreUnavailable    a store does not answer (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── BrokerRefused           a broker answers with an error that no rule covers; asking again would not help
@@ -74,6 +76,16 @@ class BrokerUnavailable(UserError):
     exit_code = 4
 
 
+class StoreError(UserError):
+    """A store other than Kafka refuses what a sink asks of it. The message names what is missing, and how to add it."""
+
+
+class StoreUnavailable(UserError):
+    """A store other than Kafka does not answer, or has not told what became of a request."""
+
+    exit_code = 4
+
+
 class BrokerRefused(ExactlyOnceError):
     """A broker answered, but with an error that is none of those that a request of ours may meet.
 
@@ -130,7 +142,7 @@ def is_fatal(error: ExactlyOnceError) -> bool:
     (True, False)
     """
     fatal = isinstance(error, (UserError, BrokerRefused, Halt, Fenced, InvariantViolation))
-    return fatal and not isinstance(error, BrokerUnavailable)
+    return fatal and not isinstance(error, (BrokerUnavailable, StoreUnavailable))
 
 
 def class_name(error: ExactlyOnceError) -> str:

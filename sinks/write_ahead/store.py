@@ -1,0 +1,74 @@
+"""The seam of a write-ahead sink: what a store has to be able to do.
+
+The ledger lies in the store, beside the data: one row for each subtask of a sink, and one that holds the incarnation
+that may write. It is what decides whether rows have been applied; an answer, or its absence, decides nothing.
+Invariant: rows and their ledger row become visible together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The row of the ledger that a transaction writes together with the rows of one committable."""
+
+    pipeline: str
+    sink: str
+    subtask: int
+    checkpoint: int
+    """At whose barrier the rows were cut; of one subtask, they come in this order."""
+    incarnation: int
+    """Of the coordinator that applies them."""
+
+
+class RowEncoder(Protocol):
+    """Turns records into the bytes that wait in the checkpoint topic."""
+
+    def encode(self, records: Sequence[Any]) -> list[bytes]:
+        """One entry for each record. What it raises on a record names what of it does not fit; it has no effects."""
+
+
+class Store(Protocol):
+    """A connection to a store, for one sink. Made without effect; it connects when it is first asked, and again after
+    it was lost. Used by one thread at a time.
+
+    Whatever cannot be reached, or has not answered, is `StoreUnavailable`; what another attempt would meet again is
+    `StoreError`, which says what is missing and how to add it. Neither holds a secret. No library below may repeat a
+    request by itself.
+    """
+
+    def check(self) -> None:
+        """Raise `StoreError` unless rows of this sink can be written: table, columns, types and rights are looked at,
+        and created where the sink says so. Makes the ledger if there is none."""
+
+    def encoder(self) -> RowEncoder:
+        """Of the rows of this sink. It knows what fits into the store as it is now."""
+
+    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
+        """Let nobody of an older incarnation apply anything from now on; -> by subtask, the checkpoint in the ledger.
+
+        An apply of an older one that is under way has ended when this returns, or will fail. *origin* is the id of the
+        checkpoint topic: it is noted with the first call. Raises `Fenced` where the ledger has a newer incarnation,
+        `ForeignLedger` where it was begun for another checkpoint topic: changes nothing then.
+        """
+
+    def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
+        """Write *chunks*, each some encoded rows behind one another, and *entry*, in one transaction, if the ledger has
+        an older checkpoint for the subtask; -> whether it did. False: they had been applied before.
+
+        May be called again after any outcome, by any process. Raises `Fenced` where the ledger has a newer incarnation.
+        """
+
+    def write(self, chunks: Iterable[bytes]) -> None:
+        """Write *chunks*, in one transaction, without the ledger: for sinks whose delivery is not exactly once."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class ForeignLedger(Exception):
+    """The ledger was begun for another checkpoint topic, whose id is the argument."""
