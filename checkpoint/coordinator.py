@@ -4,8 +4,9 @@ Events in, effects out; every event comes with the time. The states of the job a
 `checkpoint.states`; whatever is not in them raises InvariantViolation.
 
 Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; a
-checkpoint that is being decided is not aborted, and nothing is restarted meanwhile; the precommits and order logs of an
-aborted checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted) when it restarts.
+checkpoint that is being decided is not aborted, and nothing is restarted meanwhile; the precommits, order logs and what
+was staged of an aborted checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted)
+when it restarts.
 A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open.
 """
 
@@ -31,6 +32,7 @@ from exactlyonce.checkpoint.events import (
     Recovered,
     Restart,
     SourcesFinished,
+    StagedAck,
     Stop,
     Subtask,
     Tick,
@@ -66,6 +68,7 @@ class Coordinator:
         self._deployed_by_ms = NEVER_MS
         self._producers: dict[Subtask, int] = {}
         self._precommits: list[tuple[Precommit, int]] = []
+        self._staged: list[StagedAck] = []
         self._order_logs: list[tuple[int, OrderLog]] = []
         self._acked: dict[Subtask, int] = {}
         self._stopping = False
@@ -175,7 +178,8 @@ class Coordinator:
         """Forget what is undecided: its transactions are aborted before the next attempt begins."""
         for plan in self.in_flight:
             plan.move(CheckpointState.ABORTED)
-        self.in_flight, self._precommits, self._order_logs, self._pending_failure = [], [], [], None
+        self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
+        self._pending_failure = None
         self._producers, self._acked = {}, {}
         self._failed_in_row, self._finished = 0, False
 
@@ -267,6 +271,7 @@ class Coordinator:
         for precommit in ack.precommits:
             self._precommits.append((precommit, now_ms - precommit.open_ms))
             self._producers[precommit.sink, precommit.subtask] -= 1
+        self._staged += ack.staged
         if ack.order_log is not None:
             self._order_logs.append((ack.checkpoint, ack.order_log))
         plan = next((p for p in self.in_flight if p.checkpoint == ack.checkpoint), None)
@@ -286,6 +291,7 @@ class Coordinator:
         plan.previous = self.manifest.checkpoint
         carried = [(p, opened) for p, opened in self._precommits if p.checkpoint <= plan.checkpoint]
         plan.precommits = [p for p, _ in carried]
+        plan.staged = [each for each in self._staged if each.committable.checkpoint <= plan.checkpoint]
         plan.order_logs = [log for n, log in self._order_logs if n <= plan.checkpoint]
         plan.ages_ms = {p.transactional_id: now_ms - opened for p, opened in carried}
         plan.move(CheckpointState.DECIDING)
@@ -319,6 +325,7 @@ class Coordinator:
         require(manifest.checkpoint > self.manifest.checkpoint, "completed checkpoint ids only grow")
         self.manifest = manifest
         self._precommits = [(p, opened) for p, opened in self._precommits if p.checkpoint > plan.checkpoint]
+        self._staged = [each for each in self._staged if each.committable.checkpoint > plan.checkpoint]
         self._order_logs = [(n, log) for n, log in self._order_logs if n > plan.checkpoint]
         self._failed_in_row = 0
         self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self.settings.min_pause_ms)

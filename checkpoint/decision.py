@@ -38,6 +38,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Hal
 
 Dropped = tuple[tuple[int, ...], tuple[BlockRef, ...]]
 """Checkpoints whose manifests may go, and blocks that may."""
+CommitStaged = Callable[[Manifest], Procedure[dict[str, str]]]
+"""Told that a manifest is durable: the fates of what it has staged for stores, by name, once all of that is known."""
 Expire = Callable[[Manifest], Procedure[Dropped]]
 """Told that a manifest is about to be finalized: what may go in the same transaction."""
 
@@ -227,6 +229,13 @@ def keep_all(manifest: Manifest) -> Procedure[Dropped]:
     yield  # never: it makes this a procedure
 
 
+def none_staged(manifest: Manifest) -> Procedure[dict[str, str]]:
+    """The `CommitStaged` of whoever writes to no store but Kafka."""
+    require(not manifest.staged, "what is staged for a store is committed before its checkpoint is finalized")
+    return {}
+    yield  # never: it makes this a procedure
+
+
 @dataclass(frozen=True)
 class Grounds:
     """The grounds of a decision, beside its precommits: counts and checks."""
@@ -246,6 +255,7 @@ def decide(
     make_manifest: Callable[[tuple[Committable, ...], Outputs], Manifest],
     expire: Expire,
     grounds: Grounds,
+    commit_staged: CommitStaged = none_staged,
 ) -> Procedure[Decided | Refuse | Unresolved]:
     """Check, then decide, then commit and finalize a checkpoint.
 
@@ -267,10 +277,11 @@ def decide(
         return Unresolved(manifest.checkpoint)
     yield Appended((manifest,))
     commits = yield from commit(manifest.committables)
+    staged = yield from commit_staged(manifest)
     decided = Decided(manifest, commits)
     if decided.finalized:
-        dropped = yield from expire(manifest)
-        yield from finalize(manifest, commits.fates, decider.incarnation, manifest.completed_at_ms, *dropped)
+        fates, dropped = commits.fates | staged, (yield from expire(manifest))
+        yield from finalize(manifest, fates, decider.incarnation, manifest.completed_at_ms, *dropped)
     return decided
 
 
@@ -348,6 +359,7 @@ def finalize(
 ) -> Procedure[None]:
     """Write that every committable of *manifest* is known to be committed, and clean what it made superfluous."""
     names = {each.transactional_id for each in manifest.committables if each.records}
+    names |= {each.name for each in manifest.staged}
     require(names <= set(fates), "a checkpoint is finalized only when the fate of every committable is known")
     mark = Finalized(manifest.checkpoint, incarnation, at_ms, tuple(sorted(fates.items())))
     outcome = yield Append((mark,), manifests_dropped, blocks_dropped)
@@ -366,6 +378,7 @@ def finish(
     expire: Expire = keep_all,
     *,
     accept_loss: bool = False,
+    commit_staged: CommitStaged = none_staged,
 ) -> Procedure[dict[str, str]]:
     """Bring a decided checkpoint to its end: commit, prove or repair every committable, then finalize.
 
@@ -392,7 +405,7 @@ def finish(
         resolution.note(commits)
         for chain in resolution.chains(commits):
             yield from _repair(resolution, chain, decider)
-    fates = resolution.fates
+    fates = resolution.fates | (yield from commit_staged(manifest))
     dropped = yield from expire(manifest)
     yield from finalize(manifest, fates, decider.incarnation, at_ms, *dropped)
     return fates

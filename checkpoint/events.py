@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolved
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset, StoreCommittable
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, CheckpointState
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 
@@ -29,6 +29,14 @@ class OperatorAck(msgspec.Struct, frozen=True):
     state_bytes: int
 
 
+class StagedAck(msgspec.Struct, frozen=True):
+    """What a sink subtask has set aside for a store."""
+
+    committable: StoreCommittable
+    blocks: tuple[BlockRef, ...] = ()
+    """All blocks that it stands on: those that it names, and those that these list."""
+
+
 class Ack(msgspec.Struct, frozen=True):
     """A subtask's snapshot for a checkpoint is durable."""
 
@@ -39,6 +47,7 @@ class Ack(msgspec.Struct, frozen=True):
     operators: tuple[OperatorAck, ...] = ()
     order_log: OrderLog | None = None
     precommits: tuple[Precommit, ...] = ()
+    staged: tuple[StagedAck, ...] = ()
     written: tuple[BlockRef, ...] = ()
     """Blocks that this checkpoint wrote."""
 
@@ -190,6 +199,8 @@ class PendingCheckpoint:
     acks: dict[Subtask, Ack] = field(default_factory=dict)
     precommits: list[Precommit] = field(default_factory=list)
     """All that its manifest will carry: its own and those of aborted checkpoints before it."""
+    staged: list[StagedAck] = field(default_factory=list)
+    """Likewise."""
     order_logs: list[OrderLog] = field(default_factory=list)
     """Likewise."""
     ages_ms: dict[str, int] = field(default_factory=dict)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision import (
@@ -32,9 +31,10 @@ from exactlyonce.checkpoint.decision import (
 )
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
+from exactlyonce.checkpoint.led import Led, Retention
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.references import operators_of, references_of
 from exactlyonce.checkpoint.requests import (
     BlockEndOffsets,
@@ -53,6 +53,7 @@ from exactlyonce.checkpoint.requests import (
     Reached,
     StartOffsets,
 )
+from exactlyonce.checkpoint.staged import StagedCommits, in_order, ledger_after, positions_of
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.settling import settle
@@ -65,67 +66,6 @@ HEARTBEAT_PAUSE_MS = 200
 """Before one that the broker refused is tried again."""
 
 Verdict = Decided | Refuse | Unresolved
-
-
-class Retention(Protocol):
-    """The rule which checkpoints and blocks stay, and which may go."""
-
-    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
-        """The manifests and blocks that older incarnations have left and that may go."""
-
-    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
-        """Look for what the attempt before has left behind *newest*."""
-
-    def nothing_yet(self, ends: tuple[int, ...]) -> None:
-        """The pipeline is new, and its block partitions end there."""
-
-    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
-        """The `Manifest.block_end_offsets` of *checkpoint*."""
-
-    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*blocks* were written for *checkpoint*."""
-
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*checkpoint* is decided, and stands on *blocks*."""
-
-    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """The manifests and blocks that may go in the transaction that finalizes *manifest*."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Led:
-    """The pipeline that is led, and the process that leads it."""
-
-    pipeline: str
-    host: str
-    process: int
-    cluster_id: str
-    transaction_version: int
-    transaction_timeout_ms: int
-    fingerprint: str
-    max_parallelism: int
-    parallelism: int
-    accept_loss: int | None = None
-    """The checkpoint whose lost output the user goes on without."""
-    attempt: int = 0
-    """The first one."""
-
-    def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
-        """(incarnation, attempt) below which all transactional ids were fenced when *incarnation* began."""
-        return incarnation.fenced_below, 0
-
-    def filled(self, manifest: Manifest) -> Manifest:
-        """*manifest* with the fields that only what is led knows."""
-        return manifest
-
-    def topic_lost(self, topic: str, incarnation: int) -> str:
-        """The text of the halt where *topic* is empty, but the broker knows of transactions of *incarnation*."""
-        return (
-            f"The checkpoint topic {topic} is empty, but transactions of incarnation {incarnation} of this pipeline "
-            f"are known to the broker: the topic was deleted. Beginning anew would write all output again.\n"
-            f"  Choices: restore the topic from a replica or backup and run again; or, if that is what you want, "
-            f"`exactlyonce reset {self.pipeline}`."
-        )
 
 
 @dataclass
@@ -147,7 +87,8 @@ class Leader:
         self._clock, self._note = clock, note
         self._fenced_below = (0, 0)
         self._last_committables: tuple[Committable, ...] = ()
-        self._swept_ms = clock.monotonic_ms()
+        self._swept_ms = self._beaten_ms = clock.monotonic_ms()
+        self._staged = StagedCommits(clock, led.store_timeout_ms, note, self._keep_alive)
         self._arrived = _Arrived()
         self._counted: dict[str, Committable] = {}
         """By transactional id, the precommits of this attempt that were counted as they arrived."""
@@ -217,6 +158,9 @@ class Leader:
         for what, why in history.damaged.items():
             self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
         latest, unfinalized = history.latest, history.unfinalized
+        finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
+        number, origin = self.incarnation.incarnation, self.log.topic.topic_id
+        yield from self._staged.fence(self.led.staging, number, origin, latest, finalized)
         if latest is None:
             yield from self._first_manifest()
         else:
@@ -256,7 +200,15 @@ class Leader:
         repairs = self.log.history.repairs_of(manifest.checkpoint)
         accept = self.led.accept_loss == manifest.checkpoint
         fates = yield from self.run(
-            finish(manifest, repairs, self._decider(), self._clock.now_ms(), expire, accept_loss=accept)
+            finish(
+                manifest,
+                repairs,
+                self._decider(),
+                self._clock.now_ms(),
+                expire,
+                accept_loss=accept,
+                commit_staged=lambda manifest: self._commit_staged(manifest, accept_loss=accept),
+            )
         )
         for name, fate in fates.items():
             if fate != "committed":
@@ -372,11 +324,24 @@ class Leader:
                 make_manifest=lambda committables, outputs: self._manifest(plan, committables, outputs),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
                 grounds=Grounds(self._counted, lambda: (self._check_topics(), self._check_blocks(plan))),
+                commit_staged=self._commit_staged,
             )
         )
         if isinstance(verdict, Decided):
             yield from self._decided(plan, verdict)
         return verdict
+
+    def _commit_staged(self, manifest: Manifest, *, accept_loss: bool = False) -> Procedure[dict[str, str]]:
+        return (yield from self._staged.commit(manifest, self.incarnation.incarnation, accept_loss=accept_loss))
+
+    def _keep_alive(self) -> Procedure[None]:
+        """While a store is waited for: a heartbeat, whenever one is due."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._beaten_ms >= UPKEEP_INTERVAL_S * 1000:
+            self._beaten_ms = now_ms
+            outcome = yield from self.log.heartbeat()
+            if outcome is not Outcome.NOT_WRITTEN:
+                self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
         yield GoOnFrom(verdict.manifest)
@@ -398,6 +363,7 @@ class Leader:
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         """Refuse the checkpoint if a block that its manifest names is not there."""
         refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
+        refs.update(*(each.blocks for each in plan.staged))
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
@@ -429,6 +395,8 @@ class Leader:
         self, plan: PendingCheckpoint, committables: tuple[Committable, ...], outputs: Outputs, kind: str = ""
     ) -> Manifest:
         led, now_ms, sizes = self.led, self._clock.now_ms(), self._arrived.bytes
+        before = positions_of(self.log.history.latest)
+        staged = in_order((each.committable for each in plan.staged), before)
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
             pipeline=led.pipeline,
@@ -451,6 +419,8 @@ class Leader:
             order_logs=tuple(plan.order_logs),
             committables=committables,
             sinks=outputs,
+            staged=staged,
+            ledger=ledger_after(staged, before),
         )
         return led.filled(manifest)
 

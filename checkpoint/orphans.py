@@ -4,11 +4,12 @@ A worker that dies, a coordinator that dies between a manifest and its mark, a c
 leaves blocks that nobody knows of any more. They are looked for in the topic itself, and the next transaction of the
 decision log that drops anything drops them.
 
-Invariants: a checkpoint writes nothing before it is triggered, which comes after its base was decided, so that its
-blocks lie behind all that was known at that decision; a manifest notes ends behind which all blocks lie that may be
-orphans once it is finalized; an incarnation looks from there, and while the newest manifest is not finalized from the
-ends that the one before it notes, for what older incarnations knew of orphans ended with them; the transaction that
-finalizes a checkpoint drops all orphans that are known by then. Whatever asks is a procedure (see `requests`).
+Invariants: a checkpoint writes nothing before it is triggered, but for what sinks set aside, and that not before the
+one before it is triggered. A trigger comes after the decision of the checkpoint's base, so that its blocks lie behind
+all that was known at that decision. A manifest notes ends behind which all blocks lie that may be orphans once it is
+finalized; an incarnation looks from there, and while the newest manifest is not finalized from the ends that the one
+before it notes, for what older incarnations knew of orphans ended with them; the transaction that finalizes a
+checkpoint drops all orphans that are known by then. Whatever asks is a procedure (see `requests`).
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ Offsets = tuple[int, ...]
 class KnownBlocks:
     """The blocks that one incarnation of a coordinator knows of."""
 
-    def __init__(self, settings: CheckpointSettings) -> None:
+    def __init__(self, settings: CheckpointSettings, *, staging: bool = False) -> None:
+        """*staging*: sinks write blocks before the checkpoint that they belong to is triggered."""
         self.ledger = Ledger(settings.num_retained)
         self.unrestorable: dict[int, str] = {}
         """Older checkpoints whose blocks are damaged, and how: nothing can be restored from them."""
         self.unreadable: dict[str, None] = {}
         """Places of the block partitions that cannot be read; what lies there is skipped and never dropped."""
-        self._concurrent = settings.max_concurrent > 1
+        self._ahead = staging or settings.max_concurrent > 1
         self._ends: dict[int, Offsets] = {}
         """By completed checkpoint that may be a base, ends behind which everything lies that builds on it."""
         self._attempt = (0, 0)
@@ -118,12 +120,13 @@ class KnownBlocks:
     def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> Offsets:
         """The `Manifest.block_end_offsets` of *checkpoint*, which builds on *base*.
 
-        A checkpoint that is in flight behind it, or was and is aborted, was triggered after it: its base is *base* or a
-        newer one. What is behind it is triggered later still, and lies behind all blocks that are known by now. The
-        ends of the partitions may lie further on: to begin before them finds the same, and needs no question.
+        A checkpoint that is in flight behind it, or was and is aborted, was triggered after *base*, or a newer one, was
+        decided; so were those for which sinks have set something aside behind this one's barrier. All else is triggered
+        later still, and lies behind all blocks that are known by now. The ends of the partitions may lie further on: to
+        begin before them finds the same, and needs no question.
         """
         self._ends = {each: known for each, known in self._ends.items() if each >= base} | {checkpoint: self._seen_to}
-        return self._ends[base] if self._concurrent and not final else self._seen_to
+        return self._ends[base] if self._ahead and not final else self._seen_to
 
     def expect_own_orphans(self) -> None:
         """Work of the present attempt was tried more than once: what its checkpoint does not name is orphaned."""

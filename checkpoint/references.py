@@ -1,7 +1,7 @@
 """The blocks that a checkpoint stands on: what its manifest names, and what its indexes list.
 
-Invariant: whatever a restore or a replay reads of the checkpoint is among them, so that nothing of it is dropped while
-it is retained. The acknowledgements of a planned checkpoint say what its indexes list; the indexes of an older
+Invariant: whatever a restore, a replay or a commit reads of it is among them, so that nothing of it is dropped while it
+is retained. The acknowledgements of a planned checkpoint say what its indexes list; the indexes of an older
 incarnation's are read (`FindReferences`). Pure.
 """
 
@@ -22,10 +22,12 @@ def indexes_of(manifest: Manifest) -> Iterator[BlockRef]:
 
 
 def named_by(manifest: Manifest) -> Iterator[BlockRef]:
-    """Every block that *manifest* names itself: indexes and order logs."""
+    """Every block that *manifest* names itself: indexes, order logs, and what sinks have set aside."""
     yield from indexes_of(manifest)
     for log in manifest.order_logs:
         yield from log.blocks
+    for staged in manifest.staged:
+        yield from staged.blocks
 
 
 def stands_on(manifest: Manifest, listed: Iterable[BlockRef]) -> set[BlockRef]:
@@ -49,4 +51,5 @@ def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:
 
 def references_of(plan: PendingCheckpoint, manifest: Manifest) -> set[BlockRef]:
     """All blocks that *manifest*, made from *plan*, stands on."""
-    return stands_on(manifest, (ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks))
+    listed = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
+    return stands_on(manifest, listed.union(*(each.blocks for each in plan.staged)))

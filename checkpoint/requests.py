@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair, StoreCommittable
 from exactlyonce.checkpoint.transactions.broker_answers import Producer
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
@@ -150,6 +150,32 @@ class ReplayTransaction:
     manifest: Manifest
     committable: Committable
     transactional_id: str
+
+
+# --- what a leader asks of the stores that its pipeline writes to, and whose ledgers say what has been committed
+
+
+@dataclass(frozen=True)
+class FenceStore:
+    """-> dict[int, int]: by subtask, the checkpoint in the ledger of *sink*. From now on nobody of an older incarnation
+    commits anything to its store. `ForeignLedger` where another checkpoint topic than *origin* has begun it.
+    `StoreUnavailable` may be raised; it may be asked again."""
+
+    sink: str
+    incarnation: int
+    origin: str
+
+
+@dataclass(frozen=True)
+class CommitStaged:
+    """-> bool: whether it was committed now; False: it had been.
+
+    By the store's ledger, in one step with the data. `LedgerBehind` where that does not have what came before it.
+    `StoreUnavailable`: nothing follows from it, it is to be asked again; `StoreError`: it would be answered the same.
+    """
+
+    committable: StoreCommittable
+    incarnation: int
 
 
 # --- what a leader asks of the topics that its pipeline reads and writes
@@ -368,6 +394,8 @@ Request = (
     | Look
     | CopyTransaction
     | ReplayTransaction
+    | FenceStore
+    | CommitStaged
     | StartOffsets
     | CheckContinuity
     | LookAtInputs

@@ -30,6 +30,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     num_retained: int = 3
     restart_budget_ms: int = 60_000
     """How long a restart may take before open transactions are in danger."""
+    store_timeout_ms: int = 600_000
+    """A store that does not answer is waited for so long, once a checkpoint is decided; then the run ends."""
     transaction_timeout_ms: int = 0
     """0: as long as the broker allows."""
 
@@ -41,7 +43,9 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
         for name in ("timeout_ms", "deploy_timeout_ms", "max_concurrent", "num_retained"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1.")
-        for name in ("min_pause_ms", "tolerable_failed", "restart_budget_ms", "transaction_timeout_ms"):
+        for name in (
+            "min_pause_ms", "tolerable_failed", "restart_budget_ms", "store_timeout_ms", "transaction_timeout_ms"
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative.")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from exactlyonce.checkpoint.orphans import beyond_repair
@@ -15,6 +16,8 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, Operator
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.store.blocks import Blocks, BlockWriter, DamagedBlock, Ticket
 from exactlyonce.pipeline.graph import Node
+from exactlyonce.sinks.write_ahead.writer import INDEXED
+from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import decode_index
@@ -48,6 +51,31 @@ class BlockNames:
     def write_order(self, writer: BlockWriter, checkpoint: int, task: str, subtask: int, part: bytes) -> Ticket:
         """A part of the order log of a subtask since the last barrier."""
         return writer.write(Block(task, checkpoint, ORDER, "none", "msgpack", part), subtask, self._next())
+
+    def write_staged(
+        self, writer: BlockWriter, checkpoint: int, sink: str, kind: str, subtask: int, body: bytes
+    ) -> Ticket:
+        """What a sink has set aside."""
+        return writer.write(Block(sink, checkpoint, kind, "none", kind, body), subtask, self._next())
+
+
+@dataclass(frozen=True)
+class StagedBlocks:
+    """Where the writer of a sink's subtask sets aside what its committables name."""
+
+    blocks: BlockWriter
+    names: BlockNames
+    sink: str
+    subtask: int
+
+    @property
+    def pending(self) -> int:
+        """How many blocks of this worker are on their way."""
+        return self.blocks.pending
+
+    def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
+        """Send a block; those of one subtask go to one partition, and keep their order."""
+        return self.names.write_staged(self.blocks, checkpoint, self.sink, kind, self.subtask, body)
 
 
 def restore_table(
@@ -92,7 +120,9 @@ def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
     Raises `DamagedBlock` or `DamagedState` where an index is not what was written.
     """
     bodies = (body for _, body in _bodies(reader, list(indexes_of(manifest))))
-    return stands_on(manifest, (block.ref for body in bodies for block in decode_index(body).blocks))
+    listed = {block.ref for body in bodies for block in decode_index(body).blocks}
+    indexes = [ref for each in manifest.staged if each.body == INDEXED for ref in each.blocks]
+    return stands_on(manifest, listed.union(*(list_of_rows(body) for _, body in _bodies(reader, indexes))))
 
 
 def references_or_why(manifest: Manifest, reader: Blocks) -> frozenset[BlockRef] | str:

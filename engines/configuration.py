@@ -5,7 +5,7 @@ lists those that do.
 
     [run]           parallelism, until, repair, checkpoint_partitions
     [checkpoint]    interval, timeout, deploy_timeout, min_pause, max_concurrent, tolerable_failed, num_retained,
-                    restart_budget, transaction_timeout
+                    restart_budget, store_timeout, transaction_timeout
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
 
@@ -36,7 +36,10 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\Z")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 _RUN = ("parallelism", "until", "repair", "checkpoint_partitions")
-_DURATIONS = ("interval", "timeout", "deploy_timeout", "min_pause", "restart_budget", "transaction_timeout")
+_DURATIONS = (
+    *("interval", "timeout", "deploy_timeout", "min_pause"),
+    *("restart_budget", "store_timeout", "transaction_timeout"),
+)
 _COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
 _RESTART_DURATIONS = ("delay", "window", "initial", "max")
 _RESTART_COUNTS = ("attempts", "failures")

@@ -19,11 +19,13 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
-from exactlyonce.checkpoint.leader import Leader, Led, Verdict
+from exactlyonce.checkpoint.leader import Leader, Verdict
+from exactlyonce.checkpoint.led import Led
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
+from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
@@ -40,6 +42,7 @@ from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.pipeline_topics import PipelineTopics
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.preflight import Inputs, Offsets
+from exactlyonce.engines.stores import PipelineStores, Stored
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
@@ -74,7 +77,9 @@ class PipelineLeader:
         self._surroundings = PipelineTopics(
             self._topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
         )
-        self._known_blocks = KnownBlocks(options.checkpoint)
+        self._stores: PipelineStores | None = None
+        staging = any(isinstance(node.sink, Stored) for node in plan.graph.sinks)
+        self._known_blocks = KnownBlocks(options.checkpoint, staging=staging)
         self._replays: ReplayRepair | None = None
         self._log_requests: LogRequests | None = None
         self._performer: Performer | None = None
@@ -103,9 +108,11 @@ class PipelineLeader:
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
-        led = self._led()
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
+        self._stores = PipelineStores(self._plan.graph, BlockReader(options.client.confluent(), topic))
+        self._stores.check()
+        led = self._led(self._stores.sinks)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock)
         self._replays = ReplayRepair(
@@ -124,7 +131,7 @@ class PipelineLeader:
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
-    def _led(self) -> Led:
+    def _led(self, staging: tuple[str, ...]) -> Led:
         graph = self._plan.graph
         return Led(
             pipeline=graph.pipeline_id,
@@ -137,6 +144,8 @@ class PipelineLeader:
             max_parallelism=graph.max_parallelism,
             parallelism=self._plan.parallelism,
             accept_loss=self._options.accept_loss,
+            staging=staging,
+            store_timeout_ms=self._options.checkpoint.store_timeout_ms,
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
@@ -148,10 +157,13 @@ class PipelineLeader:
 
     def _answer(self, request: ask.Request) -> Any:
         assert self._performer is not None
+        assert self._stores is not None
         if isinstance(request, ask.Together):
             return self._performer.together(request.requests, self._answer)
-        answer = self._surroundings(request)
-        return self._performer(request) if answer is NotImplemented else answer
+        for asked in (self._surroundings, self._stores):
+            if (answer := asked(request)) is not NotImplemented:
+                return answer
+        return self._performer(request)
 
     def _finished(self) -> None:
         """Remove what was staged for replays."""
@@ -299,6 +311,8 @@ class PipelineLeader:
             self._performer.close()
         if self._log_requests is not None:
             self._log_requests.close()
+        if self._stores is not None:
+            self._stores.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()

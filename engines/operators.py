@@ -13,7 +13,6 @@ between two batches. It takes no input and advances no snapshot, which would loo
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +24,7 @@ import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
-from exactlyonce.sinks.kafka.sink import KafkaEncoder
-from exactlyonce.sinks.kafka.writer import Outputs
+from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.table import KeyedTable
 
@@ -251,48 +249,34 @@ def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
 
 
 class Writer(Protocol):
-    """Where a Kafka sink's encoded outputs go."""
+    """Where encoded outputs go: the writer of a sink, or what stands for it."""
 
-    def write(self, outputs: Outputs) -> None: ...
+    def write(self, outputs: Any, /) -> None: ...
 
 
 @dataclass(slots=True)
-class KafkaOutput(BatchOperator):
+class SinkOutput(BatchOperator):
     """The end of a branch: encodes and hands to the writer."""
 
     writer: Writer
-    encoder: KafkaEncoder
+    encoder: SinkEncoder
 
     def __call__(self, batch: Batch) -> None:
         if not batch.records:
             return
         entered_s = self.activity.enter(self.id)
         try:
-            outputs = self._encoded(batch.records)
+            outputs = self.encoder.encode(batch.records)
         except USERS_ERRORS as error:
             raise record_error(self.id, batch.origins[self._culprit(batch)], error) from error
         self.activity.leave(self.id, entered_s, len(batch.records))
         self.writer.write(outputs)
 
-    def _encoded(self, records: list[Any]) -> Outputs:
-        return Outputs(self.encoder.values(records), self.encoder.keys(records), self.encoder.headers(records))
-
     def _culprit(self, batch: Batch) -> int:
         """Which record cannot be encoded; encoding is free of effects, so it is tried again one by one."""
         for place, record in enumerate(batch.records):
             try:
-                self._encoded([record])
+                self.encoder.encode([record])
             except USERS_ERRORS:
                 return place
         return 0
-
-
-@dataclass(slots=True)
-class PrintOutput(BatchOperator):
-    """The end of a branch: prints, at least once."""
-
-    line: Callable[[Any], str]
-
-    def __call__(self, batch: Batch) -> None:
-        sys.stdout.writelines(f"{line}\n" for line in self.apply(self.line, batch))
-        sys.stdout.flush()

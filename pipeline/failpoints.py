@@ -24,6 +24,8 @@ NAMES = {
     "coordinator-checked": "all have acknowledged, the broker has confirmed; the manifest is produced, not committed",
     "coordinator-decided": "the manifest is durable; nothing is committed yet",
     "coordinator-committed": "the transactions are committed; the finalized mark is not written",
+    "store-committing": "what was staged for a store is about to be committed to it",
+    "store-committed": "a store has what was staged; the finalized mark is not written",
     "coordinator-finalized": "the finalized mark is durable; group offsets and clean-up come next",
     "coordinator-opened": "the decision log is open and older coordinators are fenced",
     "coordinator-swept": "older transactions are fenced; no worker is started yet",

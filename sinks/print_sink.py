@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.sinks.writer import FlushedInterval, Opened, WriterContext
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,47 @@ class PrintSink(Sink[object]):
         """False: a printed line is out."""
         return False
 
-    def line(self, output: object) -> str:
-        """What is printed for one output."""
-        return f"{self.prefix}{output!r}"
-
     def describe(self, type_: Any) -> dict[str, Any]:
         """That it prints."""
         return {"sink": "print"}
+
+    def open_writer(self, context: WriterContext) -> Opened:
+        """Its subtasks print into one another's lines, but whole lines."""
+        return Opened(_Printer(context.sink), _Lines(self.prefix))
+
+
+@dataclass
+class _Lines:
+    prefix: str
+
+    def encode(self, records: Sequence[object]) -> list[str]:
+        return [f"{self.prefix}{record!r}\n" for record in records]
+
+
+@dataclass
+class _Printer:
+    """A writer that sets nothing aside."""
+
+    sink: str
+    records: int = 0
+    full: bool = False
+    open_transactions: int = 0
+    _cut: set[int] = field(default_factory=set)
+
+    def write(self, outputs: list[str]) -> None:
+        self.records += len(outputs)
+        sys.stdout.writelines(outputs)
+        sys.stdout.flush()
+
+    def barrier(self, checkpoint: int) -> None:
+        self._cut.add(checkpoint)
+
+    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
+        self._cut.remove(checkpoint)
+        return FlushedInterval()
+
+    def poll(self, wait_s: float = 0.0) -> bool:
+        return False
+
+    def finalized(self, checkpoint: int) -> None: ...
+    def abandon(self) -> None: ...

@@ -65,6 +65,12 @@ def _with(record: dict[str, Any], **added: bool | int) -> dict[str, Any]:
     return {**record, "fields": [*record["fields"], *fields]}
 
 
+def _with_arrays(record: dict[str, Any], **items: object) -> dict[str, Any]:
+    """The next version of *record*: with arrays that are empty in older ones."""
+    fields = [{"name": name, "type": _array(each), "default": []} for name, each in items.items()]
+    return {**record, "fields": [*record["fields"], *fields]}
+
+
 def _with_items(record: dict[str, Any], **items: object) -> dict[str, Any]:
     """The next version of *record*: with arrays of other items, at their old places."""
     types = {name: _array(each) for name, each in items.items()}
@@ -102,6 +108,18 @@ _COMMITTABLE = _record(
     checkpoint="long",
     written=_array(_record("Written", topic="string", partition="int", first_offset="long", count="long")),
 )
+_STORE_COMMITTABLE = _record(
+    "StoreCommittable",
+    sink="string",
+    subtask="int",
+    checkpoint="long",
+    records="long",
+    kind="string",
+    previous="long",
+    blocks=_array("BlockRef"),
+    body="bytes",
+)
+_LEDGER = _record("LedgerPosition", sink="string", subtask="int", checkpoint="long")
 _INCARNATION_1 = _record(
     "Incarnation",
     incarnation="long",
@@ -136,8 +154,10 @@ _MANIFEST_1 = _record(
     sinks=_array(_record("SinkPartitions", sink="string", topic="string", partitions="int")),
 )
 
+_MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
+
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)),
     Finalized: (
         _record(
             "Finalized",
@@ -174,7 +194,11 @@ SIZE_MAX: dict[type, int] = {
     Block: BLOCK_SIZE_MAX,
 }
 
-_TUPLES = {"sinks": ("sink", "topic", "partitions"), "fates": ("transactional_id", "fate")}
+_TUPLES = {
+    "sinks": ("sink", "topic", "partitions"),
+    "fates": ("transactional_id", "fate"),
+    "ledger": ("sink", "subtask", "checkpoint"),
+}
 """Fields whose elements are plain tuples in Python; Avro knows records only."""
 
 

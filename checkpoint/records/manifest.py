@@ -27,6 +27,34 @@ class BlockRef(msgspec.Struct, frozen=True):
     """Of the record's value."""
 
 
+class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sink has set aside for a checkpoint: enough to commit it, from any process, to a store with a ledger."""
+
+    sink: str
+    subtask: int
+    checkpoint: int
+    """The checkpoint at whose barrier it was cut; the manifest that carries it may be a later one."""
+    records: int
+    kind: str
+    """The form in which it was set aside, and so who can commit it: "rows" wait in blocks of the checkpoint topic."""
+    previous: int = 0
+    """The checkpoint that the store's ledger has for the subtask before this one; 0: none."""
+    blocks: tuple[BlockRef, ...] = ()
+    """Of the checkpoint topic, what the kind needs."""
+    body: bytes = b""
+    """What else the kind needs."""
+
+    @property
+    def writer(self) -> tuple[str, int]:
+        """The sink subtask that wrote it: its committables come in the order of their checkpoints."""
+        return self.sink, self.subtask
+
+    @property
+    def name(self) -> str:
+        """What a fate refers to: no two of a pipeline that are decided have the same."""
+        return f"{self.sink}:{self.subtask}:{self.checkpoint}"
+
+
 class SourceOffset(msgspec.Struct, frozen=True):
     """Sn of one partition: the offset of the first record after the barrier."""
 
@@ -91,6 +119,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     committables: tuple[Committable, ...]
     sinks: tuple[tuple[str, str, int], ...]
     """(sink id, topic, partition count): the partitioning that a replay must reproduce."""
+    staged: tuple[StoreCommittable, ...] = ()
+    """The committables of sinks whose stores keep a ledger; those of Kafka are in `committables`."""
+    ledger: tuple[tuple[str, int, int], ...] = ()
+    """(sink id, subtask, checkpoint): what the ledgers of the stores say once this is finalized. Subtasks that
+    rescaling has taken away stay."""
+
+    @property
+    def records_committed(self) -> int:
+        """How many outputs it makes visible."""
+        return sum(each.records for each in self.committables) + sum(each.records for each in self.staged)
 
 
 class Finalized(msgspec.Struct, frozen=True):
@@ -100,7 +138,7 @@ class Finalized(msgspec.Struct, frozen=True):
     incarnation: int
     at_ms: int
     fates: tuple[tuple[str, str], ...]
-    """(transactional id, "committed" | "proven" | "repaired" | "loss accepted")."""
+    """(transactional id or name, "committed" | "proven" | "repaired" | "loss accepted")."""
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):

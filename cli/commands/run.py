@@ -41,6 +41,7 @@ _CHECKPOINTS = (
     ("tolerable-failed", _COUNT, "failures in a row without a restart (default: 0)"),
     ("num-retained", _COUNT, "how many are kept (default: 3)"),
     ("restart-budget", _DURATION, "the longest that a restart takes (default: 1m)"),
+    ("store-timeout", _DURATION, "how long a store that is away is waited for (default: 10m)"),
     (
         "transaction-timeout",
         _DURATION,

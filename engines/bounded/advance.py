@@ -57,7 +57,7 @@ class Advanced:
     @property
     def records_out(self) -> int:
         """Outputs that became visible."""
-        return sum(each.records for each in self.manifest.committables)
+        return self.manifest.records_committed
 
     @property
     def elapsed_ms(self) -> int:
@@ -101,6 +101,7 @@ def advance(
     )  # fmt: skip
     decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
     decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
+    decided.staged = [staged for each in receipts for staged in each.ack.staged]
     decided.precommits = [each.precommit for each in publications]
     open_ms = clock.monotonic_ms() - opened_ms
     decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.store.blocks import BlockWriter
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
-from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.blocks import BlockNames, StagedBlocks
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
@@ -27,10 +26,7 @@ from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
-from exactlyonce.sinks.kafka.sink import KafkaSink
-from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
-from exactlyonce.sinks.kafka.writer import KafkaWriter
-from exactlyonce.sinks.print_sink import PrintSink
+from exactlyonce.sinks.writer import GrantedWriter, SinkWriter, Writable, WriterContext
 from exactlyonce.state.table import KeyedTable
 
 Send = Callable[[msg.ToCoordinator], None]
@@ -44,7 +40,7 @@ class Built:
     activity: Activity
     subtasks: list[Subtask] = field(default_factory=list)
     """In the plan's order: those nearest to the sources first."""
-    writers: list[KafkaWriter] = field(default_factory=list)
+    writers: list[SinkWriter] = field(default_factory=list)
     sockets: list[SocketChannel] = field(default_factory=list)
     outgoing: list[SocketChannel] = field(default_factory=list)
     """Those of them that this worker writes to."""
@@ -64,9 +60,10 @@ class Built:
             writer.poll()
         self.blocks.poll()
 
-    def writer(self, sink: str) -> KafkaWriter:
-        """The writer of a sink."""
-        return next(writer for writer in self.writers if writer.sink == sink)
+    def granted(self, grant: msg.Granted) -> None:
+        """The writer of a sink may write with a transactional id."""
+        writer = next(writer for writer in self.writers if writer.sink == grant.sink)
+        cast("GrantedWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
 
 
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> Built:
@@ -113,7 +110,7 @@ class _Builder:
         """Make this worker's subtask of *task*."""
         inputs: list[Input] = []
         tables: list[KeyedTable[Any]] = []
-        writers: list[KafkaWriter] = []
+        writers: list[SinkWriter] = []
         for node in task.nodes:
             self.operators[node.id] = operator = self._operator(node, tables, writers)
             if node.kind is Kind.SOURCE:
@@ -170,7 +167,7 @@ class _Builder:
             for i in range(parallelism)
         ]
 
-    def _operator(self, node: Node, tables: list[KeyedTable[Any]], writers: list[KafkaWriter]) -> Any:
+    def _operator(self, node: Node, tables: list[KeyedTable[Any]], writers: list[SinkWriter]) -> Any:
         if node.kind is Kind.SINK:
             return self._sink(node, writers)
         context = Context(node.id, self.start.subtask, self.start.parallelism)
@@ -199,30 +196,21 @@ class _Builder:
             node.id, reader, topic_id, source, operator, activity, cautious=self.cautious, now_s=activity.now_s
         )
 
-    def _sink(self, node: Node, writers: list[KafkaWriter]) -> Any:
-        sink = node.sink
-        if isinstance(sink, PrintSink):
-            return ops.PrintOutput(node.id, sink.line, activity=self.built.activity)
-        assert isinstance(sink, KafkaSink)
-        start, graph = self.start, self.plan.graph
-        ids = [
-            str(
-                TransactionalId(
-                    graph.pipeline_id, node.id, start.subtask, start.incarnation, str(start.attempt), str(slot)
-                )
-            )
-            for slot in range(start.slots)
-        ]
-        writers.append(
-            KafkaWriter(
-                sink=node.id,
-                subtask=start.subtask,
-                topic=sink.topic,
-                pool=TransactionPool(ids),
-                producers=self.clients.producers(sink.topic),
-                prepared=lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
-                clock=self.clients.clock,
-            )
+    def _sink(self, node: Node, writers: list[SinkWriter]) -> Any:
+        start, activity = self.start, self.built.activity
+        activity.phase(f"opening sink {node.id!r}")
+        context = WriterContext(
+            pipeline=self.plan.graph.pipeline_id,
+            sink=node.id,
+            subtask=start.subtask,
+            incarnation=start.incarnation,
+            attempt=start.attempt,
+            type=self.plan.graph.type_of(node.inputs[0]),
+            slots=start.slots,
+            clients=self.clients,
+            staging=StagedBlocks(self.built.blocks, self.names, node.id, start.subtask),
+            prepared=lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
         )
-        encoder = sink.encoder(graph.type_of(node.inputs[0]))
-        return ops.KafkaOutput(node.id, writers[-1], encoder, activity=self.built.activity)
+        opened = cast("Writable", node.sink).open_writer(context)
+        writers.append(opened.writer)
+        return ops.SinkOutput(node.id, opened.writer, opened.encoder, activity=activity)

@@ -170,8 +170,8 @@ class Report:
             async_ms=round(max((each.async_ms for each in acks), default=0.0), 1),
             bytes=manifest.written_bytes,
             state_bytes=sum(each.state_bytes for each in manifest.operators),
-            committables=len(manifest.committables),
-            records_committed=sum(each.records for each in manifest.committables),
+            committables=len(manifest.committables) + len(manifest.staged),
+            records_committed=manifest.records_committed,
             longest_gap_ms=round(gap_ms, 1),
             **self.figures(),
         )

@@ -25,7 +25,7 @@ from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.sinks.writer import SinkWriter
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
 
@@ -41,7 +41,7 @@ class Subtask:
     index: int
     inputs: list[Input]
     tables: list[KeyedTable[Any]]
-    sinks: list[KafkaWriter]
+    sinks: list[SinkWriter]
     outputs: list[list[Channel]]
     """By shuffle that begins here, its channels to every subtask behind it."""
     blocks: BlockWriter
@@ -176,11 +176,13 @@ class Subtask:
             refs = yield from _durable([self.names.write_order(*place, part) for part in log])
             written += refs
             order_log = OrderLog(self.name, self.index, tuple(refs))
-        precommits = []
+        precommits, staged = [], []
         for sink in self.sinks:
             while (flushed := sink.take_flushed(checkpoint)) is None:
                 yield False
             precommits += [flushed.precommit] if flushed.precommit is not None else []
+            staged += [flushed.staged] if flushed.staged is not None else []
+            written += flushed.written
         hit("worker-flushed")
         offsets = tuple(offset for source in self.sources for offset in source.noted.pop(checkpoint))
         ack = Ack(
@@ -191,6 +193,7 @@ class Subtask:
             operators=tuple(operators),
             order_log=order_log,
             precommits=tuple(precommits),
+            staged=tuple(staged),
             written=tuple(written),
         )
         self.acknowledge(Acknowledge(ack, sync_s * 1000, (self.monotonic_s() - began) * 1000))

@@ -164,8 +164,8 @@ class Worker:
                 for source in self._sources:
                     mine = added.get(source.name, {})
                     source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final, mine))
-            case msg.Granted(sink, transactional_id, producer_id, epoch):
-                self.built.writer(sink).granted(transactional_id, producer_id, epoch)
+            case msg.Granted():
+                self.built.granted(message)
             case msg.CheckpointFinalized(checkpoint):
                 for writer in self.built.writers:
                     writer.finalized(checkpoint)

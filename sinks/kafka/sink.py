@@ -15,6 +15,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.sinks.writer import Opened, WriterContext
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -79,6 +80,12 @@ class KafkaSink(Sink[T], Generic[T]):
         headers = self.headers or (attrgetter("headers") if records else None)
         return KafkaEncoder(self.codec(type_), records, key, headers)
 
+    def open_writer(self, context: WriterContext) -> Opened:
+        """The writer of one subtask; its transactional ids are those of this attempt."""
+        from exactlyonce.sinks.kafka.writer import open_writer
+
+        return Opened(open_writer(self.topic, context), self.encoder(context.type))
+
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with the topic, the functions, or the type for the codec."""
         if problem := topic_problem(self.topic):
@@ -108,6 +115,26 @@ class KafkaSink(Sink[T], Generic[T]):
         return {"sink": "kafka", "topic": self.topic, "value": self.codec(type_).describe()}
 
 
+@dataclass
+class Outputs:
+    """Encoded outputs in order; those before `done` have been produced."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    headers: Sequence[list[tuple[str, bytes | None]]] | None
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many are still to be produced."""
+        return len(self.values) - self.done
+
+    @property
+    def size(self) -> int:
+        """Bytes of all values and keys."""
+        return sum(map(len, filter(None, self.values))) + sum(map(len, filter(None, self.keys or ())))
+
+
 class KafkaEncoder:
     """Encodes batches for one topic. Each list has one entry per output; None there is Kafka's null."""
 
@@ -122,6 +149,10 @@ class KafkaEncoder:
         self._records = records
         self._key = key
         self._headers = headers
+
+    def encode(self, records: Sequence[Any]) -> Outputs:
+        """What the writer takes."""
+        return Outputs(self.values(records), self.keys(records), self.headers(records))
 
     def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
         """The values, encoded."""

@@ -10,7 +10,7 @@ are made, flushed and dropped by its `Producers`, elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import length_hint
@@ -19,44 +19,15 @@ from confluent_kafka import KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.pipeline.errors import ExactlyOnceError, require
+from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, Producers, Transaction, TransactionalProducer
+from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
+from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, WriterContext
 
 BACKLOG_RECORDS_MAX = 50_000
 BACKLOG_BYTES_MAX = 32 << 20
-
-
-@dataclass
-class Outputs:
-    """Encoded outputs in order; those before `done` have been produced."""
-
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None] | None
-    headers: Sequence[list[tuple[str, bytes | None]]] | None
-    done: int = 0
-
-    @property
-    def left(self) -> int:
-        """How many are still to be produced."""
-        return len(self.values) - self.done
-
-    @property
-    def size(self) -> int:
-        """Bytes of all values and keys."""
-        return sum(map(len, filter(None, self.values))) + sum(map(len, filter(None, self.keys or ())))
-
-
-class SinkFailed(ExactlyOnceError):
-    """A sink could not write. The job restarts from the last completed checkpoint; nothing is lost."""
-
-
-@dataclass(frozen=True)
-class FlushedInterval:
-    """The broker has all that was written before a barrier."""
-
-    precommit: Precommit | None
-    """None: nothing was written since the barrier before."""
 
 
 @dataclass
@@ -184,7 +155,7 @@ class KafkaWriter:
     def _cut(self, checkpoint: int) -> None:
         transaction, self._current = self._current, None
         if transaction is None:
-            self._flushed[checkpoint] = FlushedInterval(None)
+            self._flushed[checkpoint] = FlushedInterval()
             return
         transaction.checkpoint = checkpoint
         self.pool.move(transaction.transactional_id, SlotState.DRAINING)
@@ -252,3 +223,22 @@ class KafkaWriter:
     def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
         """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
         return self._flushed.pop(checkpoint, None)
+
+
+def open_writer(topic: str, context: WriterContext) -> KafkaWriter:
+    """The writer of one sink subtask in an attempt, and its transactional ids."""
+    ids = (
+        TransactionalId(
+            context.pipeline, context.sink, context.subtask, context.incarnation, str(context.attempt), str(slot)
+        )
+        for slot in range(context.slots)
+    )
+    return KafkaWriter(
+        sink=context.sink,
+        subtask=context.subtask,
+        topic=topic,
+        pool=TransactionPool(map(str, ids)),
+        producers=context.clients.producers(topic),
+        prepared=context.prepared,
+        clock=context.clients.clock,
+    )

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.write_ahead.store import Store
+from exactlyonce.sinks.write_ahead.writer import BoundedRows, RowsWriter
+from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
 
@@ -17,3 +19,13 @@ class WriteAheadSink(Sink[T]):
     @abstractmethod
     def store(self, type_: Any) -> Store:
         """A connection for rows of this type, not open yet."""
+
+    @property
+    def transactional(self) -> bool:
+        """False: its rows need no transaction to wait in."""
+        return False
+
+    def open_writer(self, context: WriterContext) -> Opened:
+        """The writer of one subtask, and the store's encoder, which may look at the store."""
+        encoder = BoundedRows(self.store(context.type).encoder())
+        return Opened(RowsWriter(context.sink, context.subtask, context.staging), encoder)

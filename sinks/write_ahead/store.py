@@ -12,6 +12,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
+
+__all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store"]
+
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The row of the ledger that a transaction writes together with the rows of one committable."""
@@ -21,6 +25,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     subtask: int
     checkpoint: int
     """At whose barrier the rows were cut; of one subtask, they come in this order."""
+    previous: int
+    """The checkpoint that the ledger has by then; 0: none."""
     incarnation: int
     """Of the coordinator that applies them."""
 
@@ -60,7 +66,8 @@ class Store(Protocol):
         """Write *chunks*, each some encoded rows behind one another, and *entry*, in one transaction, if the ledger has
         an older checkpoint for the subtask; -> whether it did. False: they had been applied before.
 
-        May be called again after any outcome, by any process. Raises `Fenced` where the ledger has a newer incarnation.
+        May be called again after any outcome, by any process. Raises `Fenced` where the ledger has a newer incarnation,
+        `LedgerBehind` where it has an older checkpoint than the one before.
         """
 
     def write(self, chunks: Iterable[bytes]) -> None:
@@ -68,7 +75,3 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of the connection."""
-
-
-class ForeignLedger(Exception):
-    """The ledger was begun for another checkpoint topic, whose id is the argument."""

@@ -22,7 +22,8 @@ from exactlyonce.checkpoint import decision, events, requests
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.leader import Leader, Led
+from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.led import Led
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode

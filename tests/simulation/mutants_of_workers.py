@@ -23,7 +23,8 @@ from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
-from exactlyonce.sinks.kafka.writer import FlushedInterval, KafkaWriter
+from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
@@ -303,7 +304,7 @@ def _unflushed() -> Iterable[Any]:
     real = KafkaWriter.take_flushed
 
     def take(self: KafkaWriter, checkpoint: int) -> FlushedInterval:
-        return real(self, checkpoint) or FlushedInterval(None)
+        return real(self, checkpoint) or FlushedInterval()
 
     yield patch.object(KafkaWriter, "take_flushed", take)
 

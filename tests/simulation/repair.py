@@ -31,8 +31,7 @@ from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Input, Kind, Node
-from exactlyonce.sinks.kafka.sink import KafkaSink
-from exactlyonce.sinks.kafka.writer import Outputs
+from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
 from exactlyonce.testing.broker.interface import Error, Isolation
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ class Replay:
         if node.kind is Kind.SINK:
             assert isinstance(node.sink, KafkaSink)
             encoder = node.sink.encoder(graph.type_of(node.inputs[0]))
-            return ops.KafkaOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
+            return ops.SinkOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
 
         def table(node: Node) -> Any:
             return wiring.table_of(node, graph, parallelism, subtask, self.base, self.blocks)

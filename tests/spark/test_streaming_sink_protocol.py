@@ -25,7 +25,7 @@ from exactlyonce.engines.spark.sink.task import Flushed, write_task
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
-from exactlyonce.sinks.kafka.writer import SinkFailed
+from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker

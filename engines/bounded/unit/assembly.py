@@ -8,30 +8,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.blocks import BlockNames, StagedBlocks
 from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, Lane, PartitionLane
 from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task
 from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.graph import Input, Kind, Node
 from exactlyonce.sinks.kafka.sink import KafkaSink
-from exactlyonce.sinks.print_sink import PrintSink
+from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext
 from exactlyonce.state.table import KeyedTable
 
 QUEUE_KILOBYTES = 65_536
 QUEUE_KILOBYTES_MIN = 4_096
 """What the client may fetch ahead, of all partitions that a unit reads, and of one at least."""
+WAIT_S = 0.05
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Assembly:
     tables: list[KeyedTable[Any]] = field(default_factory=list)
     sendings: list[Sending] = field(default_factory=list)
     stagings: list[Staging] = field(default_factory=list)
+    writers: list[SinkWriter] = field(default_factory=list)
+    """Of the sinks that set their output aside in blocks, or show it."""
     decoders: list[SourceDecoder] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
 
@@ -58,17 +64,23 @@ class Assembly:
             lane.reader.close()
 
 
-def assemble(unit: Unit, plan: Plan, task: Task, label: str) -> Assembly:
-    """Make all that *unit* needs; its state is restored, nothing is read yet."""
-    assembler = _Assembler(unit, plan, label)
+def assemble(
+    unit: Unit, plan: Plan, task: Task, label: str, blocks: BlockWriter | None, names: BlockNames
+) -> Assembly:
+    """Make all that *unit* needs; its state is restored, nothing is read yet.
+
+    *blocks* writes what it sets aside; None: it computes again what is there already.
+    """
+    assembler = _Assembler(unit, plan, label, blocks, names)
     for node in task.nodes:
         assembler.add(node)
     return assembler.made
 
 
 class _Assembler:
-    def __init__(self, unit: Unit, plan: Plan, label: str) -> None:
+    def __init__(self, unit: Unit, plan: Plan, label: str, blocks: BlockWriter | None, names: BlockNames) -> None:
         self.unit, self.plan, self.label = unit, plan, label
+        self.blocks_written, self.names = blocks, names
         self.config = ClientConfig(unit.client)
         self.made = Assembly(BatchTime())
         self.blocks = BlockReader(self.config.confluent(), unit.topic)
@@ -125,7 +137,7 @@ class _Assembler:
 
     def _pushes(self, node: Node) -> Iterable[ops.Push]:
         operator = self.operators[node.id]
-        if self.unit.origins and isinstance(operator, ops.KafkaOutput):
+        if self.unit.origins and isinstance(operator, ops.SinkOutput):
             assert isinstance(operator.writer, Staging)
             return [operator.writer.note, operator]
         return [operator]
@@ -141,14 +153,35 @@ class _Assembler:
 
     def _sink(self, node: Node) -> None:
         sink = node.sink
-        if isinstance(sink, PrintSink):  # which prints only where the output is new
-            self.operators[node.id] = ops.PrintOutput(node.id, sink.line) if self.unit.write_state else _nothing
+        assert sink is not None
+        if not sink.transactional:
+            self.operators[node.id] = _nothing if self.blocks_written is None else self._staged(node)
             return
         assert isinstance(sink, KafkaSink)
         staging = Staging(node.id, self.unit.subtask, self._file(f"output-{node.id}-{{}}"), origins=self.unit.origins)
         self.made.stagings.append(staging)
         encoder = sink.encoder(self.plan.graph.type_of(node.inputs[0]))
-        self.operators[node.id] = ops.KafkaOutput(node.id, staging, encoder)
+        self.operators[node.id] = ops.SinkOutput(node.id, staging, encoder)
+
+    def _staged(self, node: Node) -> ops.SinkOutput:
+        """What a sink sets aside, or shows, is new: the unit computes nothing again."""
+        assert self.blocks_written is not None
+        unit, type_ = self.unit, self.plan.graph.type_of(node.inputs[0])
+        context = WriterContext(
+            pipeline=self.plan.graph.pipeline_id,
+            sink=node.id,
+            subtask=unit.subtask,
+            incarnation=unit.incarnation,
+            attempt=unit.attempt,
+            type=type_,
+            slots=0,
+            clients=_Clients(),
+            staging=StagedBlocks(self.blocks_written, self.names, node.id, unit.subtask),
+            prepared=lambda name: None,
+        )
+        opened = cast("Writable", node.sink).open_writer(context)
+        self.made.writers.append(opened.writer)
+        return ops.SinkOutput(node.id, _Patient(opened.writer, self.blocks_written), opened.encoder)
 
     def _file(self, name: str) -> FrameWriter:
         """A file of this attempt; the braces in *name* are the subtask's place."""
@@ -164,6 +197,29 @@ class _Assembler:
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
             touched if len(edges) == len(node.inputs) else None,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Patient:
+    """A writer whose writes wait until it has room."""
+
+    writer: SinkWriter
+    blocks: BlockWriter
+
+    def write(self, outputs: Any) -> None:
+        self.writer.write(outputs)
+        while self.writer.full:
+            self.blocks.poll(WAIT_S)
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Of a sink that needs no transaction."""
+
+    clock: SystemClock = field(default_factory=SystemClock)
+
+    def producers(self, topic: str) -> Any:
+        raise InvariantViolation(f"a unit opens no transaction, but one for {topic} was asked for")
 
 
 def _nothing(batch: ops.Batch) -> None:

@@ -17,7 +17,7 @@ from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, TIME_BY
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, FrameWriter, OutputBatch, OutputFile
 from exactlyonce.engines.operators import Batch, Origin
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.sinks.kafka.writer import Outputs
+from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.state.key_groups import subtask_of
 
 WAITING_RECORDS_MAX = 20_000
@@ -106,7 +106,7 @@ _encode_output = msgspec.msgpack.Encoder().encode
 
 
 class Staging:
-    """A sink's end: the `Writer` of a `KafkaOutput`, which stages what it is given."""
+    """A sink's end: the `Writer` of a Kafka `SinkOutput`, which stages what it is given."""
 
     def __init__(self, sink: str, subtask: int, writer: FrameWriter, *, origins: bool) -> None:
         self._sink, self._subtask, self._writer, self._keeps_origins = sink, subtask, writer, origins

@@ -20,8 +20,10 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.kafka.producers import KafkaProducers
+from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
-from exactlyonce.sinks.kafka.writer import KafkaWriter, Outputs, SinkFailed
+from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.sinks.writer import SinkFailed
 
 WAIT_S = 0.005
 QUEUE_RECORDS = "200000"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.events import Ack, OperatorAck
+from exactlyonce.checkpoint.events import Ack, OperatorAck, StagedAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset
 from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -24,10 +24,11 @@ from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.order_log import OrderRuns, order_runs
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
+from exactlyonce.sinks.writer import SinkWriter
 from exactlyonce.state.table import KeyedTable
 
 BLOCKS_TIMEOUT_S = 120.0
@@ -46,14 +47,15 @@ def _run(unit: Unit, label: str) -> Receipt:
     began_ms = SystemClock().now_ms()
     physical = plan(_graph(unit), unit.parallelism)
     task = next(each for each in physical.tasks if each.name == unit.task)
-    assembly = assemble(unit, physical, task, label)
+    blocks, names = _block_writer(unit), BlockNames(unit.subtask)
+    assembly = assemble(unit, physical, task, label, blocks, names)
     try:
         with collecting_rarely():
             order = order_runs(task, physical.shuffles, several=len(assembly.lanes) > 1)
             _take(unit, assembly, order)
             channels = tuple(file for sending in assembly.sendings for file in sending.close())
             outputs = tuple(file for staging in assembly.stagings for file in staging.close())
-            ack = _acknowledgement(unit, assembly, order)
+            ack = _acknowledgement(unit, assembly, order, blocks, names)
     finally:
         assembly.close()
     hit("unit-computed")
@@ -92,7 +94,17 @@ def _has_several_orders(assembly: Assembly, order: OrderRuns) -> bool:
     return order.batches or sum(lane.time_ms() is not None for lane in assembly.lanes) > 1
 
 
-def _acknowledgement(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> Ack:
+def _block_writer(unit: Unit) -> BlockWriter | None:
+    """None: the unit writes no blocks, for it computes again what is there already."""
+    if not unit.write_state:
+        return None
+    config = ClientConfig(unit.client).confluent()
+    return BlockWriter.connected(config, unit.topic, unit.incarnation, unit.attempt)
+
+
+def _acknowledgement(
+    unit: Unit, assembly: Assembly, order: OrderRuns | None, blocks: BlockWriter | None, names: BlockNames
+) -> Ack:
     epochs = {(lane.name, lane.partition): lane.reader.leader_epoch for lane in assembly.partitions}
     offsets = tuple(
         SourceOffset(
@@ -101,23 +113,37 @@ def _acknowledgement(unit: Unit, assembly: Assembly, order: OrderRuns | None) ->
         )
         for each in unit.readings
     )  # fmt: skip
-    if not unit.write_state:
+    if blocks is None:
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
-    writing = _StateWriting(unit)
+    writing = _Writing(unit, blocks, names)
     operators = tuple(writing.table(table) for table in assembly.tables)
     order_log = None if order is None else writing.order(order.cut())
-    return Ack(unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log, written=tuple(writing.written))
+    staged = tuple(each for writer in assembly.writers for each in writing.staged(writer))
+    return Ack(
+        unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log,
+        staged=staged, written=tuple(writing.written),
+    )  # fmt: skip
 
 
-class _StateWriting:
+class _Writing:
     """Writes a unit's blocks; `written` are those that are durable."""
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
-        self._names = BlockNames(unit.subtask)
-        config = ClientConfig(unit.client).confluent()
-        self._blocks = BlockWriter.connected(config, unit.topic, unit.incarnation, unit.attempt)
+    def __init__(self, unit: Unit, blocks: BlockWriter, names: BlockNames) -> None:
+        self._unit, self._blocks, self._names = unit, blocks, names
         self.written: list[BlockRef] = []
+
+    def staged(self, writer: SinkWriter) -> list[StagedAck]:
+        """What a sink has set aside."""
+        writer.barrier(self._unit.checkpoint)
+        self._blocks.wait(BLOCKS_TIMEOUT_S)
+        writer.poll()
+        self._blocks.wait(BLOCKS_TIMEOUT_S)  # its index, if it has one
+        writer.poll()
+        flushed = writer.take_flushed(self._unit.checkpoint)
+        require(flushed is not None, "what a sink sets aside is durable once its blocks are")
+        assert flushed is not None
+        self.written += flushed.written
+        return [flushed.staged] if flushed.staged is not None else []
 
     def table(self, table: KeyedTable[Any]) -> OperatorAck:
         """The changes of *table* and its index."""

@@ -29,7 +29,8 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision import Decided, Dropped, Precommit, Refuse, keep_all
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
-from exactlyonce.checkpoint.leader import Leader, Led
+from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.led import Led
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
@@ -48,7 +49,7 @@ from exactlyonce.engines.spark.sink.task import SINK, Assignment, Flushed
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, InvariantViolation, Undetermined, require
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.kafka.writer import SinkFailed
+from exactlyonce.sinks.writer import SinkFailed
 
 TOPIC_PARTITIONS = 2
 """The fewest that a checkpoint topic may have: a sink has no blocks."""

@@ -37,7 +37,7 @@ from exactlyonce.engines.spark.sink.rows import rows
 from exactlyonce.engines.spark.sink.tally import Tally, tally_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.kafka.writer import SinkFailed
+from exactlyonce.sinks.writer import SinkFailed
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

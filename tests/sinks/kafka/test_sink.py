@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -88,9 +89,12 @@ def test_how_a_key_is_written(key: object, encoded: bytes | None) -> None:
     assert encode_key(key) == encoded
 
 
-def test_a_print_sink_prints_and_is_not_transactional() -> None:
+def test_a_print_sink_prints_and_is_not_transactional(capsys: pytest.CaptureFixture[str]) -> None:
     """It writes the repr of any record after its prefix, and no checkpoint commits it."""
     sink = PrintSink("total: ")
-    assert sink.line(ann) == "total: Total(customer='ann', sum=1)"
+    context: Any = SimpleNamespace(sink="show")
+    writer, encoder = sink.open_writer(context)
+    writer.write(encoder.encode([ann]))
+    assert capsys.readouterr().out == "total: Total(customer='ann', sum=1)\n"
     assert (sink.transactional, sink.needs_type) == (False, False)
     assert (KafkaSink("t").transactional, KafkaSink("t").needs_type) == (True, True)

@@ -15,8 +15,10 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.sinks.kafka.producers import KafkaProducers
+from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
-from exactlyonce.sinks.kafka.writer import FlushedInterval, KafkaWriter, Outputs, SinkFailed
+from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker

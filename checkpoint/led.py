@@ -1,0 +1,77 @@
+"""What a leader leads, and the rule by which it keeps checkpoints: what its callers give it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from exactlyonce.checkpoint.decision import Dropped
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.requests import Procedure
+
+
+class Retention(Protocol):
+    """The rule which checkpoints and blocks stay, and which may go."""
+
+    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
+        """The manifests and blocks that older incarnations have left and that may go."""
+
+    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
+        """Look for what the attempt before has left behind *newest*."""
+
+    def nothing_yet(self, ends: tuple[int, ...]) -> None:
+        """The pipeline is new, and its block partitions end there."""
+
+    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
+        """The `Manifest.block_end_offsets` of *checkpoint*."""
+
+    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """*blocks* were written for *checkpoint*."""
+
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """*checkpoint* is decided, and stands on *blocks*."""
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
+        """The manifests and blocks that may go in the transaction that finalizes *manifest*."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Led:
+    """The pipeline that is led, and the process that leads it."""
+
+    pipeline: str
+    host: str
+    process: int
+    cluster_id: str
+    transaction_version: int
+    transaction_timeout_ms: int
+    fingerprint: str
+    max_parallelism: int
+    parallelism: int
+    accept_loss: int | None = None
+    """The checkpoint whose lost output the user goes on without."""
+    attempt: int = 0
+    """The first one."""
+    staging: tuple[str, ...] = ()
+    """The sinks that write to stores with a ledger."""
+    store_timeout_ms: int = 0
+    """For how long such a store is waited for, if it does not answer."""
+
+    def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
+        """(incarnation, attempt) below which all transactional ids were fenced when *incarnation* began."""
+        return incarnation.fenced_below, 0
+
+    def filled(self, manifest: Manifest) -> Manifest:
+        """*manifest* with the fields that only what is led knows."""
+        return manifest
+
+    def topic_lost(self, topic: str, incarnation: int) -> str:
+        """The text of the halt where *topic* is empty, but the broker knows of transactions of *incarnation*."""
+        return (
+            f"The checkpoint topic {topic} is empty, but transactions of incarnation {incarnation} of this pipeline "
+            f"are known to the broker: the topic was deleted. Beginning anew would write all output again.\n"
+            f"  Choices: restore the topic from a replica or backup and run again; or, if that is what you want, "
+            f"`exactlyonce reset {self.pipeline}`."
+        )

@@ -1,0 +1,177 @@
+"""Commits to stores that keep a ledger: PostgreSQL, MySQL, Redis, files, and whatever a user adds.
+
+Invariants: nothing is committed that no durable manifest names; of one sink subtask, committables come in the order of
+the checkpoints at which they were cut; the ledger alone says whether one has been committed, and an answer, or none,
+says nothing; a ledger that is not where the decisions say it is belongs to a store, or to a checkpoint topic, that was
+put back or made anew: going on would write again, or never. Pure procedures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.records.manifest import Manifest, StoreCommittable
+from exactlyonce.checkpoint.requests import CommitStaged, FenceStore, Pause, Procedure, Reached, Request
+from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED
+from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
+
+PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000
+NOTED_INTERVAL_MS = 30_000
+
+Positions = Mapping[tuple[str, int], int]
+"""By sink and subtask, the checkpoint that a ledger has."""
+
+
+class ForeignLedger(Exception):
+    """The ledger was begun for another checkpoint topic, whose id is the argument."""
+
+
+class LedgerBehind(Exception):
+    """The ledger does not have what was committed before; the argument is the checkpoint that it has."""
+
+
+def positions_of(manifest: Manifest | None) -> dict[tuple[str, int], int]:
+    """What the ledgers say once *manifest* is finalized."""
+    return {(sink, subtask): checkpoint for sink, subtask, checkpoint in manifest.ledger} if manifest else {}
+
+
+def in_order(committables: Iterable[StoreCommittable], before: Positions) -> tuple[StoreCommittable, ...]:
+    """*committables* as they are to be committed, each with what the ledger has by then; *before*: what it has now."""
+    positions, found = dict(before), []
+    for each in sorted(committables, key=lambda committable: (committable.checkpoint, *committable.writer)):
+        found.append(msgspec.structs.replace(each, previous=positions.get(each.writer, 0)))
+        positions[each.writer] = each.checkpoint
+    return tuple(found)
+
+
+def ledger_after(committables: Iterable[StoreCommittable], before: Positions) -> tuple[tuple[str, int, int], ...]:
+    """`Manifest.ledger` of a manifest with *committables*."""
+    after = {**before, **{each.writer: each.checkpoint for each in committables}}
+    return tuple((sink, subtask, checkpoint) for (sink, subtask), checkpoint in sorted(after.items()))
+
+
+@dataclass
+class StagedCommits:
+    """The commits of one incarnation.
+
+    *timeout_ms* is for how long a store that does not answer is waited for; *meanwhile* is run at every pause; *note*
+    is told what is waited for.
+    """
+
+    clock: Clock
+    timeout_ms: int
+    note: Callable[[str], None]
+    meanwhile: Callable[[], Procedure[None]]
+    _noted_ms: int = -NOTED_INTERVAL_MS
+
+    def fence(
+        self, sinks: Iterable[str], incarnation: int, origin: str, newest: Manifest | None, finalized: Manifest | None
+    ) -> Procedure[None]:
+        """Let no older incarnation commit any more; Halt unless every ledger is where the decisions say.
+
+        *newest* is the newest manifest, *finalized* the newest that is finalized.
+        """
+        known = positions_of(finalized)
+        highest = newest.checkpoint if newest is not None else 0
+        for sink in sinks:
+            try:
+                found = yield from self._persistently(FenceStore(sink, incarnation, origin), sink)
+            except ForeignLedger as foreign:
+                raise Halt(_foreign(sink, origin, str(foreign))) from None
+            for subtask in sorted({*found, *(each for name, each in known if name == sink)}):
+                has, expected = found.get(subtask, 0), known.get((sink, subtask), 0)
+                if has < expected:
+                    raise Halt(_behind(sink, subtask, has, expected))
+                if has > highest:
+                    raise Halt(_ahead(sink, subtask, has, highest))
+
+    def commit(self, manifest: Manifest, incarnation: int, *, accept_loss: bool = False) -> Procedure[dict[str, str]]:
+        """Commit what *manifest*, which is durable, has staged: the fate of each, by name.
+
+        With *accept_loss*, what a store refuses is given up, and its ledger says that it was committed.
+        """
+        fates: dict[str, str] = {}
+        for each in manifest.staged:
+            try:
+                yield from self._persistently(CommitStaged(each, incarnation), each.sink)
+                fates[each.name] = "committed"
+            except LedgerBehind as behind:
+                raise Halt(_behind(each.sink, each.subtask, int(str(behind)), each.previous)) from None
+            except StoreError as error:
+                if not accept_loss:
+                    raise Halt(_refused(manifest, each, error)) from error
+                nothing = msgspec.structs.replace(each, records=0, blocks=(), body=b"")
+                yield from self._persistently(CommitStaged(nothing, incarnation), each.sink)
+                fates[each.name] = LOSS_ACCEPTED
+            yield Reached("store-committed")
+        return fates
+
+    def _persistently(self, request: Request, sink: str) -> Procedure[Any]:
+        """The answer to *request*, asked again while the store of *sink* is away."""
+        deadline_ms, pause_ms = self.clock.monotonic_ms() + self.timeout_ms, PAUSE_FIRST_MS
+        while True:
+            try:
+                return (yield request)
+            except StoreUnavailable as error:
+                now_ms = self.clock.monotonic_ms()
+                if now_ms >= deadline_ms:
+                    raise StoreUnavailable(
+                        f"The store of sink {sink!r} has not answered for {self.timeout_ms / 1000:.0f} s "
+                        f"(store_timeout): {error} Nothing is lost: run the pipeline again once it is there."
+                    ) from error
+                if now_ms >= self._noted_ms + NOTED_INTERVAL_MS:
+                    self._noted_ms = now_ms
+                    self.note(f"waiting for the store of sink {sink!r}: {error}")
+            yield Pause(pause_ms)
+            pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+            yield from self.meanwhile()
+
+
+def _behind(sink: str, subtask: int, has: int, expected: int) -> str:
+    found = f"has checkpoint {has}" if has else "has nothing"
+    return (
+        f"The ledger in the store of sink {sink!r} {found} for subtask {subtask}, but checkpoint {expected} was "
+        f"committed there: the store was restored from a backup, or its ledger was deleted. What was written since is "
+        f"missing.\n"
+        f"  Choices: (1) restore the store as it was after checkpoint {expected}, and run again; (2) {_ANEW}."
+    )
+
+
+def _ahead(sink: str, subtask: int, has: int, highest: int) -> str:
+    return (
+        f"The ledger in the store of sink {sink!r} has checkpoint {has} for subtask {subtask}, but the newest that was "
+        f"decided is {highest}: the checkpoint topic was restored from a backup. What comes next would count as "
+        f"written.\n"
+        f"  Choices: (1) restore the topic as it was after checkpoint {has}, and run again; (2) restore the store as "
+        f"it was after checkpoint {highest}; (3) {_ANEW}."
+    )
+
+
+def _foreign(sink: str, origin: str, other: str) -> str:
+    return (
+        f"The ledger in the store of sink {sink!r} was begun for another checkpoint topic, with id {other}; this one "
+        f"has id {origin}: the pipeline was reset, or another one of its name, on another cluster, writes there.\n"
+        f"  Choices: (1) if it was reset, empty the target and delete the sink's rows of the ledger, and run again; "
+        f"(2) give one of the two pipelines another name."
+    )
+
+
+def _refused(manifest: Manifest, committable: StoreCommittable, error: Exception) -> str:
+    return (
+        f"Checkpoint {manifest.checkpoint} was decided, but the store of sink {committable.sink!r} refuses its "
+        f"{committable.records} records of subtask {committable.subtask}: {error}\n"
+        f"  Choices: (1) change the store so that it takes them, and run again; (2) go on without them: "
+        f"`exactlyonce run ... --accept-loss {manifest.checkpoint}`.\n"
+        f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
+    )
+
+
+_ANEW = (
+    "`exactlyonce reset` the pipeline, empty the target, delete the sink's rows of the ledger, and compute all of it "
+    "again from the input"
+)

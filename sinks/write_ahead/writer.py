@@ -1,0 +1,185 @@
+"""One subtask of a write-ahead sink: rows become blocks of the checkpoint topic, in the order in which they came.
+
+Invariants: a block holds whole rows of one interval; the committable of an interval names its blocks, or the indexes
+that list them, once all are durable. Blocks are written as rows come, so that memory holds little; the checkpoint that
+they will belong to is not triggered yet, which is why such a pipeline looks for orphans from its base on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.events import StagedAck
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef, StoreCommittable
+from exactlyonce.checkpoint.store.blocks import Ticket
+from exactlyonce.sinks.write_ahead.store import RowEncoder
+from exactlyonce.sinks.writer import BlockStaging, FlushedInterval
+
+KIND = "rows"
+ROWS, ROWS_INDEX = "rows", "rows-index"
+"""Kinds of blocks."""
+INDEXED = b"indexed"
+"""The body of a committable whose blocks are indexes."""
+
+ROW_SIZE_MAX = BLOCK_SIZE_MAX - 4096
+CHUNK_SIZE = 512 * 1024
+BLOCKS_PENDING_MAX = 64
+NAMED_MAX = 16
+"""Blocks that a committable names itself; more of them are listed in indexes, so that a manifest stays small."""
+LISTED_MAX = 4_000
+"""Blocks that one index lists."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[BlockRef]).decode
+
+
+def decode_index(body: bytes) -> list[BlockRef]:
+    """The blocks of rows that an index lists, in their order."""
+    return _decode(body)
+
+
+class BoundedRows:
+    """A store's encoder, none of whose rows is larger than a block."""
+
+    def __init__(self, encoder: RowEncoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, records: Sequence[Any]) -> list[bytes]:
+        """One entry for each record; ValueError where one is too large."""
+        rows = self._encoder.encode(records)
+        if rows and (largest := max(map(len, rows))) > ROW_SIZE_MAX:
+            raise ValueError(f"a row of {largest:,} bytes is larger than {ROW_SIZE_MAX:,}, the most that can wait")
+        return rows
+
+
+@dataclass
+class _Interval:
+    """The rows between two barriers."""
+
+    checkpoint: int
+    records: int
+    tickets: list[Ticket]
+    indexes: list[Ticket] | None = None
+
+    @property
+    def refs(self) -> tuple[BlockRef, ...] | None:
+        """Of all blocks; None while one is on its way."""
+        return _durable(self.tickets)
+
+
+@dataclass
+class RowsWriter:
+    """Sets rows aside for `checkpoint.staged`; see the module."""
+
+    sink: str
+    subtask: int
+    staging: BlockStaging
+    records: int = 0
+    _rows: list[bytes] = field(default_factory=list)
+    _size: int = 0
+    _tickets: list[Ticket] = field(default_factory=list)
+    _interval_records: int = 0
+    _next: int = 0
+    """The checkpoint after the last barrier, as far as is known: part of the blocks' keys, and no more."""
+    _cut: deque[_Interval] = field(default_factory=deque)
+    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        """Whether too many blocks are on their way."""
+        return self.staging.pending > BLOCKS_PENDING_MAX
+
+    @property
+    def open_transactions(self) -> int:
+        """None ever."""
+        return 0
+
+    def write(self, outputs: list[bytes]) -> None:
+        """Take rows; they go as soon as they make a block."""
+        self.records += len(outputs)
+        self._interval_records += len(outputs)
+        for chunk in _chunks(outputs):
+            size = sum(map(len, chunk))
+            if self._size + size > CHUNK_SIZE:
+                self._send()
+            self._rows += chunk
+            self._size += size
+
+    def _send(self) -> None:
+        if self._rows:
+            self._tickets.append(self.staging.write(ROWS, self._next, b"".join(self._rows)))
+            self._rows, self._size = [], 0
+
+    def barrier(self, checkpoint: int) -> None:
+        """All rows so far belong to *checkpoint*."""
+        self._send()
+        self._cut.append(_Interval(checkpoint, self._interval_records, self._tickets))
+        self._tickets, self._interval_records, self._next = [], 0, checkpoint + 1
+
+    def poll(self, wait_s: float = 0.0) -> bool:
+        """Whether an interval has become durable."""
+        moved = False
+        while self._cut and (flushed := self._finished(self._cut[0])) is not None:
+            self._flushed[self._cut.popleft().checkpoint] = flushed
+            moved = True
+        return moved
+
+    def _finished(self, interval: _Interval) -> FlushedInterval | None:
+        refs = interval.refs
+        if refs is None:
+            return None
+        if not refs:
+            return FlushedInterval()
+        named, body = refs, b""
+        if len(refs) > NAMED_MAX:
+            if interval.indexes is None:
+                parts = (refs[start : start + LISTED_MAX] for start in range(0, len(refs), LISTED_MAX))
+                interval.indexes = [
+                    self.staging.write(ROWS_INDEX, interval.checkpoint, _encode(part)) for part in parts
+                ]
+            indexes = _durable(interval.indexes)
+            if indexes is None:
+                return None
+            named, body = indexes, INDEXED
+        committable = StoreCommittable(
+            sink=self.sink, subtask=self.subtask, checkpoint=interval.checkpoint, records=interval.records, kind=KIND,
+            blocks=named, body=body,
+        )  # fmt: skip
+        everything = tuple(dict.fromkeys((*named, *refs)))
+        return FlushedInterval(staged=StagedAck(committable, everything), written=everything)
+
+    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
+        """The interval that *checkpoint* ends, once; None while some of it is on its way."""
+        return self._flushed.pop(checkpoint, None)
+
+    def finalized(self, checkpoint: int) -> None:
+        """Nothing is used again."""
+
+    def abandon(self) -> None:
+        """Nothing waits."""
+
+
+def _durable(tickets: list[Ticket]) -> tuple[BlockRef, ...] | None:
+    refs = [ticket.ref for ticket in tickets]
+    return tuple(ref for ref in refs if ref is not None) if all(refs) else None
+
+
+def _chunks(rows: list[bytes]) -> Iterator[list[bytes]]:
+    """*rows* in order, in parts that a block has room for."""
+    if sum(map(len, rows)) <= CHUNK_SIZE:
+        yield rows
+        return
+    part: list[bytes] = []
+    size = 0
+    for row in rows:
+        if part and size + len(row) > CHUNK_SIZE:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += len(row)
+    yield part
