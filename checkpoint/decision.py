@@ -29,11 +29,11 @@ from exactlyonce.checkpoint.requests import (
     ReplayTransaction,
     concurrently,
 )
-from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED, Resolution, places_of
 from exactlyonce.checkpoint.settings import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome, ProducerState, TransactionState
 from exactlyonce.checkpoint.transactions.commit import Commits, commit, end, resolve_unknown, sweep
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending
+from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED, Resolution, places_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Halt, Undetermined, require
 
 Dropped = tuple[tuple[int, ...], tuple[BlockRef, ...]]

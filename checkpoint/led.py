@@ -1,4 +1,4 @@
-"""What a leader leads, and the rule by which it keeps checkpoints: what its callers give it."""
+"""The pipeline that a leader leads, and the rule by which it keeps checkpoints: its callers give both."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import msgspec
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import Manifest, StoreCommittable
 from exactlyonce.checkpoint.requests import CommitStaged, FenceStore, Pause, Procedure, Reached, Request
-from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED
+from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000

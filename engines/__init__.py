@@ -1,5 +1,6 @@
 """Runs pipelines: the plan, operators and their wiring, and the leader with its connections, which all engines share.
 
 `local/` runs workers with barriers, `spark/` runs bounded work at scale; both may import `bounded/`, which knows
-neither. All of them may import what lies directly here, which imports none of them, but for the replay repair.
+neither. All of them may import what lies directly here, which imports none of them, but for the replay repair. What a
+pipeline reads and writes, topics and stores, is looked at in `surroundings/`.
 """

@@ -39,10 +39,10 @@ from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, no_replay
-from exactlyonce.engines.pipeline_topics import PipelineTopics
 from exactlyonce.engines.plan import Plan, share_of
-from exactlyonce.engines.preflight import Inputs, Offsets
-from exactlyonce.engines.stores import PipelineStores, Stored
+from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
+from exactlyonce.engines.surroundings.stores import PipelineStores, Stored
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 

@@ -1,4 +1,4 @@
-"""Sinks, one folder or module per store: `kafka/`, and one that prints.
+"""Sinks, one folder or module per store: `kafka/`, one that prints; `write_ahead/` is what stores with a ledger share.
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
 """

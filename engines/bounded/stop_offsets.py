@@ -13,7 +13,7 @@ from datetime import datetime
 
 import msgspec
 
-from exactlyonce.engines.preflight import Inputs, Offsets
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import ConfigError
 
 LATEST = -1

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets
-from exactlyonce.engines.preflight import Inputs
+from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError
 
 

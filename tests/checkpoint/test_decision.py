@@ -19,8 +19,8 @@ from exactlyonce.checkpoint.decision import (
 )
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.records.manifest import Finalized, Repair
-from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, ListedTransaction, Outcome
+from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED
 from exactlyonce.pipeline.errors import Halt, Undetermined
 
 # --- finish ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.kafka.topics import Topic
-from exactlyonce.engines.preflight import Inputs
+from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import Halt
 
 KNOWN = Topic("orders", "old", 2)

@@ -35,7 +35,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.pipeline_topics import PipelineTopics
+from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer

@@ -31,10 +31,10 @@ from exactlyonce.checkpoint.events import Stop, Tick
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
-from exactlyonce.checkpoint.resolution import Resolution
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit, markers
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
+from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 
 COORDINATORS = Table()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.resolution import LOSS_ACCEPTED
+from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED
 
 Place = tuple[str, int]
 """Topic and partition."""

@@ -181,7 +181,7 @@ class _Assembler:
         )
         opened = cast("Writable", node.sink).open_writer(context)
         self.made.writers.append(opened.writer)
-        return ops.SinkOutput(node.id, _Patient(opened.writer, self.blocks_written), opened.encoder)
+        return ops.SinkOutput(node.id, _Waiting(opened.writer, self.blocks_written), opened.encoder)
 
     def _file(self, name: str) -> FrameWriter:
         """A file of this attempt; the braces in *name* are the subtask's place."""
@@ -200,7 +200,7 @@ class _Assembler:
 
 
 @dataclass(frozen=True)
-class _Patient:
+class _Waiting:
     """A writer whose writes wait until it has room."""
 
     writer: SinkWriter

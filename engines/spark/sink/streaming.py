@@ -36,7 +36,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from exactlyonce.engines.spark.sink.driver import with_driver
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.writer import SinkWriter, batch_of, flushed_of
+from exactlyonce.engines.spark.sink.writer import FormatWriter, batch_of, flushed_of
 from exactlyonce.pipeline.errors import require
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
+class StreamWriter(FormatWriter, DataSourceStreamArrowWriter):
     """See the module."""
 
     def job_of(self, context: TaskContext) -> Job:

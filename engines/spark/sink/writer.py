@@ -31,7 +31,7 @@ class TaskMessage(WriterCommitMessage):
         self.flushed = flushed
 
 
-class SinkWriter(ABC):
+class FormatWriter(ABC):
     """A writer up to its commit. Spark pickles it for the tasks."""
 
     def __init__(self, options: SinkOptions) -> None:

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from exactlyonce.engines.spark.sink.driver import with_driver
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.writer import SinkWriter, batch_of, flushed_of
+from exactlyonce.engines.spark.sink.writer import FormatWriter, batch_of, flushed_of
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class BatchWriter(SinkWriter, DataSourceArrowWriter):
+class BatchWriter(FormatWriter, DataSourceArrowWriter):
     """See the module. What the tasks are told is part of the one that commits, too."""
 
     def job_of(self, context: TaskContext) -> Job:

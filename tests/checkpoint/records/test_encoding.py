@@ -23,6 +23,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Manifest,
     Repair,
     SourceOffset,
+    StoreCommittable,
 )
 from exactlyonce.pipeline.errors import InvariantViolation
 
@@ -72,10 +73,11 @@ class TestValues:
 
     def test_classes_and_schemas_are_in_step(self) -> None:
         """The newest version of each schema has the fields of its class, in the same order, down to nested ones."""
-        known: dict[str, Any] = {each.__name__: each for each in (*KINDS, BlockRef, Written, Committable, *_nested())}
+        nested = (BlockRef, Written, Committable, StoreCommittable, *_nested())
+        known: dict[str, Any] = {each.__name__: each for each in (*KINDS, *nested)}
         for kind in KINDS:
             for name, fields in _record_fields(wire.SCHEMAS[kind][-1]):
-                if name not in ("Fate", "SinkPartitions"):  # plain tuples in Python
+                if name not in ("Fate", "SinkPartitions", "LedgerPosition"):  # plain tuples in Python
                     assert fields == known[name].__struct_fields__, name
 
     def test_an_older_version_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +213,7 @@ class TestKeys:
 
 
 FINGERPRINTS = {
-    Manifest: ["a0ee0191f086b58a", "420546f873bd7de7"],
+    Manifest: ["a0ee0191f086b58a", "420546f873bd7de7", "a472cfe8b717b8d3"],
     Finalized: ["97b9bc06bfcdb453"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150"],
     Repair: ["1a1b454c5b4df844"],

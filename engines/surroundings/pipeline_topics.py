@@ -12,7 +12,7 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.preflight import (
+from exactlyonce.engines.surroundings.preflight import (
     Inputs,
     Offsets,
     OutputTopics,
