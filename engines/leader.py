@@ -42,7 +42,7 @@ from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
-from exactlyonce.engines.surroundings.stores import PipelineStores, Stored
+from exactlyonce.engines.surroundings.stores import PipelineStores, stages
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
@@ -78,8 +78,7 @@ class PipelineLeader:
             self._topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
         )
         self._stores: PipelineStores | None = None
-        staging = any(isinstance(node.sink, Stored) for node in plan.graph.sinks)
-        self._known_blocks = KnownBlocks(options.checkpoint, staging=staging)
+        self._known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self._replays: ReplayRepair | None = None
         self._log_requests: LogRequests | None = None
         self._performer: Performer | None = None

@@ -1,0 +1,54 @@
+"""The committer of a write-ahead sink: rows from the checkpoint topic to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
+from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.write_ahead.writer import INDEXED, KIND, decode_index
+
+
+@dataclass(frozen=True)
+class RowsCommitter:
+    """Applies rows in the order in which they were set aside; they are the bytes that were written then."""
+
+    context: CommitterContext
+    store: Store
+    kind: str = KIND
+
+    def check(self) -> None:
+        """See `Store.check`."""
+        self.store.check()
+
+    def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
+        """See `Store.fence`."""
+        return self.store.fence(self.context.pipeline, self.context.sink, incarnation, origin)
+
+    def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
+        """See `Store.apply`."""
+        entry = LedgerEntry(
+            pipeline=self.context.pipeline,
+            sink=self.context.sink,
+            subtask=committable.subtask,
+            checkpoint=committable.checkpoint,
+            previous=committable.previous,
+            incarnation=incarnation,
+        )
+        return self.store.apply(self._chunks(committable), entry)
+
+    def _chunks(self, committable: StoreCommittable) -> Iterator[bytes]:
+        """All blocks of a subtask are in one partition, which is read in the order of its offsets."""
+        refs = list(committable.blocks)
+        if committable.body == INDEXED:
+            refs = [ref for body in self._bodies(refs) for ref in decode_index(body)]
+        return self._bodies(refs)
+
+    def _bodies(self, refs: list[BlockRef]) -> Iterator[bytes]:
+        return (block.body for _, block in self.context.blocks.fetch(refs))
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.store.close()
