@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.events import (
     End,
     Event,
     Failed,
+    Hold,
     Note,
     OfWorkers,
     PendingCheckpoint,
@@ -45,18 +46,22 @@ from exactlyonce.checkpoint.states import JOB_TRANSITIONS, CheckpointState, JobS
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
 
 NEVER_MS = 1 << 62
+HOLD_AFTER_MS = 1_000
 
 
 class Coordinator:
     """The pure core of one incarnation of a pipeline's coordinator. Feed it events; perform its effects in order."""
 
     def __init__(
-        self, settings: CheckpointSettings, restart: RestartStrategy, subtasks: set[Subtask], sinks: set[Subtask]
-    ) -> None:
+        self, settings: CheckpointSettings, restart: RestartStrategy, subtasks: set[Subtask], sinks: set[Subtask],
+        *, staging: bool = False,
+    ) -> None:  # fmt: skip
+        """*staging*: a decision may have to wait for a store."""
         self.settings = settings
         self.restart = restart
         self.subtasks = frozenset(subtasks)
         self.sinks = frozenset(sinks)
+        self._staging = staging
         self.state = JobState.RECOVERING
         self.attempt = 0
         self.manifest: Manifest | None = None
@@ -66,6 +71,8 @@ class Coordinator:
         self._next_trigger_ms = 0
         self._delay_ms = 0
         self._deployed_by_ms = NEVER_MS
+        self._deciding_since_ms = 0
+        self._held = False
         self._producers: dict[Subtask, int] = {}
         self._precommits: list[tuple[Precommit, int]] = []
         self._staged: list[StagedAck] = []
@@ -101,6 +108,7 @@ class Coordinator:
         match event:
             case Tick():
                 effects = self._unready(event, now_ms) or self._late(event, now_ms) or self._starved(event, now_ms)
+                effects += self._hold(now_ms)
             case Recovered(manifest):
                 effects = self._recovered(manifest, now_ms)
             case Deployed():
@@ -181,7 +189,7 @@ class Coordinator:
         self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
         self._pending_failure = None
         self._producers, self._acked = {}, {}
-        self._failed_in_row, self._finished = 0, False
+        self._failed_in_row, self._finished, self._held = 0, False, False
 
     def _end(self, error: ExactlyOnceError | None) -> list[Effect]:
         self._move(JobState.ENDED)
@@ -295,7 +303,17 @@ class Coordinator:
         plan.order_logs = [log for n, log in self._order_logs if n <= plan.checkpoint]
         plan.ages_ms = {p.transactional_id: now_ms - opened for p, opened in carried}
         plan.move(CheckpointState.DECIDING)
+        self._deciding_since_ms = now_ms
         return [Decide(plan)]
+
+    def _hold(self, now_ms: int) -> list[Effect]:
+        """While a decided checkpoint waits for a store, what is read only makes the next one larger: sources pause."""
+        at_once_ms = max(self.settings.interval_ms, HOLD_AFTER_MS)
+        held = self._staging and self.deciding is not None and now_ms - self._deciding_since_ms >= at_once_ms
+        if held == self._held or self.state is not JobState.RUNNING:
+            return []
+        self._held = held
+        return [Hold(held)]
 
     def _concluded(self, checkpoint: int, verdict: Decided | Refuse | Unresolved, now_ms: int) -> list[Effect]:
         plan = self.deciding

@@ -148,6 +148,13 @@ class AnnounceFinalized:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Tell every source to read nothing but barriers, or to go on."""
+
+    held: bool
+
+
+@dataclass(frozen=True)
 class Restart:
     """Kill all workers, wait for them, finish what was decided, fence older attempts; then `Recovered`.
 
@@ -182,7 +189,7 @@ class Note:
     text: str
 
 
-Effect = Trigger | Decide | AnnounceFinalized | Restart | Deploy | End | Note
+Effect = Trigger | Decide | AnnounceFinalized | Hold | Restart | Deploy | End | Note
 
 
 @dataclass(kw_only=True)

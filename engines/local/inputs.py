@@ -69,6 +69,8 @@ class SourceInput:
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
     """Sn by checkpoint, until the snapshot takes it."""
     stopped: bool = False
+    held: bool = False
+    """Whether to hand out nothing but barriers: a store is behind."""
     records: int = 0
     notes: list[str] = field(default_factory=list)
     """What was skipped, until the worker tells the coordinator."""
@@ -93,7 +95,7 @@ class SourceInput:
     @property
     def waits(self) -> bool:
         """Whether `next` waits for records, if there are none."""
-        return bool(self.reader.offsets) and not self.stopped
+        return bool(self.reader.offsets) and not (self.stopped or self.held)
 
     def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
         if self.triggers:
@@ -107,7 +109,7 @@ class SourceInput:
             )
             self.stopped = trigger.final
             return trigger.frame
-        if self.stopped:
+        if self.stopped or self.held:
             return None
         self.activity.phase(self._phase)
         messages = self.reader.poll(min(self.pace.size, room), wait_s)  # what else was fetched stays in the client

@@ -30,6 +30,7 @@ from exactlyonce.engines.local.whereabouts import Whereabouts
 from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import EndedAtOnce, EndedEarly, ExactlyOnceError, GraphError, made_from
 from exactlyonce.pipeline.failpoints import hit
 
@@ -62,7 +63,7 @@ class Job:
         self.report = Report(plan.graph.pipeline_id, reporter, options.client.redact)
         subtasks = {(task.name, i) for task in plan.tasks for i in range(plan.parallelism)}
         sinks = {(n.id, i) for t in plan.tasks for n in t.sinks if _transactional(n) for i in range(plan.parallelism)}
-        self.core = Coordinator(options.checkpoint, restart, subtasks, sinks)
+        self.core = Coordinator(options.checkpoint, restart, subtasks, sinks, staging=stages(plan.graph))
         self.leader: PipelineLeader | None = None
         self._sources = {(t.name, i) for t in plan.tasks if t.sources for i in range(plan.parallelism)}
         self._finished: set[tuple[str, int]] = set()
@@ -234,6 +235,9 @@ class Job:
                     worker.connection.send(msg.CheckpointFinalized(checkpoint))
                 assert self.leader is not None
                 self._on_broker(self.leader.publish_offsets, lambda _: None)
+            case events.Hold(held):
+                for worker in self.workers.alive:
+                    worker.connection.send(msg.Hold(held))
             case events.Restart():
                 self._restart(effect)
             case events.Deploy():

@@ -69,6 +69,12 @@ class CheckpointFinalized(msgspec.Struct, tag=True):
     checkpoint: int
 
 
+class Hold(msgspec.Struct, tag=True):
+    """Coordinator to worker: read nothing but barriers, or go on."""
+
+    held: bool
+
+
 class Shutdown(msgspec.Struct, tag=True):
     """Coordinator to worker: nothing is open, nothing more will come; end."""
 
@@ -148,7 +154,7 @@ class WorkerFailed(msgspec.Struct, tag=True):
     message: str
 
 
-ToWorker = Start | Trigger | Granted | CheckpointFinalized | Shutdown
+ToWorker = Start | Trigger | Granted | CheckpointFinalized | Hold | Shutdown
 ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | Occupied | WorkerFailed
 
 _HEADER = struct.Struct("<I")

@@ -169,6 +169,9 @@ class Worker:
             case msg.CheckpointFinalized(checkpoint):
                 for writer in self.built.writers:
                     writer.finalized(checkpoint)
+            case msg.Hold(held):
+                for source in self._sources:
+                    source.held = held
             case msg.Shutdown():
                 self._running = False
 
