@@ -44,7 +44,7 @@ ROOMS = {
     "engines/bounded/ranges": {"engines"},
     "engines/bounded/replay": {"engines", "engines/bounded", "engines/bounded/unit"},
     "engines/bounded/unit": {"engines", "engines/bounded/ranges"},
-    "engines/local": {"engines", "engines/bounded"},
+    "engines/local": {"engines", "engines/bounded", "engines/surroundings"},
     "engines/surroundings": set[str](),
     "engines/spark": {
         *("engines", "engines/bounded", "engines/bounded/unit"),

@@ -41,6 +41,7 @@ REFUSED = Path("tests/pipeline/typed_refused.py")
 """Every line of it is one that the type checker must refuse."""
 TWO_OF_ONE_NAME = {
     "End": "a decision of the coordinator; in a history a step, which reads like a script",
+    "Hold": "the coordinator's effect, and the message that carries it to a worker",
     "Input": "what a node of the graph reads, and what a subtask takes it from",
     "Job": "one incarnation's run; a job of Spark, in the words of its sink",
     "NoAnswer": "of a socket, and of the interface that model and real broker share",

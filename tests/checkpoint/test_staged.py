@@ -1,0 +1,236 @@
+"""Commits to stores with a ledger: what is asked in which order, what is waited for, and what makes a run halt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.coordinator import HOLD_AFTER_MS, Coordinator
+from exactlyonce.checkpoint.events import (
+    Ack,
+    Acknowledged,
+    Decide,
+    Deployed,
+    Effect,
+    Event,
+    Hold,
+    Recovered,
+    StagedAck,
+    Tick,
+    Trigger,
+)
+from exactlyonce.checkpoint.records.encoding import decode, encode
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, StoreCommittable
+from exactlyonce.checkpoint.requests import Procedure, drive
+from exactlyonce.checkpoint.restart import FixedDelay
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.staged import (
+    ForeignLedger,
+    LedgerBehind,
+    StagedCommits,
+    in_order,
+    ledger_after,
+    positions_of,
+)
+from exactlyonce.pipeline.errors import Fenced, Halt, InvariantViolation, StoreError, StoreUnavailable
+from exactlyonce.testing.clock import SimulatedClock
+
+TIMEOUT_MS = 60_000
+
+
+def staged(checkpoint: int, subtask: int = 0, sink: str = "db", records: int = 3) -> StoreCommittable:
+    """What a subtask has set aside."""
+    return StoreCommittable(sink=sink, subtask=subtask, checkpoint=checkpoint, records=records, kind="rows")
+
+
+class Store:
+    """Answers what is asked of stores; `fail` is raised first, as often as there is something in it."""
+
+    def __init__(self, ledger: dict[int, int] | None = None) -> None:
+        self.clock = SimulatedClock()
+        self.ledger, self.fail = ledger or {}, list[Exception]()
+        self.asked: list[Any] = []
+        self.notes: list[str] = []
+        self.beats = 0
+        self.commits = StagedCommits(self.clock, TIMEOUT_MS, self.notes.append, self._beat)
+
+    def _beat(self) -> Procedure[None]:
+        self.beats += 1
+        return
+        yield  # never: it makes this a procedure
+
+    def __call__(self, request: ask.Request) -> Any:
+        if isinstance(request, ask.Pause):
+            self.clock.advance(request.duration_ms)
+            return None
+        if isinstance(request, ask.Reached):
+            return None
+        self.asked.append(request)
+        if self.fail:
+            raise self.fail.pop(0)
+        return dict(self.ledger) if isinstance(request, ask.FenceStore) else True
+
+    def commit(self, manifest: Manifest, **more: bool) -> dict[str, str]:
+        """The fates of what *manifest* has staged."""
+        return drive(self.commits.commit(manifest, 4, **more), self)
+
+    def fence(self, newest: Manifest | None, finalized: Manifest | None) -> None:
+        """As an incarnation does before it commits anything."""
+        drive(self.commits.fence(["db"], 4, "topic-id", newest, finalized), self)
+
+
+Of = Callable[..., Manifest]
+
+
+def test_what_is_staged_is_committed_in_the_order_of_its_checkpoints(manifest: Of) -> None:
+    """Carried committables come first, each with what the ledger has by then; the last ones make the ledger."""
+    before = {("db", 0): 2, ("db", 1): 3, ("old", 5): 1}
+    carried = in_order([staged(7), staged(6, subtask=1), staged(6)], before)
+    assert [(each.subtask, each.checkpoint, each.previous) for each in carried] == [(0, 6, 2), (1, 6, 3), (0, 7, 6)]
+    assert ledger_after(carried, before) == (("db", 0, 7), ("db", 1, 6), ("old", 5, 1)), "nothing is forgotten"
+    store = Store()
+    fates = store.commit(manifest(7, staged=carried))
+    assert [each.committable for each in store.asked] == list(carried)
+    assert fates == {"db:0:6": "committed", "db:1:6": "committed", "db:0:7": "committed"}
+
+
+def test_a_store_that_is_away_is_waited_for(manifest: Of) -> None:
+    """The same is asked again, heartbeats go on, and a note says once what is waited for."""
+    store = Store()
+    store.fail = [StoreUnavailable("no answer from db.example:5432.")] * 5
+    assert store.commit(manifest(1, staged=(staged(1),))) == {"db:0:1": "committed"}
+    assert (len(store.asked), len(set(store.asked)), store.beats) == (6, 1, 5)
+    assert store.notes == ["waiting for the store of sink 'db': no answer from db.example:5432."]
+
+
+def test_a_store_that_stays_away_ends_the_run(manifest: Of) -> None:
+    """After its timeout, with what to do; nothing is given up."""
+    store = Store()
+    store.fail = [StoreUnavailable("no answer.")] * 10_000
+    with pytest.raises(StoreUnavailable, match=r"'db' has not answered for 60 s \(store_timeout\).*run the pipeline"):
+        store.commit(manifest(1, staged=(staged(1),)))
+    assert len(store.notes) == 2, "one every half minute"
+
+
+def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
+    """The halt names checkpoint, sink and reason; an accepted loss advances the ledger without the records."""
+    store = Store()
+    store.fail = [StoreError("value too long for column 'name'.")]
+    with pytest.raises(Halt, match=r"(?s)Checkpoint 9 .* sink 'db' refuses its 3 records.*'name'.*--accept-loss 9"):
+        store.commit(manifest(9, staged=(staged(9),)))
+    store.fail, store.asked = [StoreError("value too long.")], []
+    assert store.commit(manifest(9, staged=(staged(9),)), accept_loss=True) == {"db:0:9": "loss accepted"}
+    assert [each.committable.records for each in store.asked] == [3, 0]
+
+
+def test_a_newer_incarnation_is_obeyed(manifest: Of) -> None:
+    """Whoever was fenced at the store ends."""
+    store = Store()
+    store.fail = [Fenced("a newer one")]
+    with pytest.raises(Fenced):
+        store.commit(manifest(1, staged=(staged(1),)))
+
+
+def test_a_store_that_goes_back_during_a_run_is_noticed(manifest: Of) -> None:
+    """What is missing there was committed once: neither written again nor left out in silence."""
+    store = Store()
+    store.fail = [LedgerBehind(2)]
+    with pytest.raises(Halt, match=r"has checkpoint 2 for subtask 0, but checkpoint 6 was committed"):
+        store.commit(manifest(7, staged=in_order([staged(7)], {("db", 0): 6})))
+
+
+@pytest.mark.parametrize(
+    ("ledger", "why"),
+    [
+        ({0: 4}, r"has checkpoint 4 for subtask 0, but checkpoint 5 was committed.*restored from a backup"),
+        ({}, r"has nothing for subtask 0, but checkpoint 5 was committed"),
+        ({0: 5, 1: 9}, r"has checkpoint 9 for subtask 1, but the newest that was decided is 7.*topic was restored"),
+    ],
+)
+def test_a_ledger_that_is_not_where_the_decisions_say_halts(manifest: Of, ledger: dict[int, int], why: str) -> None:
+    """Behind, empty, or ahead: the store or the topic was put back."""
+    finalized = manifest(6, ledger=(("db", 0, 5),))
+    with pytest.raises(Halt, match=f"(?s){why}.*Choices: "):
+        Store(ledger).fence(manifest(7), finalized)
+
+
+def test_a_ledger_between_the_newest_manifests_is_right(manifest: Of) -> None:
+    """The newest manifest may have been committed or not; the one before it was."""
+    finalized = manifest(6, ledger=(("db", 0, 5),))
+    for ledger in ({0: 5}, {0: 7}, {0: 5, 1: 7}):
+        store = Store(ledger)
+        store.fence(manifest(7), finalized)
+        assert store.asked == [ask.FenceStore("db", 4, "topic-id")]
+
+
+def test_a_ledger_of_another_checkpoint_topic_halts(manifest: Of) -> None:
+    """A pipeline that was reset begins with checkpoint 1 again, which an old ledger has."""
+    store = Store()
+    store.fail = [ForeignLedger("other-id")]
+    with pytest.raises(Halt, match=r"another checkpoint topic, with id other-id; this one has id topic-id"):
+        store.fence(None, None)
+
+
+def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
+    """Committables and ledger survive the way through the topic; finalized needs the fate of each."""
+    made = manifest(1, staged=(msgspec.structs.replace(staged(1), body=b"x", previous=3),), ledger=(("db", 0, 1),))
+    assert decode(encode(made), Manifest) == made
+    assert positions_of(made) == {("db", 0): 1}
+    history = History(made.pipeline)
+    history.admit(made)
+    fates = tuple((each.transactional_id, "committed") for each in made.committables)
+    with pytest.raises(InvariantViolation, match="db:0:1"):
+        history.admit(Finalized(1, 1, 0, fates))
+    history.admit(Finalized(1, 1, 0, (*fates, ("db:0:1", "committed"))))
+
+
+class Job:
+    """A coordinator of one subtask whose sink stages."""
+
+    def __init__(self, manifest: Of, **settings: int) -> None:
+        asked = CheckpointSettings(**{"interval_ms": 100, "timeout_ms": 1_000, **settings})
+        self.core = Coordinator(asked, FixedDelay(delay_ms=0), {("task", 0)}, set(), staging=True)
+        self.now_ms = 0
+        self(Recovered(manifest(0)))
+        self(Deployed())
+
+    def __call__(self, event: Event) -> list[Effect]:
+        return self.core.handle(event, self.now_ms)
+
+    def later(self, by_ms: int) -> list[Effect]:
+        """Time passes."""
+        self.now_ms += by_ms
+        return self(Tick())
+
+    def acknowledge(self, checkpoint: int) -> list[Effect]:
+        """With something staged."""
+        return self(Acknowledged(Ack("task", 0, checkpoint, staged=(StagedAck(staged(checkpoint)),))))
+
+
+def test_sources_pause_while_a_decision_waits_for_a_store(manifest: Of) -> None:
+    """Not at once, not twice, and not any longer than that."""
+    job = Job(manifest)
+    (trigger,) = job.later(100)
+    assert isinstance(trigger, Trigger)
+    (decide,) = job.acknowledge(1)
+    assert isinstance(decide, Decide)
+    assert job.later(HOLD_AFTER_MS - 1) == []
+    assert job.later(1) == [Hold(True)]
+    assert job.later(HOLD_AFTER_MS) == []
+
+
+def test_what_an_aborted_checkpoint_staged_is_carried(manifest: Of) -> None:
+    """Its rows are decided with the next one."""
+    job = Job(manifest, tolerable_failed=1)
+    job.later(100)
+    job.later(1_000)
+    job.acknowledge(1)
+    job.later(100)
+    (decide,) = job.acknowledge(2)
+    assert isinstance(decide, Decide)
+    assert [each.committable.checkpoint for each in decide.plan.staged] == [1, 2]

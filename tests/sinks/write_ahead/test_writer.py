@@ -1,0 +1,166 @@
+"""The writer of a write-ahead sink: rows in blocks, intervals as committables."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.checkpoint.store.blocks import Ticket
+from exactlyonce.sinks.write_ahead.writer import (
+    BLOCKS_PENDING_MAX,
+    CHUNK_SIZE,
+    INDEXED,
+    NAMED_MAX,
+    ROW_SIZE_MAX,
+    ROWS,
+    ROWS_INDEX,
+    BoundedRows,
+    RowsWriter,
+    decode_index,
+)
+
+
+class Topic:
+    """Where blocks lie; a test says when they have arrived."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int, bytes]] = []
+        self.tickets: list[Ticket] = []
+        self.arrived = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self.sent) - self.arrived
+
+    def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
+        self.sent.append((kind, checkpoint, body))
+        self.tickets.append(Ticket(f"block/{len(self.sent)}", body))
+        return self.tickets[-1]
+
+    def arrive(self) -> None:
+        """All that was sent is durable."""
+        for offset in range(self.arrived, len(self.sent)):
+            self.tickets[offset]._delivered(None, _Place(offset))
+        self.arrived = len(self.sent)
+
+    def body(self, ref: BlockRef) -> bytes:
+        """The block that *ref* names."""
+        body = self.sent[ref.offset][2]
+        assert (ref.size, ref.sha256) == (len(body), hashlib.sha256(body).digest())
+        return body
+
+
+class _Place:
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def partition(self) -> int:
+        return 1
+
+    def offset(self) -> int:
+        return self._offset
+
+
+def writer() -> tuple[RowsWriter, Topic]:
+    """One of subtask 3, and where its blocks go."""
+    topic = Topic()
+    return RowsWriter("db", 3, topic), topic
+
+
+def test_an_interval_is_its_rows_in_order() -> None:
+    """The committable names blocks that hold them, once these are durable; the next interval begins behind them."""
+    made, topic = writer()
+    made.write([b"a\n", b"b\n"])
+    made.write([b"c\n"])
+    made.barrier(7)
+    made.write([b"d\n"])
+    assert (made.poll(), made.take_flushed(7)) == (False, None), "it is on its way"
+    topic.arrive()
+    assert made.poll()
+    flushed = made.take_flushed(7)
+    assert flushed is not None
+    assert flushed.staged is not None
+    committable = flushed.staged.committable
+    assert (committable.sink, committable.subtask, committable.checkpoint, committable.records) == ("db", 3, 7, 3)
+    assert b"".join(map(topic.body, committable.blocks)) == b"a\nb\nc\n"
+    assert flushed.written == flushed.staged.blocks == committable.blocks
+    made.barrier(8)
+    topic.arrive()
+    made.poll()
+    later = made.take_flushed(8)
+    assert later is not None
+    assert later.staged is not None
+    assert b"".join(map(topic.body, later.staged.committable.blocks)) == b"d\n"
+
+
+def test_an_interval_without_rows_has_nothing_to_commit() -> None:
+    """No block, no committable."""
+    made, topic = writer()
+    made.barrier(1)
+    assert made.poll()
+    flushed = made.take_flushed(1)
+    assert flushed is not None
+    assert flushed.staged is None
+    assert topic.sent == []
+
+
+def test_rows_go_as_they_come() -> None:
+    """Memory holds less than a block's worth, and a block holds whole rows, whatever their sizes."""
+    made, topic = writer()
+    row = b"x" * 999 + b"\n"
+    for _ in range(20):
+        made.write([row] * 100)
+    assert sum(len(body) for _, _, body in topic.sent) >= 20 * 100_000 - CHUNK_SIZE
+    made.write([b"y" * (ROW_SIZE_MAX - 1) + b"\n"] * 2)
+    made.barrier(1)
+    assert max(len(body) for _, _, body in topic.sent) < BLOCK_SIZE_MAX
+    assert all(body.endswith(b"\n") for _, _, body in topic.sent)
+    assert b"".join(body for _, _, body in topic.sent) == row * 2000 + (b"y" * (ROW_SIZE_MAX - 1) + b"\n") * 2
+
+
+def test_many_blocks_are_listed_in_an_index() -> None:
+    """The committable stays small; what it stands on is told all the same."""
+    made, topic = writer()
+    for number in range(NAMED_MAX + 5):
+        made.write([bytes([number]) * CHUNK_SIZE])
+    made.barrier(1)
+    topic.arrive()
+    assert not made.poll(), "the index is on its way"
+    topic.arrive()
+    assert made.poll()
+    flushed = made.take_flushed(1)
+    assert flushed is not None
+    assert flushed.staged is not None
+    committable = flushed.staged.committable
+    assert (committable.body, len(committable.blocks)) == (INDEXED, 1)
+    rows = decode_index(topic.body(committable.blocks[0]))
+    assert [topic.body(ref)[0] for ref in rows] == list(range(NAMED_MAX + 5))
+    assert set(flushed.staged.blocks) == {*rows, *committable.blocks}
+    assert [kind for kind, _, _ in topic.sent] == [ROWS] * (NAMED_MAX + 5) + [ROWS_INDEX]
+
+
+def test_a_writer_is_full_while_many_blocks_are_on_their_way() -> None:
+    """And has room again once they have arrived, with no barrier."""
+    made, topic = writer()
+    for _ in range(BLOCKS_PENDING_MAX + 2):
+        made.write([b"x" * CHUNK_SIZE])
+    assert made.full
+    topic.arrive()
+    assert not made.full
+
+
+def test_a_row_that_no_block_has_room_for_is_refused() -> None:
+    """By the encoder, so that the record is named."""
+
+    class Long:
+        def encode(self, records: Any) -> list[bytes]:
+            return [b"x" * record for record in records]
+
+    encoder = BoundedRows(Long())
+    assert encoder.encode([]) == []
+    assert len(encoder.encode([ROW_SIZE_MAX])[0]) == ROW_SIZE_MAX
+    with pytest.raises(ValueError, match="larger than 1,044,480"):
+        encoder.encode([1, ROW_SIZE_MAX + 1])
