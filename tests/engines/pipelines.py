@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,9 @@ def slow(name: str, pause_ms: int) -> Pipeline:
     return pipeline
 
 
-def stopping(name: str, folder: str) -> Pipeline:
-    """`linear`, in which a worker that meets order 3500, 4500, ... stops itself, once for each of them, and leaves its
-    pid in *folder*, in a file named as the order."""
-    pipeline = Pipeline(name)
+def stopper(folder: str) -> Callable[[Order], Order]:
+    """A worker that meets order 3500, 4500, ... stops itself, once for each of them, and leaves its pid in *folder*, in
+    a file named as the order."""
 
     def stop(order: Order) -> Order:
         marker = Path(folder) / str(order.id)
@@ -108,9 +108,15 @@ def stopping(name: str, folder: str) -> Pipeline:
             os.kill(os.getpid(), signal.SIGSTOP)
         return order
 
+    return stop
+
+
+def stopping(name: str, folder: str) -> Pipeline:
+    """`linear`, in which workers stop; see `stopper`."""
+    pipeline = Pipeline(name)
     (
         pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(stop)
+        .map(stopper(folder))
         .key_by(lambda order: order.customer)
         .stateful_map("totals", add)
         .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))

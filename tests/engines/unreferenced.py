@@ -62,6 +62,7 @@ def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:
         named.update(indexes, (ref for log in manifest.order_logs for ref in log.blocks))
         for _, block in BlockReader(config, topic).fetch(indexes):
             named.update(each.ref for each in decode_index(block.body).blocks)
+        named.update(ref for each in manifest.staged for ref in each.blocks)
     keys = {ref.key for ref in named}
     assert keys <= live, "what is referred to is there"
     return live - keys

@@ -1,0 +1,144 @@
+"""A write-ahead sink over SQLite, as a user would write one, and pipelines that write to it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pipelines import Order, Total, add, stopper
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+
+SCHEMA = """
+create table if not exists rows (place integer primary key, row text);
+create table if not exists ledger (
+    pipeline text, sink text, subtask int, checkpoint int, incarnation int, origin text,
+    primary key (pipeline, sink, subtask)
+)
+"""
+
+
+class SqliteStore:
+    """Rows are JSON lines. A file `away` beside the database says that nobody answers, one `refuse` that it refuses."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def _connected(self) -> closing[sqlite3.Connection]:
+        if self._path.with_suffix(".away").exists():
+            raise StoreUnavailable(f"{self._path.name} is away.")
+        return closing(sqlite3.connect(self._path, isolation_level=None, timeout=60))
+
+    def check(self) -> None:
+        with self._connected() as database:
+            database.executescript(SCHEMA)
+
+    def encoder(self) -> SqliteStore:
+        return self
+
+    def encode(self, records: Sequence[Any]) -> list[bytes]:
+        return [msgspec.json.encode(record) + b"\n" for record in records]
+
+    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
+        with self._connected() as database:
+            database.execute("begin immediate")
+            found = {
+                subtask: row
+                for subtask, *row in database.execute(
+                    "select subtask, checkpoint, incarnation, origin from ledger where (pipeline, sink) = (?, ?)",
+                    (pipeline, sink),
+                )
+            }
+            if -1 in found and found[-1][2] != origin:
+                raise ForeignLedger(found[-1][2])
+            if -1 in found and found[-1][1] > incarnation:
+                raise Fenced(f"incarnation {found[-1][1]} has taken over")
+            database.execute(
+                "insert or replace into ledger values (?, ?, -1, 0, ?, ?)", (pipeline, sink, incarnation, origin)
+            )
+            database.execute("commit")
+        return {subtask: checkpoint for subtask, (checkpoint, _, _) in found.items() if subtask >= 0}
+
+    def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
+        with self._connected() as database:
+            database.execute("begin immediate")
+            ledger = "select {} from ledger where (pipeline, sink, subtask) = (?, ?, ?)"
+            (newest,) = database.execute(ledger.format("incarnation"), (entry.pipeline, entry.sink, -1)).fetchone()
+            if newest > entry.incarnation:
+                raise Fenced(f"incarnation {newest} has taken over")
+            found = database.execute(
+                ledger.format("checkpoint"), (entry.pipeline, entry.sink, entry.subtask)
+            ).fetchone() or (0,)
+            if found[0] >= entry.checkpoint:
+                return False
+            if found[0] != entry.previous:
+                raise LedgerBehind(found[0])
+            self._insert(database, chunks)
+            database.execute(
+                "insert or replace into ledger values (?, ?, ?, ?, ?, '')",
+                (entry.pipeline, entry.sink, entry.subtask, entry.checkpoint, entry.incarnation),
+            )
+            database.execute("commit")
+        return True
+
+    def _insert(self, database: sqlite3.Connection, chunks: Iterable[bytes]) -> None:
+        for chunk in chunks:
+            if self._path.with_suffix(".refuse").exists():
+                raise StoreError("the table has no column 'sum'.")
+            lines = ((line.decode(),) for line in chunk.splitlines())
+            database.executemany("insert into rows (row) values (?)", lines)
+
+    def write(self, chunks: Iterable[bytes]) -> None:
+        with self._connected() as database:
+            database.execute("begin immediate")
+            self._insert(database, chunks)
+            database.execute("commit")
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+
+class SqliteSink(WriteAheadSink[Any]):
+    """Rows of a table, as JSON."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        return {"sink": "sqlite", "path": self._path}
+
+    def store(self, type_: Any) -> SqliteStore:
+        return SqliteStore(self._path)
+
+
+def totals(name: str, database: str, folder: str = "") -> Pipeline:
+    """Topic NAME-in through a running total to NAME-out and to the database; every order to NAME-copies.
+
+    With *folder*, workers stop; see `stopper`.
+    """
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    if folder:
+        orders = orders.map(stopper(folder), id="stop")
+    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    sums = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    sums.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    sums.sink("rows", SqliteSink(database))
+    return pipeline
+
+
+def rows_of(database: Path) -> list[Total]:
+    """All rows, in the order in which they were written."""
+    with closing(sqlite3.connect(database)) as reader:
+        return [
+            msgspec.json.decode(row, type=Total) for (row,) in reader.execute("select row from rows order by place")
+        ]
