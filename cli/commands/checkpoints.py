@@ -83,9 +83,9 @@ class ListedCheckpoint:
         """Whether all of it is known to be committed, or it is damaged."""
         return "damaged" if self.damage else "finalized" if self.finalized else "decided"
 
-    def fate(self, transactional_id: str) -> str:
-        """What became of one of its transactions."""
-        return dict(self.finalized.fates).get(transactional_id, "empty") if self.finalized else "decided"
+    def fate(self, name: str) -> str:
+        """What became of one of its committables, by transactional id or name."""
+        return dict(self.finalized.fates).get(name, "empty") if self.finalized else "decided"
 
     def as_json(self) -> dict[str, Any]:
         """All that a person may ask of it; references to blocks are left out."""
@@ -107,6 +107,17 @@ class ListedCheckpoint:
             "state_bytes": _state_bytes(manifest),
             "offsets": manifest.offsets,
             "committables": committables,
+            "staged": [
+                {
+                    "sink": each.sink,
+                    "subtask": each.subtask,
+                    "checkpoint": each.checkpoint,
+                    "kind": each.kind,
+                    "records": each.records,
+                    "fate": self.fate(each.name),
+                }
+                for each in manifest.staged
+            ],
         }
 
     def row(self) -> text.Row:
@@ -131,12 +142,12 @@ class ListedCheckpoint:
             yield from text.labelled(label, content.strip(), label_width, width, indent)
 
     def _committed(self) -> str:
-        committables = self.manifest.committables
-        if not committables:
+        names = [each.transactional_id for each in self.manifest.committables]
+        names += [each.name for each in self.manifest.staged]
+        if not names:
             return "none"
-        fates = Counter(self.fate(each.transactional_id) for each in committables)
-        shown = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
-        return f"{shown}; {text.counted(sum(each.records for each in committables), 'record')}"
+        shown = ", ".join(f"{count} {fate}" for fate, count in sorted(Counter(map(self.fate, names)).items()))
+        return f"{shown}; {text.counted(self.manifest.records_committed, 'record')}"
 
 
 def _duration_ms(manifest: Manifest) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -142,3 +144,16 @@ def rows_of(database: Path) -> list[Total]:
         return [
             msgspec.json.decode(row, type=Total) for (row,) in reader.execute("select row from rows order by place")
         ]
+
+
+def assert_rows(database: Path, fed: list[tuple[str, str]]) -> None:
+    """Each order gave one row, and the sums of each customer are those of its orders in the order of the rows."""
+    given = {order["id"]: order for order in (json.loads(value) for _, value in fed)}
+    rows = rows_of(database)
+    seen = [row.id for row in rows]
+    missing, doubled = sorted(given.keys() - set(seen)), len(seen) - len(set(seen))
+    assert (missing, doubled) == ([], 0), "every order gives one row"
+    sums: dict[str, int] = defaultdict(int)
+    for row in rows:
+        sums[row.customer] += given[row.id]["total"]
+        assert row.sum == sums[row.customer], f"the total of {row.customer} at order {row.id}"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import QUICK, abort_while_a_worker_sleeps, assert_copies, assert_totals, orders
-from stored import rows_of
+from stored import assert_rows, rows_of
 from test_kill_matrix import ELSEWHERE
 from unreferenced import unreferenced_blocks
 
@@ -23,19 +21,6 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = pytest.mark.broker
 
 Fed = list[tuple[str, str]]
-
-
-def assert_rows(database: Path, fed: Fed) -> None:
-    """Each order gave one row, and the sums of each customer are those of its orders in the order of the rows."""
-    given = {order["id"]: order for order in (json.loads(value) for _, value in fed)}
-    rows = rows_of(database)
-    seen = [row.id for row in rows]
-    missing, doubled = sorted(given.keys() - set(seen)), len(seen) - len(set(seen))
-    assert (missing, doubled) == ([], 0), "every order gives one row"
-    sums: dict[str, int] = defaultdict(int)
-    for row in rows:
-        sums[row.customer] += given[row.id]["total"]
-        assert row.sum == sums[row.customer], f"the total of {row.customer} at order {row.id}"
 
 
 class Stored:

@@ -9,7 +9,7 @@ those differ, so that memory is needed for what is wrong and for records without
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +120,18 @@ class LookedAt:
     foreign_more: int = 0
 
 
+def _elsewhere(intervals: Sequence[CheckpointInterval]) -> list[str]:
+    """Of each sink whose output is in a store: how much of it is not judged."""
+    records: Counter[str] = Counter()
+    for interval in intervals:
+        for each in interval.manifest.staged:
+            records[each.sink] += each.records
+    return [
+        f"{count} records of sink {sink!r} are in a store, which is not read: what decides about them is its ledger"
+        for sink, count in sorted(records.items())
+    ]
+
+
 class Audit:
     """One audit of one pipeline."""
 
@@ -161,6 +173,7 @@ class Audit:
             for interval in intervals:
                 self._judge(interval)
                 self._progress.passed(interval.offsets)
+            self._report.unjudged += _elsewhere(intervals)
             if intervals and not self._ignore_foreign:
                 self._report.findings += self._foreign(intervals)
         finally:

@@ -32,13 +32,13 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 HERE = Path(__file__).parent
 
 
-def load_pipeline(module: str, attribute: str, name: str) -> Loaded:
+def load_pipeline(module: str, attribute: str, name: str, **params: str) -> Loaded:
     """The pipeline of a function of a module of the tests."""
     folder = HERE if module == "bounded_pipelines" else HERE.parents[1] / "engines"
     reference: dict[str, object] = {
         "module": module,
         "attribute": attribute,
-        "params": {"name": name},
+        "params": {"name": name, **params},
         "path": str(folder),
     }
     return Loaded(load_reference(reference), reference)
@@ -159,10 +159,14 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
     return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
 
 
-def run_local(fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", interval: str = "200ms") -> None:
+def run_local(
+    fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", interval: str = "200ms", **params: str
+) -> None:
     """`exactlyonce run --until latest`, as its users do."""
-    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--param", f"name={fed.name}"]
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target]
     options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]
+    for each in {"name": fed.name, **params}.items():
+        options += ["--param", "=".join(each)]
     path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [*command, *options, "--until", "latest", "--checkpoint-interval", interval],
