@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from test_kill_matrix import ELSEWHERE
 from unreferenced import unreferenced_blocks
 
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -78,14 +79,16 @@ def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str
     """Kafka and the store agree though a process was killed at the step, for the second time it came there."""
     once = name in ("coordinator-opened", "coordinator-swept", "worker-restored")
     job = stored.run("--parallelism", "2", env=failpoint(name, nth=1 if once else 2))
+    fired, deadline = tmp_path / "fired" / name, time.monotonic() + LIMIT_S
+    while not fired.exists():
+        assert time.monotonic() < deadline, f"the planned kill happened: {job.said}"
+        stored.feed(100)
+        time.sleep(0.1)
     if name.startswith("worker"):
-        while not (tmp_path / "fired" / name).exists():
-            stored.feed(100)
-            job.await_checkpoint()
+        job.await_checkpoint()
         job.kill()
     else:
         assert job.wait() == -9, job.said
-    assert (tmp_path / "fired" / name).exists(), "the planned kill happened"
     stored.finish("--parallelism", "3")
     stored.assert_exact()
 
