@@ -32,10 +32,10 @@ bench: .venv/run.stamp .venv/java.stamp
 # Most tests wait more than they compute: four processes; what uses a Spark session shares one, in one of them.
 PYTEST := .venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-test: .venv/dev.stamp .venv/java.stamp kafka
+test: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	$(PYTEST) --sample $(ARGS)
 
-test-all: .venv/dev.stamp .venv/java.stamp kafka
+test-all: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	$(PYTEST) --durations=25 $(ARGS)
 
 SEEDS ?= 1000
@@ -76,6 +76,18 @@ clean:
 		$(APT_INSTALL) openjdk-17-jre-headless || $(APT_INSTALL) openjdk-21-jre-headless; \
 	elif [ "$$(id -u)" = 0 ] && command -v dnf >/dev/null; then dnf install -y -q java-21-openjdk-headless; \
 	else echo 'What runs on Spark needs Java 17 or 21: install it (Debian, Ubuntu: openjdk-17-jre-headless).'; fi
+	touch $@
+
+# The servers of other stores, which tests start on their own folders and ports: none is to run as a service.
+STORE_SERVERS := postgres:postgresql mariadbd:mariadb-server redis-server:redis-server
+.venv/stores.stamp: | .venv/bin/python
+	@missing=; for each in $(STORE_SERVERS); do \
+		PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin)" command -v $${each%%:*} >/dev/null || missing+=" $${each#*:}"; \
+	done; \
+	if [ -z "$$missing" ]; then :; \
+	elif $(AS_ROOT_WITH_APT); then echo "Installing$$missing with apt-get, once."; apt-get update -qq; \
+		RUNLEVEL=1 $(APT_INSTALL) $$missing; \
+	else echo "Tests of other stores need their servers; what is not there is left out:$$missing"; fi
 	touch $@
 
 .venv/bin/python:
