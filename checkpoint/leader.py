@@ -168,6 +168,7 @@ class Leader:
         if unfinalized is not None:
             yield from self.finish(unfinalized, lambda _: self._claimed())
         yield from self.sweep()
+        yield from self._staged.clean(self.led.staging, number, self.attempt)
         self._require((yield from self.log.heartbeat(fenced_below=self.incarnation.incarnation)))
         if unfinalized is None:
             manifests, blocks = yield from self._claimed()
@@ -274,6 +275,7 @@ class Leader:
         if unfinished is not None:
             yield from self.finish(unfinished, lambda manifest: self.retention.expire(manifest, ()))
         yield from self.sweep()
+        yield from self._staged.clean(self.led.staging, self.incarnation.incarnation, attempt)
         yield from self.retention.begin_attempt(self.manifest, self.incarnation.incarnation, attempt, late=killed)
         yield from self.look_at_inputs()
         return self.manifest

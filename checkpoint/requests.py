@@ -152,27 +152,28 @@ class ReplayTransaction:
     transactional_id: str
 
 
-# --- what a leader asks of the stores that its pipeline writes to, and whose ledgers say what has been committed
+# --- what a leader asks of stores with a ledger; `StoreUnavailable`: nothing follows from it, it is to be asked again
 
 
-@dataclass(frozen=True)
-class FenceStore:
+class FenceStore(NamedTuple):
     """-> dict[int, int]: by subtask, the checkpoint in the ledger of *sink*. From now on nobody of an older incarnation
-    commits anything to its store. `ForeignLedger` where another checkpoint topic than *origin* has begun it.
-    `StoreUnavailable` may be raised; it may be asked again."""
+    commits anything there. `ForeignLedger` where another checkpoint topic than *origin* has begun it."""
 
     sink: str
     incarnation: int
     origin: str
 
 
-@dataclass(frozen=True)
-class CommitStaged:
-    """-> bool: whether it was committed now; False: it had been.
+class CleanStore(NamedTuple):
+    """-> None. What attempts before (*incarnation*, *attempt*) have set aside, and nobody has committed, goes."""
 
-    By the store's ledger, in one step with the data. `LedgerBehind` where that does not have what came before it.
-    `StoreUnavailable`: nothing follows from it, it is to be asked again; `StoreError`: it would be answered the same.
-    """
+    sink: str
+    incarnation: int
+    attempt: int
+
+
+class CommitStaged(NamedTuple):
+    """-> bool: whether it was committed now, with its ledger; `LedgerBehind` if that lacks what came before."""
 
     committable: StoreCommittable
     incarnation: int
@@ -395,6 +396,7 @@ Request = (
     | CopyTransaction
     | ReplayTransaction
     | FenceStore
+    | CleanStore
     | CommitStaged
     | StartOffsets
     | CheckContinuity

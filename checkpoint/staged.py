@@ -16,7 +16,7 @@ import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import Manifest, StoreCommittable
-from exactlyonce.checkpoint.requests import CommitStaged, FenceStore, Pause, Procedure, Reached, Request
+from exactlyonce.checkpoint.requests import CleanStore, CommitStaged, FenceStore, Pause, Procedure, Reached, Request
 from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 
@@ -90,6 +90,11 @@ class StagedCommits:
                 if has > highest:
                     raise Halt(_ahead(sink, subtask, has, highest))
 
+    def clean(self, sinks: Iterable[str], incarnation: int, attempt: int) -> Procedure[None]:
+        """Let go of what older attempts have set aside: all that was decided has been committed, and no worker runs."""
+        for sink in sinks:
+            yield from self._persistently(CleanStore(sink, incarnation, attempt), sink)
+
     def commit(self, manifest: Manifest, incarnation: int, *, accept_loss: bool = False) -> Procedure[dict[str, str]]:
         """Commit what *manifest*, which is durable, has staged: the fate of each, by name.
 
@@ -138,7 +143,8 @@ def _behind(sink: str, subtask: int, has: int, expected: int) -> str:
         f"The ledger in the store of sink {sink!r} {found} for subtask {subtask}, but checkpoint {expected} was "
         f"committed there: the store was restored from a backup, or its ledger was deleted. What was written since is "
         f"missing.\n"
-        f"  Choices: (1) restore the store as it was after checkpoint {expected}, and run again; (2) {_ANEW}."
+        f"  Choices: (1) restore the store as it was after checkpoint {expected}, and run again; (2) {_ANEW}; (3) if "
+        f"the sink writes to another place than before, give it another id: it begins with what comes from now on."
     )
 
 

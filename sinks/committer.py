@@ -28,6 +28,10 @@ class Committer(Protocol):
         """Let no older incarnation commit any more; -> by subtask, the checkpoint in the ledger. See
         `checkpoint.requests.FenceStore`."""
 
+    def clean(self, incarnation: int, attempt: int) -> None:
+        """What older attempts than that one have set aside outside of the checkpoint topic, and nobody has committed,
+        goes. See `checkpoint.requests.CleanStore`."""
+
     def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
         """-> whether it was committed now; False: it had been. See `checkpoint.requests.CommitStaged`."""
 

@@ -46,6 +46,8 @@ class PipelineStores:
         match request:
             case ask.FenceStore(sink, incarnation, origin):
                 return dict(self._committers[sink].fence(incarnation, origin))
+            case ask.CleanStore(sink, incarnation, attempt):
+                return self._committers[sink].clean(incarnation, attempt)
             case ask.CommitStaged(committable, incarnation):
                 hit("store-committing")
                 return self._committer(committable).commit(committable, incarnation)

@@ -27,6 +27,9 @@ class RowsCommitter:
         """See `Store.fence`."""
         return self.store.fence(self.context.pipeline, self.context.sink, incarnation, origin)
 
+    def clean(self, incarnation: int, attempt: int) -> None:
+        """Nothing: what nobody names in the checkpoint topic goes as every orphan does."""
+
     def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
         """See `Store.apply`."""
         entry = LedgerEntry(

@@ -176,6 +176,14 @@ def test_a_ledger_of_another_checkpoint_topic_halts(manifest: Of) -> None:
         store.fence(None, None)
 
 
+def test_what_nobody_committed_goes() -> None:
+    """Of every sink, once; a store that is away is waited for."""
+    store = Store()
+    store.fail = [StoreUnavailable("no answer.")]
+    drive(store.commits.clean(["db", "files"], 4, 2), store)
+    assert store.asked == [*[ask.CleanStore("db", 4, 2)] * 2, ask.CleanStore("files", 4, 2)]
+
+
 def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
     """Committables and ledger survive the way through the topic; finalized needs the fate of each."""
     made = manifest(1, staged=(msgspec.structs.replace(staged(1), body=b"x", previous=3),), ledger=(("db", 0, 1),))

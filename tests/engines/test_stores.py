@@ -16,6 +16,8 @@ from stored import assert_rows, rows_of
 from test_kill_matrix import ELSEWHERE
 from unreferenced import unreferenced_blocks
 
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.failpoints import NAMES
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -111,6 +113,27 @@ def test_a_store_that_is_away(stored: Stored) -> None:
     stored.assert_exact()
 
 
+@pytest.mark.exhaustive
+def test_a_store_that_is_away_for_a_minute(stored: Stored) -> None:
+    """Heartbeats go on, so that nobody takes the pipeline for dead; no restart, and all rows once."""
+    job = stored.run("--parallelism", "2")
+    job.await_checkpoint()
+    stored.flag("away").touch()
+    stored.feed()
+    job.await_event(lambda event: "waiting for the store" in event.get("text", ""))
+    time.sleep(60)
+    history = read_history({"bootstrap.servers": stored.kafka.bootstrap_servers}, stored.name)
+    assert history.living(SystemClock().now_ms()) is not None, "it shows that it goes on"
+    stored.flag("away").unlink()
+    stored.feed()
+    job.await_checkpoint()
+    job.process.terminate()
+    assert job.wait() == 0, job.said
+    assert "restarting" not in job.said
+    stored.finish()
+    stored.assert_exact()
+
+
 def test_a_store_that_stays_away(stored: Stored) -> None:
     """After `--store-timeout` the run ends with what to do; the next one finishes what was decided."""
     job = stored.run("--store-timeout", "1s")
@@ -153,7 +176,7 @@ def test_a_store_that_refuses(stored: Stored) -> None:
 
 
 def test_a_store_that_was_restored_from_a_backup(stored: Stored, tmp_path: Path) -> None:
-    """What it has lost is neither written again nor passed over in silence: a halt, until it is as it was."""
+    """What it has lost is neither written again nor left out in silence: a halt, until it is as it was."""
     stored.finish()
     shutil.copy(stored.database, tmp_path / "backup")
     stored.feed()
