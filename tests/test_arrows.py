@@ -53,6 +53,8 @@ ROOMS = {
     "engines/spark/source": {"engines", "engines/spark"},
     "sinks": {"sinks/kafka"},
     "sinks/kafka": set[str](),
+    "sinks/sql": set[str](),
+    "sinks/write_ahead": set[str](),
     "testing": {"testing/broker"},
     "testing/broker": {"testing/clock"},
     "testing/clock": set[str](),
