@@ -121,6 +121,8 @@ class RedisConnection:
     def _once(self, pieces: list[bytes]) -> Any:
         """Send a request once, and read its answer."""
         try:
+            if self._connection is not None and self._was_ended():
+                self.close()
             if self._connection is None:
                 self._connection = self._opened({})
             self._connection.send_packed_command([b"".join(pieces)])
@@ -134,6 +136,13 @@ class RedisConnection:
         except BaseException:  # its answer would be taken for that of the next request
             self.close()
             raise
+
+    def _was_ended(self) -> bool:
+        """Whether the server has closed the connection since the last answer; what is sent then may be lost."""
+        try:
+            return bool(self._connection.can_read(0))
+        except (exceptions.RedisError, OSError):
+            return True
 
     def _opened(self, address: dict[str, Any]) -> Connection:
         """A connection by the URL as it is now; what the URL says of retries and time does not count."""

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 import redis
-from applying import LEDGER, Total, chunks_of, entry, key_of, store_of, totals
+from redis_rows import LEDGER, Total, chunks_of, entry, key_of, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce import AvroCodec, Record
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.redis.encoding import ENTRY_FIELDS_MAX
 from exactlyonce.sinks.redis.scripts import KINDS
 
 ann, bob = Total("ann", 1), Total("bob", 2, "often")
@@ -44,7 +45,12 @@ def test_hashes_get_the_fields_of_records(server: RedisServer) -> None:
     server.client.hset("total:ann", mapping={"note": "old", "other": "stays"})
     server.client.hset("total:eve", mapping={"sum": "3"})
     store = store_of(server.url, Record[Total], kind="hash", key=lambda record: f"total:{record.key}")
-    rows: list[Record[Any]] = [Record(ann, "ann"), Record(bob, "bob"), Record(None, "eve"), Record(Total("bob", 5), "bob")]
+    rows: list[Record[Any]] = [
+        Record(ann, "ann"),
+        Record(bob, "bob"),
+        Record(None, "eve"),
+        Record(Total("bob", 5), "bob"),
+    ]
     assert store.apply(chunks_of(store, rows), entry(1))
     assert server.client.hgetall("total:ann") == {"customer": "ann", "sum": "1", "other": "stays"}
     assert server.client.hgetall("total:bob") == {"customer": "bob", "sum": "5"}
@@ -77,8 +83,17 @@ def test_a_stream_with_a_codec_has_one_field(server: RedisServer) -> None:
     """It is called value."""
     store = store_of(server.url, kind="stream", value=AvroCodec(Total), key=lambda _: "totals")
     store.apply(chunks_of(store, [ann]), entry(1))
-    (_, fields), *others = redis.Redis(port=server.port).xrange("totals")
+    client: Any = redis.Redis(port=server.port)
+    (_, fields), *others = client.xrange("totals")
     assert (fields, others) == ({b"value": AvroCodec(Total).encode(ann)}, [])
+
+
+def test_an_entry_may_have_three_thousand_fields(server: RedisServer) -> None:
+    """As many as the encoder takes, the server takes."""
+    store = store_of(server.url, dict[str, int], kind="stream", key=lambda _: "wide", maxlen=10)
+    many = {f"field-{number}": number for number in range(ENTRY_FIELDS_MAX)}
+    assert store.apply(chunks_of(store, [many]), entry(1))
+    assert len(server.client.xrange("wide")[0][1]) == ENTRY_FIELDS_MAX
 
 
 def test_a_committable_without_rows_is_in_the_ledger(server: RedisServer) -> None:

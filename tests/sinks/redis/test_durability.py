@@ -1,11 +1,11 @@
-"""What is on the server's disk: ledger and rows of a part together, or neither."""
+"""The server's disk has ledger and rows of a part together, or neither."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from applying import LEDGER, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, chunks_of, entry, hasty, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import StoreUnavailable
@@ -41,7 +41,7 @@ def test_a_log_that_ends_within_a_part_has_nothing_of_it(own_server: Own, share:
     server.start()
     assert server.client.xlen("totals") == 10
     assert store_of(server.url).fence("shop", "totals", 2, "t") == {0: 1}
-    with pytest.raises(LedgerBehind, match="^1$"):
+    with pytest.raises(LedgerBehind, match=r"^1$"):
         store_of(server.url).apply([], entry(3, incarnation=2))
 
 
@@ -58,7 +58,7 @@ def test_what_was_answered_is_there_after_a_kill(own_server: Own) -> None:
 
 
 def test_an_answer_waits_for_the_disk(own_server: Own) -> None:
-    """Where the server has WAITAOF: fence, apply, and the finding that all is applied, are answered when it is there."""
+    """Where the server has WAITAOF: fence, apply, and the finding that all is applied wait for it."""
     server = own_server(appendfsync="everysec")
     if not server.has_waitaof:
         pytest.skip("this server is older than 7.2, and has no WAITAOF")
@@ -80,7 +80,7 @@ def test_a_disk_that_is_never_reached_is_no_answer(own_server: Own) -> None:
         pytest.skip("this server is older than 7.2, and has no WAITAOF")
     store = hasty(store_of(server.url), 0.5)
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="not brought what was written onto its disk .* appendfsync is no"):
+        with pytest.raises(StoreUnavailable, match=r"not brought what was written onto its disk .* appendfsync is no"):
             store.apply(chunks_of(store, totals(3)), entry(1))
     server.client.config_set("appendfsync", "always")
     assert not store.apply(chunks_of(store, totals(3)), entry(1))
@@ -94,7 +94,7 @@ def test_a_server_that_forgets_all_is_found(own_server: Own) -> None:
     store.apply(chunks_of(store, totals(3)), entry(1))
     server.restart()
     store.close()
-    with pytest.raises(LedgerBehind, match="^0$"):
+    with pytest.raises(LedgerBehind, match=r"^0$"):
         store.apply(chunks_of(store, totals(3)), entry(2))
     assert server.client.keys() == []
     assert store.fence("shop", "totals", 2, "t") == {}

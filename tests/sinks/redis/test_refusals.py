@@ -1,4 +1,4 @@
-"""What the server refuses, or cannot do: each error says what is missing and what to do, and holds no secret."""
+"""Refusals of the server, and what it cannot do: each error says what is missing and what to do, with no secret."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from applying import Total, chunks_of, entry, hasty, store_of, totals
+import redis
+from redis_rows import Total, chunks_of, entry, hasty, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
@@ -67,7 +68,9 @@ def test_the_url_is_looked_up_when_a_connection_is_made(
     assert "begins with none of redis://" in refused(store.check, ConfigError)
     monkeypatch.setenv("THE_REDIS", f"{server.url}?{CANARY}=1")
     assert "unknown parameter" in refused(store.check, ConfigError)
-    monkeypatch.setenv("THE_REDIS", f"{server.url}?retry_on_timeout=yes&socket_timeout=1&protocol=3&decode_responses=yes")
+    monkeypatch.setenv(
+        "THE_REDIS", f"{server.url}?retry_on_timeout=yes&socket_timeout=1&protocol=3&decode_responses=yes"
+    )
     store.check()
     (tmp_path / "url").write_text(f"{server.url}\n")
     store_of(f"file:{tmp_path / 'url'}").check()
@@ -114,7 +117,14 @@ def test_the_rights_of_the_page_are_enough(server: RedisServer, kind: Any) -> No
 
 @pytest.mark.parametrize(
     ("kind", "missing"),
-    [("string", "set"), ("string", "hmget"), ("hash", "hdel"), ("stream", "xadd"), ("string", "eval"), ("string", "info")],
+    [
+        ("string", "set"),
+        ("string", "hmget"),
+        ("hash", "hdel"),
+        ("stream", "xadd"),
+        ("string", "eval"),
+        ("string", "info"),
+    ],
 )
 def test_a_right_that_is_missing_is_named(server: RedisServer, kind: Any, missing: str) -> None:
     """The check names it, before anything is written."""
@@ -158,7 +168,10 @@ def test_full_memory_is_all_or_nothing(server: RedisServer, kind: Any) -> None:
     try:
         text = refused(lambda: store.apply(chunks, entry(1)), StoreUnavailable)
         assert "its memory is full: make room, or raise maxmemory" in text
-        written, part = len(server.client.keys("total:*")), server.client.hget("exactlyonce_ledger:shop:totals", "0:part")
+        written, part = (
+            len(server.client.keys("total:*")),
+            server.client.hget("exactlyonce_ledger:shop:totals", "0:part"),
+        )
         assert 0 < written < 1_000
         assert part == f"1 {written}"
     finally:
@@ -267,6 +280,8 @@ def test_a_script_of_somebody_else_is_waited_for(own_server: Own) -> None:
     store = hasty(store_of(server.url), 10)
     assert "a script of somebody else keeps it busy" in refused(lambda: store.apply([], entry(1)), StoreUnavailable)
     server.client.script_kill()
+    with pytest.raises(redis.ResponseError, match="killed"):
+        other.read_response()
     assert store.apply([], entry(1))
 
 

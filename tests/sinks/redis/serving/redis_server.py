@@ -28,7 +28,11 @@ class RedisServer:
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.port = _free_port()
+        self.bus_port = _free_port()
+        """Where servers of a cluster speak to each other."""
         self.settings = {"appendonly": "yes", "appendfsync": "always", "save": "", **settings}
+        if "cluster-enabled" in settings:
+            self.settings["cluster-port"] = str(self.bus_port)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
