@@ -133,12 +133,9 @@ class RedisConnection:
             if not isinstance(error, exceptions.ResponseError) or _code(error) == "READONLY":
                 self.close()
             self._refuse(error)
-        except BaseException:  # its answer would be taken for that of the next request
-            self.close()
-            raise
 
     def _was_ended(self) -> bool:
-        """Whether the server has closed the connection since the last answer; what is sent then may be lost."""
+        """Whether the server has closed the connection since the last answer, or has sent what is no answer to come."""
         try:
             return bool(self._connection.can_read(0))
         except (exceptions.RedisError, OSError):

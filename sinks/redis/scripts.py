@@ -49,8 +49,7 @@ if held[3] then
   part, rows = tonumber(part), tonumber(rows)
 end
 if done < checkpoint then
-  if done < previous or (part > done and part < checkpoint) then return {'behind', done} end
-  if part ~= checkpoint then rows = 0 end
+  if done < previous or (held[3] and part ~= checkpoint) then return {'behind', done} end
   if rows ~= from then return {'at', rows} end
 end
 local key, argument = 2, 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from redis_rows import LEDGER, chunks_of, entry, hasty, store_of, totals
@@ -71,6 +72,28 @@ def test_an_answer_waits_for_the_disk(own_server: Own) -> None:
     quick = store_of(server.url, durable=False)
     quick.apply([], entry(2))
     assert server.client.info("commandstats")["cmdstat_waitaof"]["calls"] == 4
+
+
+def test_a_server_that_cannot_tell_is_asked_once(own_server: Own) -> None:
+    """Before 7.2 there is no WAITAOF; without durable= it is not even asked."""
+    server = own_server(appendfsync="everysec")
+    if server.has_waitaof:
+        pytest.skip("this server is of 7.2 or newer, and has WAITAOF")
+    quick, store = store_of(server.url, durable=False), store_of(server.url)
+    quick.check()
+    store.check()
+    client = server.client
+    client.config_resetstat()
+    quick.write(chunks_of(quick, totals(3)))
+    quick.apply([], entry(1))
+    assert _errors(client) == {"errorstat_NOSCRIPT": 2}
+    store.apply([], entry(2))
+    store.apply([], entry(3))
+    assert _errors(client) == {"errorstat_NOSCRIPT": 2, "errorstat_ERR": 1}
+
+
+def _errors(client: Any) -> dict[str, int]:
+    return {name: about["count"] for name, about in client.info("errorstats").items()}
 
 
 def test_a_disk_that_is_never_reached_is_no_answer(own_server: Own) -> None:

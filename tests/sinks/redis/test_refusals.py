@@ -226,16 +226,18 @@ def test_a_server_that_never_waits_for_its_disk_is_refused(own_server: Own) -> N
     store_of(server.url).check()
 
 
-def test_a_replica_is_refused(own_server: Own) -> None:
-    """The check asks for the primary; one that becomes a replica during a run is waited for."""
+def test_a_replica_is_refused(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check asks for the primary; one that becomes a replica during a run is waited for, and the URL read again."""
     primary, replica = own_server(), own_server()
-    store = store_of(replica.url)
+    monkeypatch.setenv("THE_REDIS", replica.url)
+    store = store_of("env:THE_REDIS")
     store.check()
     replica.client.replicaof("127.0.0.1", primary.port)
     assert "is a replica now: a failover is under way" in refused(lambda: store.apply([], entry(1)), StoreUnavailable)
     assert "Give the address of the primary" in refused(store_of(replica.url).check)
-    replica.client.replicaof("NO", "ONE")
+    monkeypatch.setenv("THE_REDIS", primary.url)
     assert store.apply([], entry(1))
+    assert primary.client.exists("exactlyonce_ledger:shop:totals")
 
 
 def test_a_disk_that_cannot_be_written_is_waited_for(own_server: Own) -> None:
