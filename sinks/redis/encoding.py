@@ -1,0 +1,198 @@
+"""The encoder: records become rows, and whatever Redis or the ledger could not take is refused here.
+
+A field's value is text as it is, bytes as they are, and else its JSON; what JSON writes as a string (a time, a UUID, a
+Decimal) goes without the quotes. None deletes a field of a hash, and leaves out one of a stream's entry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from exactlyonce.pipeline.codec import Codec
+from exactlyonce.sinks.redis.rows import row
+from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX
+
+ENTRY_FIELDS_MAX = 3_000
+"""Of a stream's entry: Lua hands them over in one call, which takes less than 8,000 values."""
+VALUE_FIELD = "value"
+"""Of an entry whose sink has a codec."""
+_LEDGER_PREFIX = LEDGER_PREFIX.encode()
+_encode_json = msgspec.json.Encoder(order="deterministic").encode
+_decode_json = msgspec.json.Decoder(str).decode
+
+
+class RedisEncoder:
+    """Encodes outputs of one sink. *value* is None where the fields of the record are written."""
+
+    def __init__(
+        self, *, kind: str, key: Callable[[Any], object], records: bool, value: Codec[Any] | None, hash_tag: str | None
+    ) -> None:
+        self._key = key
+        self._records = records
+        self._tag = None if hash_tag is None else hash_tag.encode()
+        self._arguments: Callable[[Any], list[bytes]] = {
+            "string": self._string, "hash": _hash_arguments, "stream": self._entry
+        }[kind]  # fmt: skip
+        self._value = value
+
+    def encode(self, records: Sequence[Any]) -> list[bytes]:
+        """One row for each record. `ValueError` or `TypeError` names the field and what of it does not fit."""
+        values = [record.value for record in records] if self._records else records
+        arguments = self._arguments
+        return [row(self._checked(self._key(record)), arguments(value)) for record, value in zip(records, values)]  # noqa: B905 - one each
+
+    def _checked(self, key: object) -> bytes:
+        name = _key_bytes(key)
+        if name.startswith(_LEDGER_PREFIX):
+            raise ValueError(f"key: {name!r} begins with {LEDGER_PREFIX}, as the keys of ledgers do")
+        if self._tag is not None and _hash_tag(name) != self._tag:
+            tag = self._tag.decode()
+            raise ValueError(
+                f"key: {name!r} has not the hash tag {{{tag}}}, so that it may lie on another server than the ledger: "
+                f"begin it with {{{tag}}}"
+            )
+        return name
+
+    def _string(self, value: Any) -> list[bytes]:
+        return [] if value is None else [self._encoded(value)]
+
+    def _entry(self, value: Any) -> list[bytes]:
+        if value is None:
+            raise ValueError("value: None cannot be written to a stream, whose entries stay")
+        if self._value is not None:
+            return [b"2", VALUE_FIELD.encode(), self._encoded(value)]
+        fields = [each for pair in _fields(value) if pair[1] is not None for each in pair]
+        if not 0 < len(fields) <= 2 * ENTRY_FIELDS_MAX:
+            count = len(fields) // 2
+            raise ValueError(f"value: an entry of a stream has 1 to {ENTRY_FIELDS_MAX:,} fields, not {count:,}")
+        return [b"%d" % len(fields), *(each for each in fields if each is not None)]
+
+    def _encoded(self, value: Any) -> bytes:
+        assert self._value is not None
+        try:
+            return self._value.encode(value)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"value: {_not_text(error)}") from None
+
+
+def _hash_arguments(value: Any) -> list[bytes]:
+    """Count and pairs of what is set, count and names of what is deleted; for None: that all of it is."""
+    if value is None:
+        return [b"-1"]
+    written: list[bytes] = []
+    deleted: list[bytes] = []
+    for name, text in _fields(value):
+        if text is None:
+            deleted.append(name)
+        else:
+            written += (name, text)
+    return [b"%d" % len(written), *written, b"%d" % len(deleted), *deleted]
+
+
+def _key_bytes(key: object) -> bytes:
+    if isinstance(key, str):
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"key: {_not_text(error)}") from None
+    if key is None:
+        raise ValueError("key: it is None, and Redis has no such key; let key= return text")
+    return key if type(key) is bytes else _encode_json(key)
+
+
+def _hash_tag(key: bytes) -> bytes | None:
+    """The part of *key* that says where it lies, as Redis Cluster finds it.
+
+    >>> _hash_tag(b"{shop}:ann"), _hash_tag(b"ann"), _hash_tag(b"{}ann")
+    (b'shop', None, None)
+    """
+    _, opened, rest = key.partition(b"{")
+    tag, closed, _ = rest.partition(b"}")
+    return tag if opened and closed and tag else None
+
+
+def _fields(record: Any) -> list[tuple[bytes, bytes | None]]:
+    """Name and value of each field; those that are msgspec.UNSET are left out."""
+    if isinstance(record, Mapping):
+        return [(_name(name), _text(name, value)) for name, value in record.items() if value is not msgspec.UNSET]
+    kind: Any = type(record)
+    names, encoded, tag, get = _layout(kind)
+    values = get(record)
+    fields = list(zip(encoded, map(_text, names, values), strict=True))
+    if any(value is msgspec.UNSET for value in values):
+        fields = [field for field, value in zip(fields, values, strict=True) if value is not msgspec.UNSET]
+    return fields if tag is None else [tag, *fields]
+
+
+class _Layout(NamedTuple):
+    """Of a class of records: the names of its fields, also as they are written, the tag of a union, and the values."""
+
+    names: tuple[str, ...]
+    written: tuple[bytes, ...]
+    tag: tuple[bytes, bytes | None] | None
+    values: Callable[[Any], tuple[Any, ...]]
+
+
+@lru_cache(maxsize=256)
+def _layout(cls: Any) -> _Layout:
+    written = names = ()  # type: tuple[str, ...]
+    tag = None
+    if issubclass(cls, msgspec.Struct):
+        names, written = cls.__struct_fields__, cls.__struct_encode_fields__
+        config = cls.__struct_config__
+        if config.tag_field is not None:
+            tag = (config.tag_field.encode(), str(config.tag).encode())
+    elif dataclasses.is_dataclass(cls):
+        names = written = tuple(field.name for field in dataclasses.fields(cls))
+    elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        names = written = tuple(cls._fields)
+    else:
+        raise TypeError(f"value: {cls.__name__} has no fields; give a Struct, a dataclass, a NamedTuple or a dict")
+    encoded = tuple(name.encode() for name in written)
+    if len(names) > 1:
+        return _Layout(names, encoded, tag, attrgetter(*names))
+    return _Layout(names, encoded, tag, lambda record: tuple(getattr(record, name) for name in names))
+
+
+def _name(name: object) -> bytes:
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r}: the name of a field is text, not {type(name).__name__}")
+    try:
+        return name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the name of a field: {_not_text(error)}") from None
+
+
+def _text(name: str, value: Any) -> bytes | None:
+    kind = type(value)
+    if kind is str:
+        try:
+            return value.encode()  # type: ignore[no-any-return]  # it is text
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: {_not_text(error)}") from None
+    if kind is int:
+        return b"%d" % value
+    if value is None or value is msgspec.UNSET:
+        return None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}: {value} has no JSON")
+    try:
+        encoded = _encode_json(value)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: {_not_text(error)}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name}: {error}") from None
+    return _decode_json(encoded).encode() if encoded.startswith(b'"') else encoded
+
+
+def _not_text(error: UnicodeEncodeError) -> str:
+    return f"it has {error.object[error.start]!r} at {error.start}, half of a pair, which UTF-8 cannot write"

@@ -1,0 +1,122 @@
+"""Rows as bytes, and the parts in which they are applied.
+
+A row is a header, the key, and the arguments that the script takes for it, in Redis' own protocol: so whoever applies
+it copies bytes, and looks only at headers. Rows follow one another without anything between.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from exactlyonce.pipeline.errors import require
+
+_HEADER = struct.Struct("<III")
+"""Length of the key, count and length of the arguments."""
+Row = tuple[bytes, int, bytes]
+"""Key, count of its arguments, and the arguments as they are sent."""
+PART_BYTES_MAX = 16 << 20
+"""A part ends with the row that goes beyond it."""
+
+
+def argument(value: bytes) -> bytes:
+    """One argument of a command, as it goes over the wire.
+
+    >>> argument(b"ann")
+    b'$3\\r\\nann\\r\\n'
+    """
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def row(key: bytes, arguments: list[bytes]) -> bytes:
+    """A row; *arguments* are the values behind the key."""
+    sent = b"".join(map(argument, arguments))
+    return _HEADER.pack(len(key), len(arguments), len(sent)) + key + sent
+
+
+class Part(msgspec.Struct):
+    """Rows that one call of a script applies."""
+
+    first: int
+    """How many rows of the committable come before."""
+    rows: int
+    is_last: bool
+    keys: list[bytes]
+    """Distinct; for strings, those that are set come first, and the others are deleted."""
+    arguments: list[bytes]
+    """In pieces that are joined."""
+    argument_count: int
+
+    @property
+    def after(self) -> int:
+        """How many rows of the committable are applied with it."""
+        return self.first + self.rows
+
+
+class Parts:
+    """The rows of a committable in parts of at most *rows_max*. There is always one, which may be empty."""
+
+    def __init__(self, chunks: Iterable[bytes], kind: str, rows_max: int) -> None:
+        self._gather = _gather_strings if kind == "string" else _gather_listed
+        self._rows = _read(chunks)
+        self._next = next(self._rows, None)
+        self._rows_max = rows_max
+        self._first = 0
+        self._taken = self._take()
+
+    def current(self) -> Part:
+        """The first rows that are not known to be applied."""
+        return self._gather(self._first, self._taken, self._next is None)
+
+    def advance(self, applied: int) -> None:
+        """So many rows of the committable are applied: go behind them."""
+        require(applied >= self._first, "rows that were applied stay applied")
+        while applied >= self._first + len(self._taken) and self._next is not None:
+            self._first += len(self._taken)
+            self._taken = self._take()
+        del self._taken[: applied - self._first]
+        self._first = applied
+
+    def _take(self) -> list[Row]:
+        taken: list[Row] = []
+        size = 0
+        while self._next is not None and len(taken) < self._rows_max and size <= PART_BYTES_MAX:
+            taken.append(self._next)
+            size += len(self._next[0]) + len(self._next[2])
+            self._next = next(self._rows, None)
+        return taken
+
+
+def _read(chunks: Iterable[bytes]) -> Iterator[Row]:
+    header_of, size = _HEADER.unpack_from, _HEADER.size
+    for chunk in chunks:
+        at, end = 0, len(chunk)
+        while at < end:
+            key_length, count, length = header_of(chunk, at)
+            key_at = at + size
+            at = key_at + key_length + length
+            yield chunk[key_at : key_at + key_length], count, chunk[key_at + key_length : at]
+
+
+def _gather_strings(first: int, rows: list[Row], is_last: bool) -> Part:
+    """Of a key that is written more than once only the last counts: nobody could see the others."""
+    latest = {key: (count, sent) for key, count, sent in rows}
+    values = {key: sent for key, (count, sent) in latest.items() if count}
+    keys = [*values, *(key for key in latest if key not in values)]
+    return Part(first, len(rows), is_last, keys, list(values.values()), len(values))
+
+
+def _gather_listed(first: int, rows: list[Row], is_last: bool) -> Part:
+    """Every row, in order, each behind the index of its key."""
+    index: dict[bytes, bytes] = {}
+    arguments: list[bytes] = []
+    total = 0
+    for key, count, sent in rows:
+        place = index.get(key)
+        if place is None:
+            place = index[key] = argument(b"%d" % len(index))
+        arguments += (place, sent)
+        total += 1 + count
+    return Part(first, len(rows), is_last, list(index), arguments, total)

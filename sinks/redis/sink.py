@@ -1,0 +1,199 @@
+"""Redis as a sink: what to write and under which keys. It opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
+
+from msgspec import inspect
+
+from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.sinks.redis.address import url_problem
+from exactlyonce.sinks.redis.encoding import RedisEncoder
+from exactlyonce.sinks.redis.scripts import KINDS
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.write_ahead.store import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+Delivery = Literal["exactly_once", "at_least_once", "at_most_once"]
+PART_ROWS_MAX = 100_000
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class RedisSink(WriteAheadSink[T], Generic[T]):
+    """Writes to a Redis server, exactly once: a part of a checkpoint and its ledger entry in one step.
+
+    - *url*: ``redis://user:password@host:6379/0``, ``rediss://`` with TLS, ``unix:///path``; ``env:NAME`` or
+      ``file:/path`` where it is looked up when a connection is made.
+    - *key*: a function from the output to its key: str in UTF-8, bytes as they are, all else JSON.
+    - *kind*: "string": SET key value; "hash": HSET with the fields of the record, where None deletes a field; "stream":
+      XADD with the fields of the record, or with the field `value` where *value* is given.
+    - *value*: a type or a codec; None: by the type of the stream (bytes as they are, str in UTF-8, all else JSON).
+    - *maxlen*: about how many entries a stream keeps.
+    - *hash_tag*: in a Redis Cluster, the tag that all keys have; the ledger gets it too.
+    - *durable*: False lets a server be written to that loses everything when it stops.
+    - *part_rows*: how many rows of a checkpoint become visible at one moment; the server does nothing else meanwhile.
+
+    None as an output deletes the key; a stream has no use for it. A stream of `Record[T]` is written with each record's
+    own value and key, so that ``Record(key="total:ann", value=None)`` deletes; *key*, where given, wins.
+    """
+
+    url: str = field(repr=False)
+    key: Callable[[T], object] | None
+    kind: Literal["string", "hash", "stream"]
+    value: TypeForm[Any] | Codec[Any] | None
+    maxlen: int | None
+    hash_tag: str | None
+    durable: bool
+    part_rows: int
+    delivery: Delivery
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: Callable[[T], object] | None = None,
+        kind: Literal["string", "hash", "stream"] = "string",
+        value: TypeForm[Any] | Codec[Any] | None = None,
+        maxlen: int | None = None,
+        hash_tag: str | None = None,
+        durable: bool = True,
+        part_rows: int = 10_000,
+        delivery: Delivery = "exactly_once",
+    ) -> None:
+        fields = {
+            "url": url, "key": key, "kind": kind, "value": value, "maxlen": maxlen, "hash_tag": hash_tag,
+            "durable": durable, "part_rows": part_rows, "delivery": delivery,
+        }  # fmt: skip
+        for name, content in fields.items():
+            object.__setattr__(self, name, content)
+
+    @property
+    def needs_type(self) -> bool:
+        """Unless a codec is given."""
+        return self.value is None
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """What is wrong with the arguments, or with the type for the kind; never the URL itself."""
+        if not isinstance(self.url, str):
+            yield "the URL of the server must be text: redis://host:6379/0"
+        elif not is_reference(self.url) and (problem := url_problem(self.url)):
+            yield f"the URL of the server is wrong: {problem}; write redis://user:password@host:6379/0, or env:NAME"
+        if self.kind not in KINDS:
+            yield f"kind={self.kind!r} must be one of {', '.join(KINDS)}"
+        if self.delivery not in get_args(Delivery):
+            yield f"delivery={self.delivery!r} must be one of {', '.join(get_args(Delivery))}"
+        if self.key is None and not _holds_records(type_):
+            yield "key= is missing: give a function from the output to its key; only a Record has one by itself"
+        elif self.key is not None and not callable(self.key):
+            yield f"key={self.key!r} must be a function of the output"
+        if not isinstance(self.durable, bool):
+            yield f"durable={self.durable!r} must be True or False"
+        if not _is_count(self.part_rows, PART_ROWS_MAX):
+            yield f"part_rows={self.part_rows!r} must be a number from 1 to {PART_ROWS_MAX}"
+        tag = self.hash_tag
+        if tag is not None and not (isinstance(tag, str) and tag and not set(tag) & set("{}")):
+            yield f"hash_tag={tag!r} must be text without braces: the part of every key that stands between {{ and }}"
+        if self.maxlen is not None and self.kind != "stream":
+            yield f"maxlen= is of streams; with kind={self.kind!r} leave it out"
+        elif self.maxlen is not None and not _is_count(self.maxlen, 1 << 62):
+            yield f"maxlen={self.maxlen!r} must be a number from 1 on"
+        yield from self._type_problems(type_)
+
+    def _type_problems(self, type_: Any) -> Iterator[str]:
+        """Of the type, for what is written of it."""
+        held = hints.without_none(_value_type(type_))
+        if self.kind == "hash" and self.value is not None:
+            yield "value= is of strings and streams; a hash has the fields of the record: leave it out"
+        elif self.kind == "string" or self.value is not None:
+            if self.value is not None or held is not UNKNOWN:
+                yield from self._codec_problems(held)
+        elif held is not UNKNOWN and not _has_fields(held):
+            hint = "; or give value=, which makes it the field `value`" if self.kind == "stream" else ""
+            yield (
+                f"kind={self.kind!r} writes the fields of a record, and the stream is of {schema.type_name(held)}: "
+                f"use a msgspec Struct, a dataclass, a NamedTuple, a TypedDict or a dict[str, ...]{hint}"
+            )
+
+    def _codec_problems(self, held: Any) -> Iterator[str]:
+        try:
+            encoded = hints.without_none(codec_for(held if self.value is None else self.value).type)
+        except schema.UnsupportedType as error:
+            yield str(error)
+            return
+        if isinstance(encoded, type) and isinstance(held, type) and encoded not in held.__mro__:
+            yield f"value= encodes {schema.type_name(encoded)}, and the stream is of {schema.type_name(held)}"
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Kind and encoding; the address is no part of what it is, nor are functions."""
+        codec = self._codec(_value_type(type_))
+        return {"sink": "redis", "kind": self.kind, "value": codec.describe() if codec else _described(type_)}
+
+    def store(self, type_: Any) -> Store:
+        """The store, which connects when it is first asked. Raises `ConfigError` where the redis library is missing."""
+        try:
+            from exactlyonce.sinks.redis.store import RedisStore
+        except ModuleNotFoundError as missing:
+            if missing.name != "redis":
+                raise
+            raise ConfigError("RedisSink needs the redis library: pip install 'exactlyonce[redis]'.") from None
+        encoder = RedisEncoder(
+            kind=self.kind,
+            key=self.key or attrgetter("key"),
+            records=_holds_records(type_),
+            value=self._codec(_value_type(type_)),
+            hash_tag=self.hash_tag,
+        )
+        return RedisStore(
+            self.url, kind=self.kind, encoder=encoder, hash_tag=self.hash_tag, maxlen=self.maxlen,
+            durable=self.durable, part_rows=self.part_rows,
+        )  # fmt: skip
+
+    def _codec(self, held: Any) -> Codec[Any] | None:
+        """How values are encoded; None where the fields of the record are written."""
+        if self.value is not None:
+            return codec_for(self.value)
+        return codec_for(held) if self.kind == "string" else None
+
+
+def _described(type_: Any) -> Any:
+    try:
+        return schema.describe(_value_type(type_))
+    except schema.UnsupportedType:
+        return schema.type_name(type_)
+
+
+def _has_fields(type_: Any) -> bool:
+    """Whether records of every alternative of the type have fields with names."""
+    try:
+        info = inspect.type_info(type_)
+    except (TypeError, NameError, AttributeError):
+        return False
+    alternatives = info.types if isinstance(info, inspect.UnionType) else (info,)
+    named = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
+    return all(
+        isinstance(each, named) or (isinstance(each, inspect.DictType) and isinstance(each.key_type, inspect.StrType))
+        for each in alternatives
+    )
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+
+
+def _holds_records(type_: Any) -> bool:
+    return type_ is Record or get_origin(type_) is Record
+
+
+def _value_type(type_: Any) -> Any:
+    return (get_args(type_) or (Any,))[0] if _holds_records(type_) else type_

@@ -1,0 +1,56 @@
+"""Rows of a small type, and a store that applies them, as a leader would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from exactlyonce.sinks import RedisSink
+from exactlyonce.sinks.redis.store import RedisStore
+from exactlyonce.sinks.write_ahead.store import LedgerEntry
+
+LEDGER = "exactlyonce_ledger:shop:totals"
+
+
+class Total(msgspec.Struct):
+    customer: str
+    sum: int
+    note: str | None = None
+
+
+def key_of(total: Total) -> str:
+    return f"total:{total.customer}"
+
+
+def sink_of(url: str, **options: Any) -> RedisSink[Any]:
+    return RedisSink(url, **{"key": key_of, **options})
+
+
+def store_of(url: str, type_: Any = Total, **options: Any) -> RedisStore:
+    store = sink_of(url, **options).store(type_)
+    assert isinstance(store, RedisStore)
+    return store
+
+
+def hasty(store: RedisStore, timeout_s: float) -> RedisStore:
+    """It waits less for an answer."""
+    store._timeout_s = store._server._timeout_s = timeout_s
+    return store
+
+
+def entry(checkpoint: int, previous: int | None = None, **others: Any) -> LedgerEntry:
+    """That of a checkpoint behind the one before, unless *previous* says another."""
+    fields: dict[str, Any] = {"pipeline": "shop", "sink": "totals", "subtask": 0, "incarnation": 1, **others}
+    return LedgerEntry(checkpoint=checkpoint, previous=checkpoint - 1 if previous is None else previous, **fields)
+
+
+def chunks_of(store: RedisStore, records: Iterable[Any], rows: int = 100) -> list[bytes]:
+    """Encoded rows, *rows* of them in a chunk."""
+    encoded = store.encoder().encode(list(records))
+    return [b"".join(encoded[at : at + rows]) for at in range(0, len(encoded), rows)]
+
+
+def totals(count: int, sum_: Callable[[int], int] = int) -> list[Total]:
+    return [Total(f"customer-{number}", sum_(number)) for number in range(count)]

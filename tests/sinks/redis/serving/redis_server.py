@@ -1,0 +1,119 @@
+"""A Redis server of a test's own, on loopback, which can be killed, paused, and started again on the same data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from exactlyonce.testing.cluster import LIMIT_S
+
+PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
+"""Tests may be run with another version of the server."""
+
+
+class RedisServer:
+    """The machine's own server, in *folder*."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self.bus_port = _free_port()
+        """Where servers of a cluster speak to each other."""
+        self.settings = {"appendonly": "yes", "appendfsync": "always", "save": "", **settings}
+        if "cluster-enabled" in settings:
+            self.settings["cluster-port"] = str(self.bus_port)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def client(self) -> Any:
+        """A client that shares no code with the store but the library."""
+        return redis.Redis(port=self.port, decode_responses=True, retry=Retry(NoBackoff(), 0))
+
+    def start(self) -> None:
+        """Start it, and wait until it has loaded its data."""
+        self.launch()
+        assert self._process is not None
+        deadline = time.monotonic() + LIMIT_S
+        while not self._answers():
+            assert self._process.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def launch(self) -> None:
+        """Start it, and do not wait."""
+        assert self._process is None
+        options = [part for name, value in self.settings.items() for part in (f"--{name}", value)]
+        fixed = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen([PROGRAM, *fixed, *options], stdout=log, stderr=log)
+
+    def _answers(self) -> bool:
+        try:
+            self.client.ping()
+        except redis.AuthenticationError:
+            return True
+        except redis.RedisError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """It answers nothing more, and keeps its connections."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def has_waitaof(self) -> bool:
+        """Since 7.2."""
+        version = self.client.info("server")["redis_version"].split(".")
+        return (int(version[0]), int(version[1])) >= (7, 2)
+
+    @property
+    def log_files(self) -> list[Path]:
+        """What it has written of its commands."""
+        return sorted((self.folder / "appendonlydir").glob("*.incr.aof"))
+
+
+def skip_without_a_server() -> None:
+    """Skip where no server is installed, but not where all stores have to be tested."""
+    if shutil.which(PROGRAM) is None:
+        missing = f"there is no {PROGRAM} here: install the package redis-server"
+        if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

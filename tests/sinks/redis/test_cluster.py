@@ -1,0 +1,103 @@
+"""A Redis Cluster: rows and ledger have to lie in one slot, and are found wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis_rows import Total, chunks_of, entry, store_of
+from redis_server import RedisServer, skip_without_a_server
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.redis.store import RedisStore
+
+Own = Callable[..., RedisServer]
+SLOTS = 16384
+LEDGER = "exactlyonce_ledger:{shop}:shop:totals"
+
+
+def tagged(server: RedisServer) -> RedisStore:
+    return store_of(server.url, kind="stream", hash_tag="shop", key=lambda total: f"{{shop}}:{total.customer}")
+
+
+def gather(*servers: RedisServer) -> None:
+    """Make a cluster of them, each with a share of the slots."""
+    share = SLOTS // len(servers)
+    for number, server in enumerate(servers):
+        server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * share, (number + 1) * share - 1)
+        server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus_port)
+    for server in servers:
+        while "cluster_state:ok" not in str(server.client.execute_command("CLUSTER", "INFO")):
+            pass
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A cluster of one server."""
+    skip_without_a_server()
+    server = RedisServer(tmp_path_factory.mktemp("cluster"), **{"cluster-enabled": "yes"})
+    gather(server)
+    yield server
+    server.kill()
+
+
+def test_a_cluster_asks_for_a_hash_tag(node: RedisServer) -> None:
+    """The check says how to give one."""
+    with pytest.raises(StoreError, match=r'hash_tag="totals", and let key= begin every key with \{totals\}'):
+        store_of(node.url).check()
+
+
+def test_keys_without_the_tag_are_refused_when_they_are_encoded(node: RedisServer) -> None:
+    """The key is named, and how it has to begin."""
+    store = store_of(node.url, hash_tag="shop")
+    store.check()
+    with pytest.raises(ValueError, match=r"key: b'total:ann' has not the hash tag \{shop\}.*begin it with \{shop\}"):
+        store.encoder().encode([Total("ann", 1)])
+
+
+def test_rows_and_ledger_lie_in_one_slot(node: RedisServer) -> None:
+    """A part of several keys is written in one step."""
+    store = tagged(node)
+    store.check()
+    store.fence("shop", "totals", 1, "t")
+    assert store.apply(chunks_of(store, [Total("ann", 1), Total("bob", 2)]), entry(1))
+    slots = {node.client.execute_command("CLUSTER", "KEYSLOT", key) for key in node.client.scan_iter()}
+    assert sorted(node.client.keys()) == [LEDGER, "{shop}:ann", "{shop}:bob"]
+    assert len(slots) == 1
+
+
+def test_the_slot_is_found_on_another_server(own_server: Own) -> None:
+    """The address may be that of any server of the cluster, and the slot may move."""
+    servers = [own_server(cluster_enabled="yes") for _ in range(2)]
+    gather(*servers)
+    stores = [tagged(server) for server in servers]
+    for checkpoint, store in enumerate(stores, 1):
+        store.check()
+        assert store.apply(chunks_of(store, [Total("ann", checkpoint)]), entry(checkpoint))
+    slot = servers[0].client.execute_command("CLUSTER", "KEYSLOT", LEDGER)
+    holder = servers[slot // (SLOTS // 2)]
+    assert holder.client.xlen("{shop}:ann") == 2
+
+
+def test_a_slot_on_its_way_is_waited_for(own_server: Own) -> None:
+    """While some of the keys are here and some are not, nothing is written."""
+    servers = [own_server(cluster_enabled="yes") for _ in range(2)]
+    gather(*servers)
+    slot = servers[0].client.execute_command("CLUSTER", "KEYSLOT", LEDGER)
+    source = servers[slot // (SLOTS // 2)]
+    target = servers[1 - slot // (SLOTS // 2)]
+    ids = {server.port: server.client.execute_command("CLUSTER", "MYID") for server in servers}
+    store = tagged(source)
+    assert store.apply(chunks_of(store, [Total("ann", 1)]), entry(1))
+    target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source.port])
+    source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target.port])
+    rows = chunks_of(store, [Total("ann", 2), Total("new", 2)])
+    with pytest.raises(StoreUnavailable, match="the slot of the keys is on its way"):
+        store.apply(rows, entry(2))
+    assert source.client.xlen("{shop}:ann") == 1
+    source.client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", LEDGER, "{shop}:ann")
+    for server in (target, source):
+        server.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
+    assert store.apply(rows, entry(2))
+    assert target.client.xlen("{shop}:ann") == 2

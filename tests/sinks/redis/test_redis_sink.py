@@ -1,0 +1,126 @@
+"""The description of a Redis sink: its problems, what it is, and that it tells no secret."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from redis_rows import Total, key_of
+
+from exactlyonce import AvroCodec, Pipeline, Record
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import RedisSink
+
+URL = "redis://ann:c4nary-Zr9@cache:6379/0"
+
+
+def problems(type_: Any = Total, url: str = URL, **options: Any) -> list[str]:
+    return list(RedisSink(url, **{"key": key_of, **options}).problems(type_))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kind": "hash"},
+        {"kind": "stream", "maxlen": 10},
+        {"kind": "stream", "value": AvroCodec(Total)},
+        {"value": AvroCodec(Total), "hash_tag": "shop", "durable": False, "part_rows": 1},
+        {"delivery": "at_least_once"},
+        {"url": "env:CACHE"},
+        {"url": "file:/run/secrets/cache"},
+        {"url": "rediss://cache"},
+        {"url": "unix:///run/redis.sock?db=1"},
+        {"type_": Record[Total], "key": None},
+        {"type_": dict[str, int], "kind": "hash"},
+        {"type_": Total | None, "kind": "hash"},
+        {"type_": str},
+    ],
+    ids=str,
+)
+def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
+    """All kinds, all ways to name a server."""
+    assert problems(**options) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"url": "http://c4nary-Zr9"}, "begins with none of redis://"),
+        ({"url": "redis://"}, "names no host"),
+        ({"url": "unix://"}, "names no socket"),
+        ({"url": "redis://:c4nary-Zr9@cache:port"}, "a port or a host that is none"),
+        ({"url": "redis://cache:6379/orders"}, "a database that is no number"),
+        ({"url": 7}, "must be text"),
+        ({"kind": "list"}, "kind='list' must be one of string, hash, stream"),
+        ({"delivery": "twice"}, "delivery='twice' must be one of exactly_once"),
+        ({"key": None}, "key= is missing"),
+        ({"key": "total"}, "key='total' must be a function"),
+        ({"durable": "yes"}, "durable='yes' must be True or False"),
+        ({"part_rows": 0}, "part_rows=0 must be a number from 1 to 100000"),
+        ({"part_rows": True}, "part_rows=True must be"),
+        ({"hash_tag": "{shop}"}, "hash_tag='{shop}' must be text without braces"),
+        ({"hash_tag": ""}, "hash_tag='' must be text"),
+        ({"maxlen": 10}, "maxlen= is of streams"),
+        ({"maxlen": 0, "kind": "stream"}, "maxlen=0 must be a number from 1 on"),
+        ({"kind": "hash", "value": str}, "a hash has the fields of the record"),
+        ({"kind": "hash", "type_": str}, "the stream is of str: use a msgspec Struct"),
+        ({"kind": "hash", "type_": Total | int}, "kind='hash' writes the fields of a record"),
+        ({"kind": "stream", "type_": str}, "or give value="),
+        ({"value": str}, "value= encodes str, and the stream is of Total"),
+        ({"type_": Callable}, "cannot be encoded"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said(options: dict[str, Any], problem: str) -> None:
+    """Each problem names the argument and what it may be; none shows the URL."""
+    found = problems(**options)
+    assert any(problem in each for each in found), found
+    assert "c4nary" not in str(found)
+
+
+def test_it_tells_no_secret() -> None:
+    """Neither its repr, nor what it is."""
+    sink = RedisSink(URL, key=key_of)
+    assert "c4nary" not in repr(sink) + str(sink.describe(Total)) + str(vars(sink.store(Total).encoder()))
+
+
+def test_what_it_is() -> None:
+    """Kind and encoding, which tell two sinks apart; where the server is does not."""
+    described = RedisSink(URL, key=key_of).describe(Total)
+    assert described["sink"] == "redis"
+    assert described == RedisSink("env:OTHER", key=str).describe(Total)
+    kinds: list[Any] = ["string", "hash", "stream"]
+    different = [
+        RedisSink(URL, key=key_of, kind=kind).describe(type_) for kind in kinds for type_ in (Total, dict[str, int])
+    ]
+    assert len({msgspec.json.encode(each) for each in different}) == 6
+    assert RedisSink(URL, kind="hash", key=key_of).describe(Record[Total])["value"] == described["value"]["schema"]
+
+
+def test_a_pipeline_takes_it() -> None:
+    """Its problems are those of the graph."""
+    pipeline = Pipeline("shop")
+    totals = pipeline.source("orders", KafkaSource("orders", value=Total))
+    totals.sink("cache", RedisSink("env:CACHE", key=key_of, kind="hash"))
+    pipeline.build()
+    totals.sink("wrong", RedisSink("env:CACHE", key=key_of, kind="list"))  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(Exception, match="kind='list'"):
+        pipeline.build()
+
+
+def test_the_library_is_loaded_when_a_store_is_made() -> None:
+    """Importing the sink does not need it; where it is missing a store says how to install it."""
+    code = (
+        "import sys\n"
+        "from exactlyonce.sinks import RedisSink\n"
+        "assert 'redis' not in sys.modules\n"
+        "sys.modules['redis'] = None\n"
+        "RedisSink('redis://cache', key=str).store(int)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ConfigError: RedisSink needs the redis library: pip install 'exactlyonce[redis]'" in done.stderr
