@@ -1,4 +1,4 @@
-"""Sinks, one folder or module per store: `kafka/`, `postgres/`, `redis/`, and one that prints.
+"""Sinks, one folder or module per store: `kafka/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
 
 `writer` and `committer` are the seams to engines. What stores with a ledger share is in `write_ahead/` (rows that wait
 in the checkpoint topic) and `sql/` (fields and columns).
@@ -7,8 +7,9 @@ May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
 """
 
 from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.print_sink import PrintSink
 from exactlyonce.sinks.redis.sink import RedisSink
 
-__all__ = ["KafkaSink", "PostgresSink", "PrintSink", "RedisSink"]
+__all__ = ["KafkaSink", "MySQLSink", "PostgresSink", "PrintSink", "RedisSink"]

@@ -1,0 +1,108 @@
+"""The address of a server: a URL, ``mysql://user:password@host:3306/database?ssl_mode=verify_identity``.
+
+Invariant: no part of the URL is in an error or a repr, for where it is written wrongly any part may be of the password.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from exactlyonce.pipeline.errors import ConfigError
+
+FORM = "mysql://user:password@host:3306/database, with %40 for an @ in the password, %2F for a /, and so on"
+SCHEMES = ("mysql", "mariadb")
+SSL_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
+"""As MySQL's own clients call them; the default is preferred, and with *ssl_ca* verify_identity."""
+OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
+PORT = 3306
+
+
+@dataclass(frozen=True, kw_only=True)
+class MySQLAddress:
+    """Where the server is, who connects, and how far it is to be trusted."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    database: str
+    options: dict[str, str]
+
+    @classmethod
+    def parse(cls, url: str) -> MySQLAddress:
+        """The address that *url* is; raises `ConfigError` that holds nothing of it."""
+        try:
+            parts = urlsplit(url.strip())
+            host, port, options = (
+                parts.hostname,
+                parts.port,
+                dict(parse_qsl(parts.query, strict_parsing=bool(parts.query))),
+            )
+        except ValueError:
+            raise ConfigError(f"The dsn is no URL. Write {FORM}.") from None
+        database = unquote(parts.path[1:])
+        if (
+            parts.scheme not in SCHEMES
+            or parts.fragment
+            or not parts.username
+            or not (host or "unix_socket" in options)
+        ):
+            raise ConfigError(f"The dsn is not of the form {FORM}.")
+        if not database or "/" in parts.path[1:]:
+            raise ConfigError(f"The dsn names no database. Write {FORM}.")
+        if unknown := sorted(options.keys() - set(OPTIONS)):
+            raise ConfigError(
+                f"The dsn has {len(unknown)} option(s) that are not known. Known are {', '.join(OPTIONS)}."
+            )
+        if (mode := options.get("ssl_mode", "preferred")) not in SSL_MODES:
+            raise ConfigError(f"The ssl_mode of the dsn must be one of {', '.join(SSL_MODES)}.")
+        if "ssl_key" in options and "ssl_cert" not in options:
+            raise ConfigError("The dsn has an ssl_key without its certificate. Add ssl_cert.")
+        if mode in ("disabled", "preferred") and options.keys() & {"ssl_ca", "ssl_cert"} and "ssl_mode" in options:
+            raise ConfigError(f"The dsn has certificates, but ssl_mode={mode}. Use verify_identity.")
+        return cls(
+            host=host or "localhost",
+            port=port or PORT,
+            user=unquote(parts.username),
+            password=unquote(parts.password or ""),
+            database=database,
+            options=options,
+        )
+
+    @property
+    def place(self) -> str:
+        """The server, as errors name it."""
+        return self.options.get("unix_socket") or f"{self.host}:{self.port}"
+
+    def arguments(self) -> dict[str, Any]:
+        """The driver's arguments for it. The password is bytes: of text the driver would make Latin-1."""
+        found: dict[str, Any] = {
+            "host": self.host, "port": self.port, "user": self.user, "password": self.password.encode(),
+            "database": self.database, "unix_socket": self.options.get("unix_socket"),
+        }  # fmt: skip
+        mode = self.options.get("ssl_mode") or ("verify_identity" if "ssl_ca" in self.options else None)
+        if mode == "disabled":
+            found["ssl_disabled"] = True
+        elif mode in ("required", "verify_ca", "verify_identity") or "ssl_cert" in self.options:
+            found["ssl"] = self._tls(mode or "required")
+        return found
+
+    def redact(self, text: str) -> str:
+        """*text* without the password."""
+        return text.replace(self.password, "***") if self.password else text
+
+    def _tls(self, mode: str) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.options.get("ssl_ca"))
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the certificates that servers make for themselves fail it
+            context.check_hostname = mode == "verify_identity"
+            context.verify_mode = ssl.CERT_NONE if mode == "required" else ssl.CERT_REQUIRED
+            if "ssl_cert" in self.options:
+                context.load_cert_chain(self.options["ssl_cert"], self.options.get("ssl_key"))
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise ConfigError(f"A certificate or key that the dsn names cannot be read: {reason}.") from None
+        return context

@@ -1,0 +1,105 @@
+"""The ledger: one row for each subtask of a sink, and one, of subtask -1, with the incarnation that may write.
+
+Invariants: an apply holds a shared lock on row -1 from before its first row until its end, a fence an exclusive one; so
+what an older incarnation began has ended when a fence returns, and finds the newer one when it begins later. Row -1 is
+locked before any other. Numbers only grow. How many rows a statement has changed is looked at only where the row is
+locked and its numbers differ, for there all servers and settings count alike.
+"""
+
+from __future__ import annotations
+
+from exactlyonce.pipeline.errors import Fenced, StoreError
+from exactlyonce.sinks.mysql.session import MySQLSession, quoted
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
+
+LEDGER = "exactlyonce_ledger"
+CREATE = f"""CREATE TABLE IF NOT EXISTS {LEDGER} (
+  pipeline VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  sink VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  subtask INT NOT NULL,
+  checkpoint BIGINT NOT NULL,
+  incarnation BIGINT NOT NULL,
+  origin VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  PRIMARY KEY (pipeline, sink, subtask)
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"""
+WRITER = -1
+"""The subtask of the row that holds the incarnation and the origin."""
+_NONE_YET = -1
+"""The checkpoint of a row that no checkpoint has written."""
+_ROW = "WHERE pipeline = %s AND sink = %s AND subtask = %s"
+_MAKE_ROW = f"INSERT INTO {LEDGER} VALUES (%s, %s, %s, {_NONE_YET}, 0, %s) ON DUPLICATE KEY UPDATE subtask = subtask"
+"""Locks the row in either case, and of two who make it at once the second waits for the first, and finds its row."""
+
+
+def fence(session: MySQLSession, pipeline: str, sink: str, incarnation: int, origin: str) -> dict[int, int]:
+    """See `Store.fence`; to be called within a transaction."""
+    session.ask(_MAKE_ROW, pipeline, sink, WRITER, origin)
+    ((newest, begun_for),) = session.ask(
+        f"SELECT incarnation, origin FROM {LEDGER} {_ROW} FOR UPDATE", pipeline, sink, WRITER
+    )
+    if begun_for != origin:
+        raise ForeignLedger(begun_for)
+    if newest > incarnation:
+        raise _fenced(pipeline, sink, incarnation, newest)
+    session.ask(f"UPDATE {LEDGER} SET incarnation = %s {_ROW}", incarnation, pipeline, sink, WRITER)
+    rows = session.ask(
+        f"SELECT subtask, checkpoint FROM {LEDGER} WHERE pipeline = %s AND sink = %s AND subtask > {WRITER}",
+        pipeline,
+        sink,
+    )
+    return {int(subtask): int(checkpoint) for subtask, checkpoint in rows}
+
+
+def advance(session: MySQLSession, entry: LedgerEntry) -> bool:
+    """Lock the row of the subtask and set it to *entry*; -> False, with nothing changed, where it is there already.
+
+    To be called first in the transaction that writes the rows.
+    """
+    writer = session.ask(
+        f"SELECT incarnation FROM {LEDGER} {_ROW} LOCK IN SHARE MODE", entry.pipeline, entry.sink, WRITER
+    )
+    if not writer:
+        raise StoreError(
+            f"The table {LEDGER} at {session.address.place} has lost its rows of pipeline {entry.pipeline}, "
+            f"sink {entry.sink}, since this run began: was it emptied, or restored from a "
+            f"backup? Run again: the start compares it."
+        )
+    of_subtask = (entry.pipeline, entry.sink, entry.subtask)
+    look = f"SELECT checkpoint, incarnation FROM {LEDGER} {_ROW} FOR UPDATE"
+    found = session.ask(look, *of_subtask)
+    if not found:
+        session.ask(_MAKE_ROW, *of_subtask, "")
+        found = session.ask(look, *of_subtask)
+    ((checkpoint, incarnation),) = found
+    newest = max(writer[0][0], incarnation)
+    if newest > entry.incarnation:
+        raise _fenced(entry.pipeline, entry.sink, entry.incarnation, newest)
+    if checkpoint >= entry.checkpoint:
+        return False
+    changed = session.changed_by(
+        f"UPDATE {LEDGER} SET checkpoint = %s, incarnation = %s {_ROW} AND checkpoint = %s",
+        entry.checkpoint, entry.incarnation, *of_subtask, checkpoint,
+    )  # fmt: skip
+    if changed != 1:
+        raise StoreError(f"The table {LEDGER} has been changed although its row was locked. Is it a table of InnoDB?")
+    return True
+
+
+def try_rights(session: MySQLSession) -> None:
+    """Raise `StoreError` with the SQL to run unless the user may read and write the ledger. Changes nothing."""
+    try:
+        session.ask(f"EXPLAIN UPDATE {LEDGER} SET origin = '' WHERE pipeline = '' AND sink = '' AND subtask = {WRITER}")
+        session.ask(f"EXPLAIN INSERT INTO {LEDGER} VALUES ('', '', {WRITER}, {_NONE_YET}, 0, '')")
+    except StoreError as error:
+        address = session.address
+        raise StoreError(
+            f"{error} For the ledger: GRANT SELECT, INSERT, UPDATE ON {quoted(address.database)}.{LEDGER} "
+            f"TO {quoted(address.user)}@'%'"
+        ) from None
+
+
+def _fenced(pipeline: str, sink: str, incarnation: int, newest: int) -> Fenced:
+    return Fenced(
+        f"The ledger of sink {sink} of pipeline {pipeline} has incarnation {newest}: a newer instance has taken over "
+        f"from incarnation {incarnation}. This one ends; nothing is lost."
+    )

@@ -1,0 +1,298 @@
+r"""Values of columns as SQL literals, and rows of them.
+
+Invariants: no literal holds a backslash or a form feed, and a quote within one is doubled: so what a literal means does
+not depend on any sql_mode, and a form feed ends a row and nothing else. Texts that hold either, and all bytes, are
+written in hexadecimal. A literal is UTF-8, which the session's character set is. A value that the column would change
+or refuse, as far as its type tells, is refused here, with the field, the column, and why.
+
+A row is ``(1,'a',NULL),`` and a form feed, which is white space in SQL: rows behind one another are what follows
+VALUES, but for the last comma.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from exactlyonce.sinks.mysql.table import MySQLColumn
+from exactlyonce.sinks.sql.fields import FieldKind, RowField
+
+ROW_END = ",\f"
+YEAR_MIN = 1000
+"""The first that the server promises to keep."""
+TIMESTAMP_MIN = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+TIMESTAMP_MAX = datetime(2038, 1, 19, 3, 14, 7, 999_999, tzinfo=timezone.utc)
+INTERVAL_MAX = timedelta(hours=838, minutes=59, seconds=59)
+_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
+_CODECS = {"utf8mb3": "utf-8", "utf8": "utf-8", "latin1": "cp1252", "ascii": "ascii"}
+_BMP_LAST = "\uffff"
+
+Literal = Callable[[Any], str]
+
+
+class ColumnLiterals:
+    """Writes the values of one field for one column."""
+
+    def __init__(self, field: RowField, column: MySQLColumn, in_key: bool, depth_max: int) -> None:
+        """*depth_max*: how deep JSON may be nested for this server."""
+        self._field = field
+        self._column = column
+        self._literal = _literal_of(field.kind, column, depth_max)
+        self._nullable = column.nullable and not in_key
+
+    def of(self, records: Sequence[Any]) -> list[str]:
+        """The literal of each record's field."""
+        values, literal = self._field.values(records), self._literal
+        try:
+            if None not in values:
+                return list(map(literal, values))
+            if not self._nullable:
+                raise ValueError("it is None")
+            return ["NULL" if value is None else literal(value) for value in values]
+        except (ValueError, TypeError, OverflowError) as error:
+            refused = TypeError if isinstance(error, TypeError) else ValueError
+            column = f"{self._column.type}{'' if self._nullable else ' NOT NULL'}"
+            raise refused(f"{self._field.name}: {error}; the column {self._column.name!r} is {column}") from None
+
+
+class MySQLRowEncoder:
+    """Turns records into rows of SQL; see `RowEncoder`."""
+
+    def __init__(self, columns: Sequence[ColumnLiterals], bare: bool, bytes_max: int) -> None:
+        """*bare*: rows of one column, without their brackets. *bytes_max*: of a row."""
+        self._columns = columns
+        values = ",".join(["%s"] * len(columns))
+        self._template = (values if bare else f"({values})") + ROW_END
+        self._bytes_max = bytes_max
+
+    def encode(self, records: Sequence[Any]) -> list[bytes]:
+        """One row for each record."""
+        literals = [column.of(records) for column in self._columns]
+        rows = [(self._template % values).encode() for values in zip(*literals, strict=True)]
+        if rows and (longest := max(map(len, rows))) > self._bytes_max:
+            raise ValueError(
+                f"a row of {longest} bytes of SQL is longer than the {self._bytes_max} that max_allowed_packet leaves: "
+                f"SET GLOBAL max_allowed_packet on the server, and in its configuration"
+            )
+        return rows
+
+
+def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal:
+    if kind is FieldKind.UUID:
+        return _uuid_as_bytes if column.data_type == "binary" else _uuid_as_text
+    if kind is FieldKind.DATETIME:
+        return _timestamps(column) if column.data_type == "timestamp" else _datetimes(column)
+    if kind in (FieldKind.JSON, FieldKind.LIST):
+        return _documents(column, depth_max)
+    if kind is FieldKind.INT and column.data_type == "decimal":
+        decimals = _decimals(column)
+        return lambda value: decimals(Decimal(value))
+    made: dict[FieldKind, Callable[[MySQLColumn], Literal]] = {
+        FieldKind.BOOL: lambda _: lambda value: "1" if value else "0",
+        FieldKind.INT: _integers,
+        FieldKind.FLOAT: lambda _: _double,
+        FieldKind.STR: _texts,
+        FieldKind.BYTES: _binaries,
+        FieldKind.DECIMAL: _decimals,
+        FieldKind.DATE: lambda _: _date,
+        FieldKind.TIME: _times,
+        FieldKind.TIMEDELTA: _intervals,
+    }
+    return made[kind](column)
+
+
+def _integers(column: MySQLColumn) -> Literal:
+    bits = _BITS[column.data_type]
+    low, high = (0, (1 << bits) - 1) if column.unsigned else (-1 << (bits - 1), (1 << (bits - 1)) - 1)
+
+    def literal(value: int) -> str:
+        if low <= value <= high:
+            return str(value)
+        raise ValueError(f"it is outside of {low} to {high}")
+
+    return literal
+
+
+def _double(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"it is {value}, which MySQL does not have")
+    text = repr(value)
+    return text if "e" in text else f"{text}e0"  # without an exponent it would be a decimal
+
+
+def _decimals(column: MySQLColumn) -> Literal:
+    scale = column.scale or 0
+    whole = (column.digits or 0) - scale
+
+    def literal(value: Decimal) -> str:
+        if not value.is_finite():
+            raise ValueError(f"it is {value}, which MySQL does not have")
+        if not value:
+            return "0"
+        if value.adjusted() >= whole:
+            raise ValueError(f"it has more than {whole} digits before the point")
+        if column.unsigned and value < 0:
+            raise ValueError("it is negative")
+        text = format(value, "f") if value.adjusted() >= -scale else ""
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        if not text or len(text.partition(".")[2]) > scale:
+            raise ValueError(f"it has more than {scale} digits behind the point")
+        return text
+
+    return literal
+
+
+def _quoted(text: str) -> str:
+    if "\\" in text or "\f" in text:
+        return f"_utf8mb4 X'{text.encode().hex()}'"
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _texts(column: MySQLColumn) -> Literal:
+    characters = column.characters_max
+    octets = column.bytes_max if column.data_type.endswith("text") else None
+    padded = column.data_type == "char"
+
+    def literal(value: str) -> str:
+        if characters is not None and len(value) > characters:
+            raise ValueError(f"it has {len(value)} characters, and {characters} fit")
+        if not value.isascii():
+            _require_encodable(value, column.charset)
+        if octets is not None and len(value) * 4 > octets and (size := len(value.encode())) > octets:
+            raise ValueError(f"it has {size} bytes, and {octets} fit")
+        if padded and value.endswith(" "):
+            raise ValueError("it ends with a blank, which CHAR would drop: use VARCHAR")
+        return _quoted(value)
+
+    return literal
+
+
+def _require_encodable(value: str, charset: str | None) -> None:
+    try:
+        value.encode()
+        if charset in _CODECS:
+            value.encode(_CODECS[charset])
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{value[error.start]!r} is in it, which has no place in {charset or 'UTF-8'}") from None
+    if charset in ("utf8mb3", "utf8") and (last := max(value)) > _BMP_LAST:
+        raise ValueError(f"{last!r} is in it, which has no place in {charset}: use utf8mb4")
+
+
+def _binaries(column: MySQLColumn) -> Literal:
+    fits, exact = column.bytes_max, column.data_type == "binary"
+
+    def literal(value: bytes) -> str:
+        if fits is not None and (len(value) > fits or (exact and len(value) != fits)):
+            raise ValueError(f"it has {len(value)} bytes, and {'exactly ' if exact else ''}{fits} fit")
+        return f"X'{value.hex()}'"
+
+    return literal
+
+
+def _uuid_as_text(value: UUID) -> str:
+    return f"'{value}'"
+
+
+def _uuid_as_bytes(value: UUID) -> str:
+    return f"X'{value.hex}'"
+
+
+def _date(value: date) -> str:
+    if value.year < YEAR_MIN:
+        raise ValueError(f"it is before the year {YEAR_MIN}")
+    return f"'{value.isoformat()}'"
+
+
+def _require_fraction(microsecond: int, digits: int) -> None:
+    if microsecond % 10 ** (6 - digits):
+        raise ValueError(f"its fraction of a second has more than {digits} digits")
+
+
+def _datetimes(column: MySQLColumn) -> Literal:
+    digits = column.fraction or 0
+
+    def literal(value: datetime) -> str:
+        if value.tzinfo is not None:
+            raise ValueError("it has a time zone, which DATETIME does not keep: use TIMESTAMP")
+        if value.year < YEAR_MIN:
+            raise ValueError(f"it is before the year {YEAR_MIN}")
+        _require_fraction(value.microsecond, digits)
+        return f"'{value.isoformat(' ')}'"
+
+    return literal
+
+
+def _timestamps(column: MySQLColumn) -> Literal:
+    digits = column.fraction or 0
+
+    def literal(value: datetime) -> str:
+        if value.utcoffset() is None:
+            raise ValueError("it has no time zone, and a TIMESTAMP is a moment: use DATETIME, or give it one")
+        if not TIMESTAMP_MIN <= value <= TIMESTAMP_MAX:
+            raise ValueError(f"it is outside of {TIMESTAMP_MIN} to {TIMESTAMP_MAX}")
+        _require_fraction(value.microsecond, digits)
+        return f"'{value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(' ')}'"
+
+    return literal
+
+
+def _times(column: MySQLColumn) -> Literal:
+    digits = column.fraction or 0
+
+    def literal(value: time) -> str:
+        if value.tzinfo is not None:
+            raise ValueError("it has a time zone, which TIME does not keep")
+        _require_fraction(value.microsecond, digits)
+        return f"'{value.isoformat()}'"
+
+    return literal
+
+
+def _intervals(column: MySQLColumn) -> Literal:
+    digits = column.fraction or 0
+
+    def literal(value: timedelta) -> str:
+        if abs(value) > INTERVAL_MAX:
+            raise ValueError("it is longer than 838:59:59")
+        _require_fraction(value.microseconds, digits)
+        seconds, micros = divmod(abs(value) // timedelta(microseconds=1), 1_000_000)
+        hours, minutes = divmod(seconds // 60, 60)
+        return f"'{'-' if value < timedelta() else ''}{hours:02}:{minutes:02}:{seconds % 60:02}.{micros:06}'"
+
+    return literal
+
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def _documents(column: MySQLColumn, depth_max: int) -> Literal:
+    text = _texts(column)
+
+    def literal(value: Any) -> str:
+        encoded = _encode_json(value)
+        if b"null" in encoded:
+            _require_finite(msgspec.to_builtins(value))
+        if encoded.count(b"[") + encoded.count(b"{") > depth_max and _depth(msgspec.json.decode(encoded)) > depth_max:
+            raise ValueError(f"it is nested deeper than {depth_max} levels")
+        return text(encoded.decode())
+
+    return literal
+
+
+def _require_finite(value: Any) -> None:
+    """A float without a number would be written as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is in it, which JSON does not have")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ():
+        _require_finite(item)
+
+
+def _depth(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if items is None else 1 + max(map(_depth, items), default=0)

@@ -1,0 +1,95 @@
+"""Errors of the driver, as errors of ours.
+
+A number that is not listed is a `StoreError`: another attempt would meet it again. What is listed as unavailable passes
+by itself, or by an operator's hand, with nothing lost.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+import pymysql
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.mysql.address import MySQLAddress
+
+LOST = frozenset((0, 2006, 2013, 2055, 4031))
+"""The connection is gone; 0 is the driver's own, for one that it has closed."""
+CANNOT_CONNECT = frozenset((2002, 2003, 2005))
+_AWAY = {
+    **dict.fromkeys((1040, 1203, 1226), "has no connection left for this user; it takes more once others close theirs"),
+    **dict.fromkeys((1053, 1079), "is shutting down"),
+    **dict.fromkeys((1152, 1158, 1159, 1160, 1161, 1184, 1927), "has ended the connection"),
+    **dict.fromkeys(
+        (1205,), "waited too long for a lock; another transaction holds it, or an ALTER TABLE is under way"
+    ),
+    **dict.fromkeys((1206, 1213, 1020, 1637), "has chosen this transaction to break a deadlock, and rolled it back"),
+    **dict.fromkeys((1317, 1969, 3024), "was told to end the statement, by KILL or by its max_statement_time"),
+    **dict.fromkeys((1021, 1114), "has no room left: make some on its disk, or lift the limit of its tablespace"),
+    **dict.fromkeys((1037, 1038, 1041, 1135, 5), "is out of memory"),
+    **dict.fromkeys(
+        (1290, 1836, 1792, 3707),
+        "is read-only: a failover is under way, or the dsn names a replica, or somebody set it so",
+    ),
+    **dict.fromkeys((1043, 1047, 1156, 1180, 2012, 2027, 3100, 3101, 4024), "cannot answer at present"),
+}
+_NO_ROOM = ("errno: 28", "error 28", "No space left", "errno: 122", "error 122")
+_HOW = {
+    1044: "Grant the user its rights: GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON {database}.* TO ...",
+    1045: "User or password of the dsn are wrong, or the user may not connect from this host. Correct one of them.",
+    1049: "Create the database, or correct the dsn: CREATE DATABASE {database}",
+    1054: "The table has been changed during the run. Add the column again, or run the pipeline again.",
+    1062: "A unique key of the table forbids the row. Use mode='upsert' with that key, or remove what is in its way.",
+    1129: "Too many failed connections from this host: FLUSH HOSTS on the server.",
+    1130: "Let the user connect from this host: CREATE USER ... @'<this host>'",
+    1142: "Grant what is missing: GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO ...",
+    1143: "Grant what is missing: GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO ...",
+    1146: "Create the table, or give the sink create=True.",
+    1153: "Raise max_allowed_packet of the server: it is lower than when the rows were encoded.",
+    1227: "Grant the user what is named.",
+    1665: "READ COMMITTED needs binlog_format ROW or MIXED: set it in the server's configuration.",
+    2026: "Use a server with TLS, or ssl_mode=disabled in the dsn.",
+}
+_VALUE = frozenset((1048, 1216, 1264, 1265, 1292, 1364, 1366, 1406, 1452, 1690, 3140, 3819, 4025))
+_ALTER = "The table has changed since the rows were encoded, or a constraint forbids them: ALTER TABLE, then run again."
+
+
+def number_of(error: pymysql.MySQLError) -> int:
+    """The server's number of an error, the driver's where there was no server, else -1."""
+    return error.args[0] if error.args and isinstance(error.args[0], int) else -1
+
+
+def timed_out(error: pymysql.MySQLError) -> bool:
+    """Whether a time limit of ours ended the wait for an answer."""
+    return isinstance(error.__context__, TimeoutError) or isinstance(
+        getattr(error, "original_exception", None), TimeoutError
+    )
+
+
+def as_ours(error: pymysql.MySQLError, address: MySQLAddress, timeout_s: float) -> StoreError | StoreUnavailable:
+    """The error to raise; it has the server's own words, without the password."""
+    number, said = number_of(error), address.redact(str(error.args[-1] if error.args else error)).rstrip(".")
+    server = f"MySQL at {address.place}"
+    if number in LOST | CANNOT_CONNECT:
+        return _without_answer(error, server, said, timeout_s)
+    if any(sign in said for sign in _NO_ROOM):
+        return StoreUnavailable(f"{server} {_AWAY[1021]}. Nothing is lost. It says: {said} ({number}).")
+    if number in _AWAY:
+        return StoreUnavailable(f"{server} {_AWAY[number]}. Nothing is lost. It says: {said} ({number}).")
+    how = _HOW.get(number) or (_ALTER if number in _VALUE else "Correct it, then run again; nothing is lost.")
+    return StoreError(f"{server} refuses: {said} ({number}). {how.format(database=address.database)}")
+
+
+def _without_answer(
+    error: pymysql.MySQLError, server: str, said: str, timeout_s: float
+) -> StoreError | StoreUnavailable:
+    cause = getattr(error, "original_exception", None)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return StoreError(
+            f"The certificate of {server} is not trusted: {cause.verify_message}. "
+            f"Name its authority by ssl_ca in the dsn."
+        )
+    if timed_out(error):
+        return StoreUnavailable(f"{server} has not answered for {timeout_s:g} s. Nothing is lost; it is asked again.")
+    what = "cannot be reached" if number_of(error) in CANNOT_CONNECT else "has closed the connection, or it was cut"
+    return StoreUnavailable(f"{server} {what}. Start it, or correct the dsn; nothing is lost. The driver says: {said}.")

@@ -1,0 +1,125 @@
+"""A table of MySQL or MariaDB as a sink: what to write, and how. It opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Generic, TypeVar
+
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.secrets import is_reference, look_up
+from exactlyonce.sinks.mysql.address import MySQLAddress
+from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.write_ahead.store import Store
+
+T = TypeVar("T")
+NAME_LENGTH_MAX = 64
+"""Of tables and columns, in characters."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MySQLSink(WriteAheadSink[T], Generic[T]):
+    """Writes records as rows of a table, exactly once: they become visible with their checkpoint, once.
+
+    - *table*: in the database of the dsn; its columns are the fields of the record's type.
+    - *dsn*: ``mysql://user:password@host:3306/database``, or where that is: ``env:ORDERS_DSN``, ``file:/run/dsn``.
+    - *mode*: "append" inserts a row for each record; "upsert" inserts it or changes the row with its key, the last
+      record of a key wins; "delete" removes the row with its key.
+    - *key*: the columns by which a row is found.
+    - *create*: whether the table is created if it is missing.
+    - *delivery*: "exactly_once", or what is weaker: "at_least_once", "at_most_once".
+    - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided.
+    """
+
+    table: str
+    dsn: str
+    mode: str = "append"
+    key: tuple[str, ...] = ()
+    create: bool = False
+    delivery: str = "exactly_once"
+    commit: str = "write_ahead"
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        dsn: str,
+        mode: str = "append",
+        key: tuple[str, ...] = (),
+        create: bool = False,
+        delivery: str = "exactly_once",
+        commit: str = "write_ahead",
+    ) -> None:
+        fields = {
+            "table": table, "dsn": dsn, "mode": mode, "key": key,
+            "create": create, "delivery": delivery, "commit": commit,
+        }  # fmt: skip
+        for field, content in fields.items():
+            object.__setattr__(self, field, content)
+
+    def __repr__(self) -> str:
+        shown = f"MySQLSink({self.table!r}, mode={self.mode!r}, key={self.key!r}, delivery={self.delivery!r})"
+        if isinstance(self.dsn, str) and is_reference(self.dsn):
+            return shown.replace(", ", f", dsn={self.dsn!r}, ", 1)
+        return shown.replace(", ", ", dsn='***', ", 1)
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """What is wrong with the arguments, or with the type as rows of a table."""
+        if problem := _identifier_problem(self.table):
+            yield f"table={self.table!r} {problem}"
+        if not isinstance(self.dsn, str) or not self.dsn:
+            yield 'dsn= must be a URL, or where it is: dsn="env:ORDERS_DSN"'
+        elif not is_reference(self.dsn):
+            try:
+                MySQLAddress.parse(self.dsn)
+            except ConfigError as error:
+                yield str(error)
+        problems = list(description_problems(self.mode, self.key, self.delivery, self.create))
+        yield from problems
+        if self.commit != "write_ahead":
+            yield f"commit={self.commit!r} is not there for MySQL, only commit='write_ahead'"
+        if not problems:
+            yield from row_problems(type_, self.key)
+        if not problems and type_ is not UNKNOWN and not list(row_problems(type_, self.key)):
+            for field in row_fields(type_, self.mode, self.key):
+                if problem := _identifier_problem(field.name):
+                    yield f"the field {field.name!r} {problem}"
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Table, mode, key, and the columns; where the server is is not part of what it is."""
+        columns = [[field.name, field.kind.value] for field in row_fields(type_, self.mode, self.key)]
+        return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
+
+    def address(self) -> MySQLAddress:
+        """Where the server is, looked up now."""
+        return MySQLAddress.parse(look_up("dsn", self.dsn))
+
+    def store(self, type_: Any) -> Store:
+        """See `WriteAheadSink`. The driver is an extra: `ConfigError` where it is missing."""
+        if find_spec("pymysql") is None:
+            raise ConfigError("MySQLSink needs PyMySQL: run pip install 'exactlyonce[mysql]'")
+        from exactlyonce.sinks.mysql.store import MySQLStore
+
+        return MySQLStore(
+            self.table,
+            row_fields(type_, self.mode, self.key),
+            address=self.address,
+            mode=self.mode,
+            key=self.key,
+            create=self.create,
+            with_ledger=self.delivery == "exactly_once",
+        )
+
+
+def _identifier_problem(name: object) -> str | None:
+    """What is wrong with the name of a table or a column."""
+    if not isinstance(name, str) or not name:
+        return "must be a name"
+    if len(name) > NAME_LENGTH_MAX:
+        return f"is longer than MySQL's names, of {NAME_LENGTH_MAX} characters"
+    if not name.isprintable() or max(name) > "\uffff" or name != name.strip():
+        return "has characters that MySQL's names cannot have"
+    return "must not have a dot: its database is that of the dsn" if "." in name else None

@@ -1,0 +1,215 @@
+"""The store: rows of a sink, and the ledger, in one transaction of MySQL or MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from exactlyonce.pipeline.errors import StoreError, require
+from exactlyonce.sinks.mysql import ledger
+from exactlyonce.sinks.mysql.address import MySQLAddress
+from exactlyonce.sinks.mysql.literals import ROW_END, ColumnLiterals, MySQLRowEncoder
+from exactlyonce.sinks.mysql.session import TIMEOUT_S, MySQLSession, quoted
+from exactlyonce.sinks.mysql.table import ENGINE, MySQLTable, check_ledger, create_statement, read_table, table_problems
+from exactlyonce.sinks.sql.fields import RowField
+from exactlyonce.sinks.write_ahead.store import LedgerEntry
+
+STATEMENT_BYTES_MAX = 1 << 20
+"""More is several statements: each has to be answered within the time limit."""
+DELETED_AT_ONCE = 500
+"""Keys of one DELETE. Servers look up so many by the index; of long lists some make a scan of the whole table."""
+_JSON_DEPTH_MAX = {True: 31, False: 100}
+"""By whether it is MariaDB."""
+_END = ROW_END.encode()
+
+
+class MySQLStore:
+    """See `Store`."""
+
+    def __init__(
+        self,
+        table: str,
+        fields: Sequence[RowField],
+        *,
+        address: Callable[[], MySQLAddress],
+        mode: str,
+        key: Sequence[str],
+        create: bool,
+        with_ledger: bool,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._name = table
+        self._fields = fields
+        self._mode = mode
+        self._key = key
+        self._create = create
+        self._with_ledger = with_ledger
+        self._session = MySQLSession(address, timeout_s)
+        self._looked_at: int | None = None
+        """The connection by which the engines of both tables have been looked at."""
+
+    def check(self) -> None:
+        """See `Store`. Tables are made outside of transactions, for making one ends a transaction."""
+        session = self._session
+        if self._create and read_table(session, self._name) is None:
+            key = () if self._mode == "append" else self._key
+            self._make(create_statement(session, self._name, self._fields, key))
+        table = self._table()
+        problems = list(table_problems(table, self._fields, self._mode, self._key))
+        if problems:
+            raise StoreError(f"Rows cannot go into the table {self._shown}: {'; '.join(problems)}.")
+        self._try_rights()
+        if self._with_ledger:
+            if read_table(session, ledger.LEDGER) is None:
+                self._make(ledger.CREATE)
+            check_ledger(session)
+            ledger.try_rights(session)
+
+    def encoder(self) -> MySQLRowEncoder:
+        """See `Store`."""
+        columns = self._table().columns
+        depth_max = _JSON_DEPTH_MAX[self._session.is_mariadb]
+        missing = [field.name for field in self._fields if field.name not in columns]
+        if missing:
+            raise StoreError(
+                f"The table {self._shown} has no column {', '.join(missing)}. Add it, or leave the field out."
+            )
+        literals = [
+            ColumnLiterals(field, columns[field.name], field.name in self._key, depth_max) for field in self._fields
+        ]
+        bare = self._mode == "delete" and len(literals) == 1
+        return MySQLRowEncoder(literals, bare, self._rows_bytes_max)
+
+    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
+        """See `Store`."""
+        with self._session.transaction():
+            self._require_transactional()
+            return ledger.fence(self._session, pipeline, sink, incarnation, origin)
+
+    def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
+        """See `Store`."""
+        with self._session.transaction():
+            self._require_transactional()
+            if not ledger.advance(self._session, entry):
+                return False
+            self._write(chunks)
+        return True
+
+    def write(self, chunks: Iterable[bytes]) -> None:
+        """See `Store`."""
+        with self._session.transaction():
+            self._write(chunks)
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._session.close()
+
+    @property
+    def _shown(self) -> str:
+        return f"{self._name} at {self._session.address.place}"
+
+    @property
+    def _around(self) -> tuple[bytes, bytes]:
+        """What stands before and behind the rows of a statement."""
+        columns = ",".join(quoted(field.name) for field in self._fields)
+        if self._mode == "delete":
+            found = columns if len(self._fields) == 1 else f"({columns})"
+            return f"DELETE FROM {quoted(self._name)} WHERE {found} IN (".encode(), b")"
+        before = f"INSERT INTO {quoted(self._name)} ({columns}) VALUES ".encode()
+        if self._mode == "append":
+            return before, b""
+        others = [quoted(field.name) for field in self._fields if field.name not in self._key]
+        sets = [f"{name}=VALUES({name})" for name in others] or [f"{quoted(self._key[0])}={quoted(self._key[0])}"]
+        return before, f" ON DUPLICATE KEY UPDATE {','.join(sets)}".encode()
+
+    @property
+    def _rows_bytes_max(self) -> int:
+        """How long the rows of a statement may be for the server: a byte of a packet says that it is one."""
+        return self._session.max_allowed_packet - sum(map(len, self._around)) - 1
+
+    def _write(self, chunks: Iterable[bytes]) -> None:
+        before, behind = self._around
+        for chunk in chunks:
+            for rows in self._parts(chunk):
+                self._session.require_transaction()
+                self._session.send(before + rows + behind)
+
+    def _parts(self, chunk: bytes) -> Iterator[bytes]:
+        """The rows of a chunk, as many at a time as a statement takes, without what ends the last one."""
+        require(not chunk or chunk.endswith(_END), "Chunks consist of whole rows")
+        size = min(self._rows_bytes_max, STATEMENT_BYTES_MAX)
+        start = 0
+        while start < len(chunk):
+            end = len(chunk) - len(_END)
+            if end - start > size:
+                end = chunk.rfind(_END, start, start + size + len(_END))
+                end = chunk.find(_END, start) if end < 0 else end
+            self._require_that_it_fits(end - start)
+            yield from self._keys(chunk[start:end]) if self._mode == "delete" else (chunk[start:end],)
+            start = end + len(_END)
+
+    def _keys(self, rows: bytes) -> Iterator[bytes]:
+        keys = rows.split(_END)
+        if len(keys) == 1 and len(self._fields) > 1:
+            keys *= 2  # MariaDB reads the whole table for a list of one pair, and the index for one of two
+        for start in range(0, len(keys), DELETED_AT_ONCE):
+            yield _END.join(keys[start : start + DELETED_AT_ONCE])
+
+    def _require_that_it_fits(self, size: int) -> None:
+        """The server would cut the connection, which looks as if it were away."""
+        if size > self._rows_bytes_max:
+            raise StoreError(
+                f"A row of {size} bytes of SQL for the table {self._shown} is longer than the server now takes: its "
+                f"max_allowed_packet is {self._session.max_allowed_packet}, and was more when it was encoded. "
+                f"Raise it: SET GLOBAL max_allowed_packet = {size * 2}"
+            )
+
+    def _table(self) -> MySQLTable:
+        table = read_table(self._session, self._name)
+        if table is None:
+            raise StoreError(
+                f"There is no table {self._shown}, or the user may not see it. Create it, give the sink create=True, "
+                f"or {self._grant}"
+            )
+        return table
+
+    @property
+    def _grant(self) -> str:
+        """The SQL that gives the rights on the target table."""
+        rights = {"append": "INSERT", "upsert": "INSERT, UPDATE", "delete": "SELECT, DELETE"}[self._mode]
+        address = self._session.address
+        return f"GRANT {rights} ON {quoted(address.database)}.{quoted(self._name)} TO {quoted(address.user)}@'%'"
+
+    def _make(self, sql: str) -> None:
+        try:
+            self._session.ask(sql)
+        except StoreError as error:
+            raise StoreError(f"{error} Or let an administrator run, in the dsn's database: {sql};") from None
+
+    def _try_rights(self) -> None:
+        """Explain the statements that will be run: that takes the same rights, and changes nothing."""
+        before, behind = self._around
+        nulls = ",".join(["NULL"] * len(self._fields))
+        row = nulls if self._mode == "delete" and len(self._fields) == 1 else f"({nulls})"
+        try:
+            self._session.ask(f"EXPLAIN {before.decode()}{row}{behind.decode()}")
+        except StoreError as error:
+            raise StoreError(f"{error} For the table {self._name}: {self._grant}") from None
+
+    def _require_transactional(self) -> None:
+        """Look once for each connection whether both tables have transactions still, whatever was altered since."""
+        if self._looked_at == self._session.connections:
+            return
+        engines: dict[str, str] = dict(
+            self._session.ask(
+                "SELECT table_name, engine FROM information_schema.tables "
+                "WHERE table_schema = DATABASE() AND table_name IN (%s, %s)", self._name, ledger.LEDGER,
+            )
+        )  # fmt: skip
+        for name in (self._name, ledger.LEDGER):
+            if engines.get(name) != ENGINE:
+                what = f"has the engine {engines[name]}" if name in engines else "is gone"
+                raise StoreError(
+                    f"The table {name} at {self._session.address.place} {what}; it is to be one of {ENGINE}. "
+                    f"Restore it, or ALTER TABLE {quoted(name)} ENGINE={ENGINE}, and run again: the start checks it."
+                )
+        self._looked_at = self._session.connections
