@@ -85,7 +85,7 @@ class MySQLRowEncoder:
 
 def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal:
     if kind is FieldKind.UUID:
-        return _uuid_as_bytes if column.data_type == "binary" else _uuid_as_text
+        return _UUIDS.get(column.data_type, _uuid_as_text)
     if kind is FieldKind.DATETIME:
         return _timestamps(column) if column.data_type == "timestamp" else _datetimes(column)
     if kind in (FieldKind.JSON, FieldKind.LIST):
@@ -201,6 +201,15 @@ def _uuid_as_text(value: UUID) -> str:
 
 def _uuid_as_bytes(value: UUID) -> str:
     return f"X'{value.hex}'"
+
+
+def _uuid_of_mariadb(value: UUID) -> str:
+    if value.bytes[6] & -value.bytes[8] & 0x80:  # MariaDB's rule, for the order in which it keeps them
+        raise ValueError("it is of no variant that the type UUID takes: use CHAR(36)")
+    return f"'{value}'"
+
+
+_UUIDS: dict[str, Literal] = {"binary": _uuid_as_bytes, "uuid": _uuid_of_mariadb}
 
 
 def _date(value: date) -> str:

@@ -1,0 +1,137 @@
+"""A MariaDB server of its own, in a temporary folder on a loopback port, that tests kill, pause and start again."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from exactlyonce.testing.cluster import LIMIT_S
+
+DATABASE = "shop"
+PROGRAMS = ("mariadbd", "mariadb-install-db")
+OPTIONS = (
+    "--bind-address=127.0.0.1", "--skip-name-resolve", "--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M",
+    "--max-connections=60", "--performance-schema=OFF", "--innodb-flush-log-at-trx-commit=2",
+)  # fmt: skip
+
+
+class MariaDB:
+    """One server with one data folder. Root has no password; the database is `DATABASE`."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-mariadb-"))
+        self.port = _free_port()
+        self._user = "mysql" if os.geteuid() == 0 else getpass.getuser()
+        self._process: subprocess.Popen[bytes] | None = None
+        if os.geteuid() == 0:
+            os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
+        install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.folder / 'data'}"]
+        install += [f"--user={self._user}", "--auth-root-authentication-method=normal", "--skip-test-db"]
+        done = subprocess.run([*install, "--skip-name-resolve"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @property
+    def dsn(self) -> str:
+        """Of root."""
+        return f"mysql://root@127.0.0.1:{self.port}/{DATABASE}"
+
+    def start(self, *options: str) -> None:
+        """Start it on its data, and wait until it answers."""
+        files = [f"--{name}={self.folder / value}" for name, value in
+                 (("datadir", "data"), ("socket", "sock"), ("pid-file", "pid"), ("log-error", "err"))]  # fmt: skip
+        command = [_program("mariadbd"), "--no-defaults", f"--port={self.port}", *files, *OPTIONS, *options]
+        with_this = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        user = self._user if os.geteuid() == 0 else None
+        self._process = subprocess.Popen(
+            [*with_this, *command], user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        until = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                with pymysql.connect(host="127.0.0.1", port=self.port, user="root", connect_timeout=5) as connection:
+                    connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+                return
+            except pymysql.MySQLError:
+                assert self._process.poll() is None, (self.folder / "err").read_text()[-3000:]
+                assert time.monotonic() < until, "MariaDB does not come up"
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL; whatever was not committed is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: its sockets are open, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # all of its threads have stopped
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        """Kill it and remove its data."""
+        self.kill()
+        shutil.rmtree(self.folder)
+
+    def sql(self, statement: str, values: Sequence[Any] = (), database: str | None = DATABASE) -> list[tuple[Any, ...]]:
+        """The rows of a statement, by the plain driver over a connection of its own: no code of the sink."""
+        with self.connection(database) as connection, connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+    def connection(self, database: str | None = DATABASE) -> Any:
+        """A plain connection of root, which commits by itself."""
+        return pymysql.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user="root",
+            database=database,
+            autocommit=True,
+            init_command="SET time_zone='+00:00'",
+        )
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+def required() -> None:
+    """Skip the tests where the server's programs are missing, but fail where all stores are to be there."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
+    if missing:
+        said = f"{', '.join(missing)} missing: apt-get install mariadb-server"
+        if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
+            pytest.fail(said)
+        pytest.skip(said)
+
+
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path=_PATH)
+    assert found is not None
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
