@@ -165,10 +165,10 @@ class MySQLStore:
 
     def _table(self) -> MySQLTable:
         table = read_table(self._session, self._name)
-        if table is None:
+        if table is None or not table.columns:
             raise StoreError(
-                f"There is no table {self._shown}, or the user may not see it. Create it, give the sink create=True, "
-                f"or {self._grant}"
+                f"There is no table {self._shown}, or the user may not see it and its columns. Create it, give the sink "
+                f"create=True, or {self._grant}"
             )
         return table
 

@@ -48,12 +48,15 @@ class MariaDB:
         """Of root."""
         return f"mysql://root@127.0.0.1:{self.port}/{DATABASE}"
 
-    def start(self, *options: str) -> None:
-        """Start it on its data, and wait until it answers."""
+    def start(self, *options: str, file_bytes_max: int | None = None) -> None:
+        """Start it on its data, and wait until it answers. *file_bytes_max*: as on a disk that is full then."""
         files = [f"--{name}={self.folder / value}" for name, value in
-                 (("datadir", "data"), ("socket", "sock"), ("pid-file", "pid"), ("log-error", "err"))]  # fmt: skip
+                 (("datadir", "data"), ("socket", "sock"), ("pid-file", "pid"), ("log-error", "log.err"))]  # fmt: skip
         command = [_program("mariadbd"), "--no-defaults", f"--port={self.port}", *files, *OPTIONS, *options]
         with_this = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        if file_bytes_max:
+            ignoring_the_signal = ["sh", "-c", 'trap "" XFSZ; exec "$@"', "sh"]
+            with_this += ["prlimit", f"--fsize={file_bytes_max}", *ignoring_the_signal]
         user = self._user if os.geteuid() == 0 else None
         self._process = subprocess.Popen(
             [*with_this, *command], user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -65,7 +68,7 @@ class MariaDB:
                     connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
                 return
             except pymysql.MySQLError:
-                assert self._process.poll() is None, (self.folder / "err").read_text()[-3000:]
+                assert self._process.poll() is None, self.log()
                 assert time.monotonic() < until, "MariaDB does not come up"
                 time.sleep(0.02)
 
@@ -84,6 +87,10 @@ class MariaDB:
     def go_on(self) -> None:
         """SIGCONT."""
         self._signal(signal.SIGCONT)
+
+    def log(self) -> str:
+        """The end of its error log."""
+        return (self.folder / "log.err").read_text()[-3000:]
 
     def remove(self) -> None:
         """Kill it and remove its data."""
