@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from exactlyonce.pipeline.errors import Fenced, StoreError
 from exactlyonce.sinks.mysql.session import MySQLSession, quoted
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
 
 LEDGER = "exactlyonce_ledger"
 CREATE = f"""CREATE TABLE IF NOT EXISTS {LEDGER} (
@@ -76,6 +76,8 @@ def advance(session: MySQLSession, entry: LedgerEntry) -> bool:
         raise _fenced(entry.pipeline, entry.sink, entry.incarnation, newest)
     if checkpoint >= entry.checkpoint:
         return False
+    if max(checkpoint, 0) < entry.previous:
+        raise LedgerBehind(max(checkpoint, 0))
     changed = session.changed_by(
         f"UPDATE {LEDGER} SET checkpoint = %s, incarnation = %s {_ROW} AND checkpoint = %s",
         entry.checkpoint, entry.incarnation, *of_subtask, checkpoint,

@@ -167,8 +167,8 @@ class MySQLStore:
         table = read_table(self._session, self._name)
         if table is None or not table.columns:
             raise StoreError(
-                f"There is no table {self._shown}, or the user may not see it and its columns. Create it, give the sink "
-                f"create=True, or {self._grant}"
+                f"There is no table {self._shown}, or the user may not see it and its columns. Create it, give "
+                f"the sink create=True, or {self._grant}"
             )
         return table
 

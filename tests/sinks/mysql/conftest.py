@@ -35,7 +35,7 @@ def mariadb(_server: Any) -> Any:
 @pytest.fixture
 def proxy(mariadb: Any) -> Iterator[Any]:
     """A proxy before the server."""
-    from commit_proxy import CommitProxy
+    from mysql_proxy import CommitProxy
 
     made = CommitProxy(mariadb.port)
     yield made

@@ -21,9 +21,12 @@ import pytest
 from exactlyonce.testing.cluster import LIMIT_S
 
 DATABASE = "shop"
+LOG_SIZE = "--innodb-log-file-size=16M"
+IN_MEMORY = Path("/dev/shm")
+"""Tables are made and dropped at once where no disk is asked; what survives SIGKILL is the same."""
 PROGRAMS = ("mariadbd", "mariadb-install-db")
 OPTIONS = (
-    "--bind-address=127.0.0.1", "--skip-name-resolve", "--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M",
+    "--bind-address=127.0.0.1", "--skip-name-resolve", "--innodb-buffer-pool-size=32M", LOG_SIZE,
     "--max-connections=60", "--performance-schema=OFF", "--innodb-flush-log-at-trx-commit=2",
 )  # fmt: skip
 
@@ -32,7 +35,9 @@ class MariaDB:
     """One server with one data folder. Root has no password; the database is `DATABASE`."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-mariadb-"))
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="exactlyonce-mariadb-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
+        )
         self.port = _free_port()
         self._user = "mysql" if os.geteuid() == 0 else getpass.getuser()
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,13 +45,13 @@ class MariaDB:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.folder / 'data'}"]
         install += [f"--user={self._user}", "--auth-root-authentication-method=normal", "--skip-test-db"]
-        done = subprocess.run([*install, "--skip-name-resolve"], capture_output=True, text=True)
+        done = subprocess.run([*install, "--skip-name-resolve", LOG_SIZE], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     @property
     def dsn(self) -> str:
-        """Of root."""
-        return f"mysql://root@127.0.0.1:{self.port}/{DATABASE}"
+        """Of root. Without TLS: else the driver would read all authorities of the machine for each connection."""
+        return f"mysql://root@127.0.0.1:{self.port}/{DATABASE}?ssl_mode=disabled"
 
     def start(self, *options: str, file_bytes_max: int | None = None) -> None:
         """Start it on its data, and wait until it answers. *file_bytes_max*: as on a disk that is full then."""
@@ -64,7 +69,9 @@ class MariaDB:
         until = time.monotonic() + LIMIT_S
         while True:
             try:
-                with pymysql.connect(host="127.0.0.1", port=self.port, user="root", connect_timeout=5) as connection:
+                with pymysql.connect(
+                    host="127.0.0.1", port=self.port, user="root", ssl_disabled=True, connect_timeout=5
+                ) as connection:
                     connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
                 return
             except pymysql.MySQLError:
@@ -109,6 +116,7 @@ class MariaDB:
             host="127.0.0.1",
             port=self.port,
             user="root",
+            ssl_disabled=True,
             database=database,
             autocommit=True,
             init_command="SET time_zone='+00:00'",

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from applying import CHECKPOINTS, ROWS, SUBTASKS
+from mysql_applying import CHECKPOINTS, ROWS, SUBTASKS
 
 from exactlyonce.pipeline.errors import Fenced
 
-APPLYING = Path(__file__).with_name("applying.py")
+APPLYING = Path(__file__).with_name("mysql_applying.py")
 
 
 class Appliers:

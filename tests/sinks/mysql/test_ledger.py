@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
 
 
 class Total(msgspec.Struct):
@@ -32,7 +33,7 @@ def entry(
     checkpoint: int, *, subtask: int = 0, incarnation: int = 1, pipeline: str = "p", sink: str = "s"
 ) -> LedgerEntry:
     return LedgerEntry(
-        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, incarnation=incarnation
+        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=incarnation
     )  # fmt: skip
 
 
@@ -130,6 +131,22 @@ def test_a_ledger_from_a_backup_shows_its_older_numbers(mariadb: Any, stores: St
     for row in backup:
         mariadb.sql("INSERT INTO exactlyonce_ledger VALUES (%s, %s, %s, %s, %s, %s)", row)
     assert store.fence("p", "s", 2, "origin") == {0: 5}
+
+
+def test_a_ledger_behind_what_was_committed_before_stops_it(mariadb: Any, stores: Stores) -> None:
+    """Where the ledger has less than the checkpoint before, the store was restored in between: nothing is written."""
+    store = opened(stores(Total, create=True))
+    with pytest.raises(LedgerBehind) as raised:
+        store.apply(rows(store, ("ann", 1)), replace(entry(3), previous=2))
+    assert raised.value.args == (0,)
+    assert store.apply(rows(store, ("ann", 1)), replace(entry(3), previous=0))
+    with pytest.raises(LedgerBehind) as raised:
+        store.apply(rows(store, ("ann", 2)), replace(entry(6), previous=5))
+    assert raised.value.args == (3,)
+    assert not store.apply(rows(store, ("ann", 1)), replace(entry(3), previous=2))
+    assert store.apply(rows(store, ("ann", 2)), replace(entry(6), previous=3))
+    assert totals(mariadb) == [("ann", 1), ("ann", 2)]
+    assert store.fence("p", "s", 1, "origin") == {0: 6}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is missing or wrong is named, with what to do about it, and without a secret; what passes by itself is waited for."""
+"""Refusals: what is missing or wrong is named, with what to do about it, without a secret; what passes is unavailable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 Stores = Callable[..., Any]
 SECRET = "hunter2"
-FIRST = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=1, incarnation=1)
+FIRST = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=1, previous=0, incarnation=1)
 COLUMNS = "customer VARCHAR(50) COLLATE utf8mb4_bin NOT NULL, cents BIGINT NOT NULL"
 
 
@@ -55,7 +55,7 @@ def test_a_wrong_password_is_named(mariadb: Any, stores: Stores, shop: str) -> N
 
 def test_a_missing_database_is_named(mariadb: Any, stores: Stores) -> None:
     """With the SQL that creates it."""
-    said = refusal(stores(Total, dsn=mariadb.dsn.replace("/shop", "/shopp")))
+    said = refusal(stores(Total, dsn=mariadb.dsn.replace("/shop?", "/shopp?")))
     assert "Unknown database 'shopp' (1049)" in said
     assert "CREATE DATABASE shopp" in said
 
@@ -80,7 +80,12 @@ def test_a_missing_table_is_named(mariadb: Any, stores: Stores) -> None:
         ("append", "SELECT", "INSERT command denied", "GRANT INSERT ON `shop`.`totals` TO `shop`@'%'"),
         ("upsert", "INSERT", "UPDATE command denied", "GRANT INSERT, UPDATE ON `shop`.`totals` TO `shop`@'%'"),
         ("delete", "SELECT", "DELETE command denied", "GRANT SELECT, DELETE ON `shop`.`totals` TO `shop`@'%'"),
-        ("delete", "DELETE", "the user may not see it and its columns", "GRANT SELECT, DELETE ON `shop`.`totals` TO `shop`@'%'"),
+        (
+            "delete",
+            "DELETE",
+            "the user may not see it and its columns",
+            "GRANT SELECT, DELETE ON `shop`.`totals` TO `shop`@'%'",
+        ),
     ],
 )
 def test_a_missing_right_is_named(
@@ -128,16 +133,16 @@ PROBLEMS = [
     ("append", f"{COLUMNS[:-8]} AS (length(customer))", "its column 'cents' is generated, and takes no value"),
     ("append", "customer TEXT, cents DOUBLE", "needs one of TINYINT, SMALLINT, MEDIUMINT, INT, BIGINT, DECIMAL: "
      "ALTER TABLE `totals` MODIFY `cents` BIGINT"),
-    ("append", "customer ENUM('ann'), cents INT", "its column 'customer' is enum('ann'), and a field of str needs one of"),
+    ("append", "customer ENUM('ann'), cents INT", "column 'customer' is enum('ann'), and a field of str needs one of"),
     ("append", "customer TEXT CHARACTER SET sjis, cents INT", "has the character set sjis: ALTER TABLE `totals` MODIFY "
      "`customer` text CHARACTER SET utf8mb4"),
-    ("append", "customer TEXT, cents INT) ENGINE=(MyISAM", "its engine is MyISAM, which has no transactions that the ledger "
-     "could be part of: ALTER TABLE `totals` ENGINE=InnoDB"),
+    ("append", "customer TEXT, cents INT) ENGINE=(MyISAM", "its engine is MyISAM, which has no transactions that "
+     "the ledger could be part of: ALTER TABLE `totals` ENGINE=InnoDB"),
     ("upsert", COLUMNS, "needs a unique key on `customer`: ALTER TABLE `totals` ADD UNIQUE KEY (`customer`)"),
     ("upsert", f"{COLUMNS}, UNIQUE KEY (customer, cents)", "needs a unique key on `customer`"),
     ("upsert", f"{COLUMNS}, UNIQUE KEY (customer(5))", "needs a unique key on `customer`"),
-    ("upsert", f"{COLUMNS}, PRIMARY KEY (customer), UNIQUE KEY other (cents)", "its unique index `other` is not on the key, "
-     "and MySQL would change the row that it finds, which is another key's: ALTER TABLE `totals` DROP INDEX `other`"),
+    ("upsert", f"{COLUMNS}, PRIMARY KEY (customer), UNIQUE KEY other (cents)", "its unique index `other` is not on the "
+     "key, and MySQL would change the row that it finds, which is another key's: ALTER TABLE `totals` DROP INDEX"),
 ]  # fmt: skip
 
 
@@ -159,7 +164,7 @@ def test_a_table_that_does_not_match_is_refused(
     ],
 )
 def test_other_indexes_that_find_no_other_row_are_accepted(mariadb: Any, stores: Stores, columns: str) -> None:
-    """A number that the server gives out, an index that holds the key, and one that is not unique are in nobody's way."""
+    """A number that the server gives out, an index that holds the key, one that is not unique: none is in the way."""
     mariadb.sql(f"CREATE TABLE totals ({columns})")
     stores(Total, mode="upsert", key=("customer",)).check()
 
@@ -177,15 +182,17 @@ def test_a_ledger_that_is_none_is_refused(mariadb: Any, stores: Stores) -> None:
     mariadb.sql("CREATE TABLE exactlyonce_ledger (id INT)")
     assert "is not the ledger of exactlyonce: its columns must be pipeline, sink" in refusal(stores(Total))
     mariadb.sql(
-        "CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCHAR(9), sink VARCHAR(9), subtask INT, checkpoint BIGINT, "
-        "incarnation BIGINT, origin VARCHAR(9), PRIMARY KEY (pipeline, sink, subtask)) ENGINE=MyISAM"
+        "CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCHAR(9), sink VARCHAR(9), subtask INT, "
+        "checkpoint BIGINT, incarnation BIGINT, origin VARCHAR(9), PRIMARY KEY (pipeline, sink, subtask)) ENGINE=MyISAM"
     )
     assert "has the engine MyISAM, which has no transactions: ALTER TABLE exactlyonce_ledger" in refusal(stores(Total))
 
 
 def test_names_are_quoted(mariadb: Any, stores: Stores) -> None:
     """A table or a column may have any name: none is taken for SQL."""
-    type_ = msgspec.defstruct("Row", [("a", int), ("b", int)], rename={"a": "x`; DROP TABLE t; --", "b": "50% `select`"})
+    type_ = msgspec.defstruct(
+        "Row", [("a", int), ("b", int)], rename={"a": "x`; DROP TABLE t; --", "b": "50% `select`"}
+    )
     store = stores(type_, "or`der %s", create=True, mode="upsert", key=("x`; DROP TABLE t; --",))
     store.check()
     store.fence("p", "s", 1, "origin")
@@ -251,7 +258,9 @@ def test_a_statement_that_is_killed_passes_by_itself(mariadb: Any, stores: Store
     mariadb.sql("SET GLOBAL max_statement_time = 0.2")
     try:
         store = stores(Total)
-        with pytest.raises(StoreUnavailable, match="was told to end the statement, by KILL or by its max_statement_time"):
+        with pytest.raises(
+            StoreUnavailable, match="was told to end the statement, by KILL or by its max_statement_time"
+        ):
             store.write(store.encoder().encode([Total("ann", 1)]))
     finally:
         mariadb.sql("SET GLOBAL max_statement_time = 0")
@@ -264,7 +273,9 @@ def test_an_alter_table_under_way_is_waited_for(mariadb: Any, stores: Stores) ->
     encoded = store.encoder().encode([Total("ann", 1)])
     with mariadb.connection() as other:
         other.query("LOCK TABLES totals WRITE")
-        with pytest.raises(StoreUnavailable, match="waited too long for a lock; another transaction holds it, or an ALTER"):
+        with pytest.raises(
+            StoreUnavailable, match="waited too long for a lock; another transaction holds it, or an ALTER"
+        ):
             store.write(encoded)
     store.write(encoded)
 
@@ -297,8 +308,10 @@ def test_a_name_that_is_not_known_is_unavailable(stores: Stores) -> None:
 def test_tls_that_is_asked_for_is_had_or_refused(mariadb: Any, stores: Stores) -> None:
     """A server without TLS, a certificate of nobody's, and one that is trusted."""
     mariadb.sql(f"CREATE TABLE totals ({COLUMNS})")
-    folder = mariadb.folder
-    assert "SSL is required but the server doesn't support it" in refusal(stores(Total, dsn=f"{mariadb.dsn}?ssl_mode=required"))
+    folder, plain = mariadb.folder, mariadb.dsn.partition("?")[0]
+    assert "SSL is required but the server doesn't support it" in refusal(
+        stores(Total, dsn=f"{plain}?ssl_mode=required")
+    )
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", folder / "key", "-out", folder / "cert",
          "-days", "9", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"], capture_output=True,
@@ -308,10 +321,12 @@ def test_tls_that_is_asked_for_is_had_or_refused(mariadb: Any, stores: Stores) -
     mariadb.kill()
     mariadb.start(f"--ssl-cert={folder / 'cert'}", f"--ssl-key={folder / 'key'}")
     try:
-        said = refusal(stores(Total, dsn=f"{mariadb.dsn}?ssl_mode=verify_identity"))
-        assert re.search(r"The certificate of MySQL at .* is not trusted: .* Name its authority by ssl_ca in the dsn", said)
+        said = refusal(stores(Total, dsn=f"{plain}?ssl_mode=verify_identity"))
+        assert re.search(
+            r"The certificate of MySQL at .* is not trusted: .* Name its authority by ssl_ca in the dsn", said
+        )
         for options in (f"ssl_ca={folder / 'cert'}", "ssl_mode=required", "ssl_mode=preferred", "ssl_mode=disabled"):
-            stores(Total, dsn=f"{mariadb.dsn}?{options}").check()
+            stores(Total, dsn=f"{plain}?{options}").check()
     finally:
         mariadb.kill()
         mariadb.start()

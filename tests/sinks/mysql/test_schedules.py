@@ -1,4 +1,4 @@
-"""Schedules that break sinks: answers that are lost and land late, zombies in the middle, a server that is paused or killed.
+"""Schedules that break sinks: answers that are lost and land late, zombies in the middle, a paused or killed server.
 
 Threads stand for processes: each has a store, and so a connection, of its own.
 """
@@ -29,7 +29,9 @@ class Total(msgspec.Struct):
 
 
 def entry(checkpoint: int, subtask: int = 0, incarnation: int = 1) -> LedgerEntry:
-    return LedgerEntry(pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, incarnation=incarnation)
+    return LedgerEntry(
+        pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=incarnation
+    )
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_a_commit_that_is_lost_has_not_been_done(
 def test_a_commit_that_lands_late_is_waited_for(
     mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores, aside: Any
 ) -> None:
-    """While a lost COMMIT is under way its row of the ledger is locked: whoever applies waits, and then finds it done."""
+    """While a lost COMMIT is under way its ledger row is locked: whoever applies waits, and then finds it done."""
     store = stores(Total, dsn=proxy.dsn)
     proxy.hold_commit()
     with pytest.raises(StoreUnavailable):
@@ -167,7 +169,7 @@ def test_a_fence_waits_for_a_zombie_in_the_middle_of_its_rows(
 def test_a_zombie_that_is_silent_is_ended_by_the_server(
     mariadb: Any, first: Any, rows: Any, stores: Stores, aside: Any
 ) -> None:
-    """A paused client's locks last twice its time limit: then the server ends its connection, and its transaction fails."""
+    """A paused client's locks last twice its time limit: then the server ends its connection and its transaction."""
     held = Held(rows)
     paused = stores(Total, timeout_s=1.0)
     zombie = aside(paused.apply, held, entry(1))
@@ -226,7 +228,7 @@ def test_of_two_at_once_the_second_does_what_the_first_gave_up(
 def test_many_at_once_apply_each_checkpoint_once(
     mariadb: Any, first: Any, rows: Any, stores: Stores, aside: Any
 ) -> None:
-    """Four appliers race through the same checkpoints of three subtasks: a deadlock is retried, and nothing is doubled."""
+    """Four appliers race through the same checkpoints of three subtasks: deadlocks are retried, nothing is doubled."""
 
     def race() -> int:
         store, applied = stores(Total), 0
@@ -263,7 +265,7 @@ def test_a_paused_server_is_unavailable(mariadb: Any, first: Any, rows: Any, sto
     mariadb.pause()
     try:
         for store in (connected, new):
-            with pytest.raises(StoreUnavailable, match="has not answered for 2 s. Nothing is lost"):
+            with pytest.raises(StoreUnavailable, match=r"has not answered for 2 s\. Nothing is lost"):
                 store.apply(rows, entry(2))
     finally:
         mariadb.go_on()
@@ -300,7 +302,9 @@ def test_a_server_killed_in_the_middle_has_nothing_of_it(mariadb: Any, first: An
     try:
         with pytest.raises(StoreUnavailable, match="has closed the connection, or it was cut"):
             first.apply(killing(), entry(1))
-        with pytest.raises(StoreUnavailable, match="cannot be reached. Start it, or correct the dsn; nothing is lost"):
+        with pytest.raises(
+            StoreUnavailable, match=r"cannot be reached\. Start it, or correct the dsn; nothing is lost"
+        ):
             first.apply(rows, entry(1))
     finally:
         mariadb.start()

@@ -27,7 +27,7 @@ class CommitProxy:
     @property
     def dsn(self) -> str:
         """Of the server, through here."""
-        return f"mysql://root@127.0.0.1:{self.port}/shop"
+        return f"mysql://root@127.0.0.1:{self.port}/shop?ssl_mode=disabled"
 
     def hold_commit(self) -> None:
         """Cut the client's connection at its next COMMIT, which reaches the server only on `release`."""

@@ -1,6 +1,6 @@
 """A process that applies all checkpoints of all subtasks, from where the ledger is; killed and started again by a test.
 
-    python applying.py DSN INCARNATION
+    python mysql_applying.py DSN INCARNATION
 
 It ends with 0 when all is applied, and with `Fenced.exit_code` when a newer one has taken over.
 """
@@ -46,8 +46,13 @@ def apply_all(store: Store, incarnation: int) -> None:
     for checkpoint in range(min(ledger.get(subtask, 0) for subtask in range(SUBTASKS)) + 1, CHECKPOINTS + 1):
         for subtask in range(SUBTASKS):
             entry = LedgerEntry(
-                pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, incarnation=incarnation
-            )  # fmt: skip
+                pipeline="p",
+                sink="s",
+                subtask=subtask,
+                checkpoint=checkpoint,
+                previous=checkpoint - 1,
+                incarnation=incarnation,
+            )
             store.apply(chunks(store, subtask, checkpoint), entry)
 
 
