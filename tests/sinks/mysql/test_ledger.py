@@ -82,7 +82,7 @@ def test_two_committables_of_one_checkpoint_do_not_hide_each_other(mariadb: Any,
 
 def test_pipelines_and_sinks_do_not_disturb_each_other(mariadb: Any, stores: Stores) -> None:
     """A name is compared exactly: two that differ in case have rows of their own in one ledger."""
-    names: list[dict[str, str]] = [
+    names: list[dict[str, Any]] = [
         {"pipeline": "p"},
         {"pipeline": "P"},
         {"sink": "S"},

@@ -1,4 +1,4 @@
-"""Refusals: what is missing or wrong is named, with what to do about it, without a secret; what passes is unavailable."""
+"""Refusals: what is missing or wrong is named, with what to do and without a secret; what passes is unavailable."""
 
 from __future__ import annotations
 
