@@ -25,7 +25,8 @@ class MySQLSink(WriteAheadSink[T], Generic[T]):
     """Writes records as rows of a table, exactly once: they become visible with their checkpoint, once.
 
     - *table*: in the database of the dsn; its columns are the fields of the record's type.
-    - *dsn*: ``mysql://user:password@host:3306/database``, or where that is: ``env:ORDERS_DSN``, ``file:/run/dsn``.
+    - *dsn*: where the URL ``mysql://user:password@host:3306/database`` is: ``env:ORDERS_DSN``, ``file:/run/dsn``. One
+      without a password may be written out.
     - *mode*: "append" inserts a row for each record; "upsert" inserts it or changes the row with its key, the last
       record of a key wins; "delete" removes the row with its key.
     - *key*: the columns by which a row is found.
@@ -73,10 +74,7 @@ class MySQLSink(WriteAheadSink[T], Generic[T]):
         if not isinstance(self.dsn, str) or not self.dsn:
             yield 'dsn= must be a URL, or where it is: dsn="env:ORDERS_DSN"'
         elif not is_reference(self.dsn):
-            try:
-                MySQLAddress.parse(self.dsn)
-            except ConfigError as error:
-                yield str(error)
+            yield from _dsn_problems(self.dsn)
         problems = list(description_problems(self.mode, self.key, self.delivery, self.create))
         yield from problems
         if self.commit != "write_ahead":
@@ -112,6 +110,16 @@ class MySQLSink(WriteAheadSink[T], Generic[T]):
             create=self.create,
             with_ledger=self.delivery == "exactly_once",
         )
+
+
+def _dsn_problems(dsn: str) -> Iterator[str]:
+    try:
+        address = MySQLAddress.parse(dsn)
+    except ConfigError as error:
+        yield str(error)
+        return
+    if address.password:
+        yield "dsn= has a password written out: put the URL into a variable, dsn='env:NAME', or a file"
 
 
 def _identifier_problem(name: object) -> str | None:

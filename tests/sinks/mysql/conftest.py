@@ -43,7 +43,7 @@ def proxy(mariadb: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def stores(mariadb: Any) -> Iterator[Callable[..., Any]]:
+def stores(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """`stores(type_, dsn=..., table="totals", ...)`: a store of the sink with these arguments, closed with the test."""
     from exactlyonce.sinks.mysql.sink import MySQLSink
     from exactlyonce.sinks.mysql.store import MySQLStore
@@ -54,7 +54,9 @@ def stores(mariadb: Any) -> Iterator[Callable[..., Any]]:
     def make(
         type_: Any, table: str = "totals", *, dsn: str = "", timeout_s: float = 30.0, **options: Any
     ) -> MySQLStore:
-        sink = MySQLSink[Any](table, dsn=dsn or mariadb.dsn, **options)
+        variable = f"DSN_{len(made)}"
+        monkeypatch.setenv(variable, dsn or mariadb.dsn)
+        sink = MySQLSink[Any](table, dsn=f"env:{variable}", **options)
         assert list(sink.problems(type_)) == []
         made.append(
             MySQLStore(

@@ -42,6 +42,7 @@ def test_what_is_right_has_no_problems(mode: str) -> None:
         ({"table": "a\0b"}, "has characters that MySQL's names cannot have"),
         ({"dsn": ""}, "dsn= must be a URL, or where it is"),
         ({"dsn": "postgresql://a:b@c/d"}, "The dsn is not of the form mysql://"),
+        ({"dsn": DSN}, "dsn= has a password written out: put the URL into a variable, dsn='env:NAME'"),
         ({"mode": "merge"}, "mode='merge' must be one of 'append', 'upsert', 'delete'"),
         ({"mode": "upsert"}, "needs the columns by which it finds a row"),
         ({"mode": "upsert", "key": ("name",)}, "key= names 'name', and Total has customer, cents"),
