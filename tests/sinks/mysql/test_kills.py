@@ -14,7 +14,7 @@ from mysql_applying import CHECKPOINTS, ROWS, SUBTASKS
 
 from exactlyonce.pipeline.errors import Fenced
 
-APPLYING = Path(__file__).with_name("mysql_applying.py")
+APPLYING = Path(__file__).parent / "rig" / "mysql_applying.py"
 
 
 class Appliers:
