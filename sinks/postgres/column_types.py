@@ -1,0 +1,145 @@
+"""The types of PostgreSQL's columns that a field's values go into, unchanged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+
+from exactlyonce.sinks.postgres import copy_text
+from exactlyonce.sinks.postgres.copy_text import ColumnText, Texts
+from exactlyonce.sinks.sql.fields import FieldKind, RowField
+from exactlyonce.sinks.sql.table import TableColumn
+
+WANTED: Mapping[FieldKind, str] = {
+    FieldKind.BOOL: "boolean",
+    FieldKind.INT: "bigint, integer, smallint or numeric",
+    FieldKind.FLOAT: "double precision or real",
+    FieldKind.STR: "text, varchar, char, citext or an enum",
+    FieldKind.BYTES: "bytea",
+    FieldKind.DECIMAL: "numeric",
+    FieldKind.DATETIME: "timestamp with time zone, or without",
+    FieldKind.DATE: "date",
+    FieldKind.TIME: "time without time zone",
+    FieldKind.TIMEDELTA: "interval, without restricted fields",
+    FieldKind.UUID: "uuid",
+    FieldKind.JSON: "jsonb or json",
+    FieldKind.LIST: "an array, jsonb or json",
+}
+"""By kind: the types that take it, for errors."""
+CREATED: Mapping[FieldKind, str] = {
+    FieldKind.BOOL: "boolean",
+    FieldKind.INT: "bigint",
+    FieldKind.FLOAT: "double precision",
+    FieldKind.STR: "text",
+    FieldKind.BYTES: "bytea",
+    FieldKind.DECIMAL: "numeric",
+    FieldKind.DATETIME: "timestamp with time zone",
+    FieldKind.DATE: "date",
+    FieldKind.TIME: "time",
+    FieldKind.TIMEDELTA: "interval",
+    FieldKind.UUID: "uuid",
+    FieldKind.JSON: "jsonb",
+}
+"""By kind: the type of a column that we create. A list is an array of its items'."""
+
+_INTEGERS = {"int2": 15, "int4": 31, "int8": 63}
+_DIGITS_MAX = 4000
+"""Of an int that goes into numeric: what Python turns into text."""
+
+
+class PostgresColumn(TableColumn, frozen=True, kw_only=True):
+    """A column as the catalogue has it, with what decides which values it takes."""
+
+    base: str
+    """The name of its type, of a domain the type below, of an array that of its items."""
+    modifier: int
+    """The type's length or precision, as the catalogue keeps it; -1 for none."""
+    array: bool
+    labels: tuple[str, ...]
+    """Of an enum."""
+
+
+def created_type(field: RowField) -> str:
+    """The type of the column that is created for a field."""
+    return f"{CREATED[field.item]}[]" if field.item is not None else CREATED[field.kind]
+
+
+def type_problem(field: RowField, column: PostgresColumn) -> str | None:
+    """Why a column cannot take a field, or None."""
+    if _texts(field, column) is not None:
+        return None
+    wanted = WANTED[field.kind]
+    return f"its column {column.name!r} is {column.type}, and the field is {field.kind.value}: make it {wanted}"
+
+
+def column_text(field: RowField, column: PostgresColumn) -> ColumnText:
+    """How a field becomes text of a column that has no `type_problem`."""
+    texts = _texts(field, column)
+    assert texts is not None
+    plain = column.base in _PLAIN and not column.array
+    return ColumnText(field=field, column=column.type, nullable=column.nullable, texts=texts, escaped=not plain)
+
+
+_PLAIN = {
+    "bool",
+    *_INTEGERS,
+    "float4",
+    "float8",
+    "numeric",
+    "timestamp",
+    "timestamptz",
+    "date",
+    "time",
+    "interval",
+    "uuid",
+}
+"""The types in whose texts there is no backslash, tab or end of a line."""
+
+
+def _texts(field: RowField, column: PostgresColumn) -> Texts | None:
+    if column.array:
+        items = None if field.item is None else _scalar(field.item, column)
+        return None if items is None else copy_text.arrays(items)
+    if field.kind in (FieldKind.JSON, FieldKind.LIST):
+        return copy_text.json_text(column.base == "jsonb") if column.base in ("json", "jsonb") else None
+    return _scalar(field.kind, column)
+
+
+def _scalar(kind: FieldKind, column: PostgresColumn) -> Texts | None:
+    """The texts of one scalar kind for a column's type; None where they do not go together."""
+    base, modifier = column.base, column.modifier
+    if kind is FieldKind.INT and base in _INTEGERS:
+        return copy_text.integers(-(1 << _INTEGERS[base]), (1 << _INTEGERS[base]) - 1)
+    if kind in (FieldKind.INT, FieldKind.DECIMAL) and base == "numeric":
+        return _numeric(kind, modifier)
+    if kind is FieldKind.STR and column.labels:
+        return copy_text.labels(column.labels)
+    if kind is FieldKind.STR and base in ("text", "varchar", "bpchar", "citext"):
+        return copy_text.strings(modifier - 4 if modifier >= 4 else None)
+    if kind is FieldKind.DATETIME and base in ("timestamp", "timestamptz"):
+        return copy_text.timestamps(base == "timestamptz", modifier if modifier >= 0 else 6)
+    if kind is FieldKind.TIME and base == "time":
+        return copy_text.times(modifier if modifier >= 0 else 6)
+    if kind is FieldKind.TIMEDELTA and base == "interval" and modifier < 0:
+        return copy_text.intervals
+    return _UNRESTRICTED.get((kind, base))
+
+
+_UNRESTRICTED: Mapping[tuple[FieldKind, str], Texts] = {
+    (FieldKind.BOOL, "bool"): copy_text.booleans,
+    (FieldKind.FLOAT, "float8"): copy_text.doubles,
+    (FieldKind.FLOAT, "float4"): copy_text.reals,
+    (FieldKind.BYTES, "bytea"): copy_text.binary,
+    (FieldKind.DATE, "date"): copy_text.dates,
+    (FieldKind.UUID, "uuid"): copy_text.uuids,
+}
+
+
+def _numeric(kind: FieldKind, modifier: int) -> Texts:
+    """Numbers for numeric(precision, scale), which the catalogue keeps as one number."""
+    if modifier < 4:
+        bound = 10**_DIGITS_MAX - 1
+        return copy_text.integers(-bound, bound) if kind is FieldKind.INT else copy_text.decimals(None, 0)
+    precision, scale = (modifier - 4) >> 16 & 0xFFFF, ((modifier - 4) & 0x7FF ^ 1024) - 1024
+    fitted = copy_text.decimals(precision, scale)
+    return fitted if kind is FieldKind.DECIMAL else lambda values: fitted(list(map(Decimal, values)))

@@ -1,0 +1,200 @@
+"""A connection to PostgreSQL on which no call waits without end, and which is dropped after any fault.
+
+Invariants: every error of the driver leaves as `StoreError` or `StoreUnavailable`, without a secret; after one the
+connection is closed, so that the server ends what was under way as soon as it learns of it; nothing is repeated here.
+Settings hold for a transaction, not a session: a pooler that shares sessions between clients may stand in between.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+from psycopg import conninfo, sql
+from psycopg.abc import PQGen
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
+from exactlyonce.pipeline.secrets import look_up
+from exactlyonce.sinks.postgres.refusals import Refusals
+
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
+
+_KEEPALIVE = {
+    "keepalives": "1",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "30000",
+}
+"""How soon the client's side learns that nobody is there. What the connection string says wins."""
+_BYTES_PER_SECOND_MIN = 1 << 20
+"""The server is given a second more for so many bytes that it has to store."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long what is waited for, in seconds."""
+
+    connect: int = 10
+    """For one address of the server."""
+    answer: float = 30
+    """Without any progress."""
+    lock: float = 20
+    """For a lock that another session holds."""
+    grace: float = 5
+    """For an apply of an older incarnation, before its session is ended."""
+
+
+class _Waiting(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that gives up on a server which is silent for too long."""
+
+    answer_s: float = 30
+    silent = False
+
+    def wait(self, gen: PQGen[Any], *_args: Any, **_options: Any) -> Any:
+        """Run what the driver does until it is done; whenever the socket is ready the time begins anew."""
+        socket, poll = self.pgconn.socket, select.poll()
+        try:
+            wanted = next(gen)
+            while True:
+                events = select.POLLIN * bool(wanted & 1) | select.POLLOUT * bool(wanted & 2)
+                poll.register(socket, events)
+                found = poll.poll(self.answer_s * 1000)
+                if not found:
+                    self.silent = True
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("no answer")
+                happened = found[0][1]
+                broken = happened & ~(select.POLLIN | select.POLLOUT)
+                ready = (1 if happened & select.POLLIN or broken else 0) | (2 if happened & select.POLLOUT else 0)
+                wanted = gen.send(ready & wanted or wanted)
+        except StopIteration as stop:
+            return stop.value
+
+
+class PostgresConnection:
+    """One connection, made when it is first needed, and again after it was lost."""
+
+    def __init__(self, dsn: str, limits: Limits) -> None:
+        self._dsn = dsn
+        self._limits = limits
+        self._refusals = Refusals(dsn)
+        self._connection: _Waiting | None = None
+        self._within = False
+        """Whether a transaction is open: a new connection would know nothing of it."""
+
+    def rows(self, query: LiteralString | sql.Composed, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """What a statement answers; by itself it is a transaction of its own."""
+        with self._translated() as connection:
+            cursor = connection.execute(query, values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def copy(self, statement: sql.Composed, chunks: Iterable[bytes]) -> None:
+        """Send *chunks* to a COPY of the transaction that is open. What reading them raises goes through."""
+        with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
+            size = 0
+            for chunk in chunks:
+                copy.write(chunk)
+                size += len(chunk)
+            connection.answer_s += size / _BYTES_PER_SECOND_MIN
+
+    @contextmanager
+    def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
+        """A transaction, committed unless its body raises; *name* is what its session is called meanwhile.
+
+        Whether it was committed when `StoreUnavailable` is raised nobody but the server knows.
+        """
+        with self._translated() as connection:
+            connection.answer_s = self._limits.answer
+            lock_ms = round(1000 * (self._limits.lock if lock_s is None else lock_s))
+            settings = sql.SQL(_BEGIN).format(name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"))
+            connection.execute(settings)
+        self._within = True
+        try:
+            yield
+        except Exception:
+            self._roll_back()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._within = False
+        with self._translated(new=False) as connection:
+            answer = connection.execute("COMMIT").statusmessage
+            require(answer == "COMMIT", f"A transaction that raised nothing is committed, not {answer}")
+
+    def close(self) -> None:
+        """Close it; without effect if it is closed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _roll_back(self) -> None:
+        """Undo what is open, and wait for the answer, so that its locks are gone; or else drop the connection."""
+        if self._connection is not None:
+            with suppress(StoreError, StoreUnavailable), self._translated() as connection:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _translated(self, new: bool = True) -> Iterator[_Waiting]:
+        """The open connection, or a *new* one; what the driver raises is one of our errors, and its end."""
+        require(self._connection is not None or (new and not self._within), "A transaction has one connection")
+        connection = self._connection or self._connect()
+        try:
+            yield connection
+        except psycopg.Error as error:
+            self.close()
+            if connection.silent:
+                raise StoreUnavailable(
+                    f"PostgreSQL ({self._dsn_shown}) did not answer for {connection.answer_s:.0f} s. Nothing is lost: "
+                    f"it is asked again. See whether the server is overloaded, stopped or unreachable."
+                ) from None
+            raise self._refusals.of(error) from None
+        except BaseException:
+            if connection.closed or connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                self.close()
+            raise
+
+    @property
+    def _dsn_shown(self) -> str:
+        return self._refusals.dsn_shown
+
+    def _connect(self) -> _Waiting:
+        text = look_up("dsn", self._dsn)
+        try:
+            given = conninfo.conninfo_to_dict(text)
+        except psycopg.Error:
+            raise self._refusals.of_dsn() from None
+        self._refusals.learn(text, given)
+        ours = {**_KEEPALIVE, "connect_timeout": self._limits.connect, "application_name": "exactlyonce"}
+        settings = conninfo.make_conninfo("", **{**ours, **given})
+        try:
+            connection = _Waiting.connect(
+                settings, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+            )
+        except psycopg.Error as error:
+            raise self._refusals.of_login(error) from None
+        connection.answer_s = self._limits.answer
+        self._connection = connection
+        return connection
+
+
+_BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SELECT set_config('application_name', {name}, true), set_config('lock_timeout', {lock}, true),
+    set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', '60s', true),
+    set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
+    set_config('tcp_keepalives_count', '4', true),
+    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);
+SELECT set_config(name, value, true)
+FROM (VALUES ('client_connection_check_interval', '10s'), ('transaction_timeout', '0')) AS newer (name, value)
+WHERE current_setting(name, true) IS NOT NULL
+"""
+"""Locks are waited for briefly, and statements as long as the client does; a dead client's transaction ends soon; what
+is committed is durable. The last two settings came with later versions."""

@@ -1,0 +1,332 @@
+r"""Rows as lines of PostgreSQL's COPY text: tabs between values, `\N` for NULL, a backslash before what means more.
+
+Pure. A line begins with the mark of the columns that it was written for: whoever sends it to the server looks at the
+mark, and takes it away. Invariants: a newline ends a line and stands nowhere else; what would be refused or changed by
+the column is refused here, with the name of the field, as far as the column tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from hashlib import sha256
+from itertools import repeat
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from exactlyonce.sinks.sql.fields import RowField
+
+MARK_BYTES = 8
+"""So many ASCII characters before each line."""
+
+Texts = Callable[[list[Any]], Sequence[str]]
+"""From values of a column, none of them None, to the texts that its type reads; ValueError for what it would refuse."""
+
+_FLOAT4_MAX = 3.4028235677973366e38
+"""From here on a real would be infinite: its largest value and half a step."""
+_FLOAT4_MIN = 2.0**-150
+"""Up to here a real would be zero."""
+_OFFSET_MAX = timedelta(hours=15)
+_NULL_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class ColumnText(msgspec.Struct, frozen=True, kw_only=True):
+    """How a field becomes text of its column."""
+
+    field: RowField
+    column: str
+    """Its type, as the database writes it: for errors."""
+    nullable: bool
+    texts: Texts
+    escaped: bool
+    """Whether the texts may hold what means more to COPY."""
+
+    def encode(self, records: Sequence[Any]) -> Sequence[str]:
+        """The text of each record's value, ready for a line."""
+        values = self.field.values(records)
+        try:
+            if not any(value is None for value in values):
+                return self._encode(values)
+            if not self.nullable:
+                raise ValueError("None does not fit, for the column is NOT NULL")
+            texts = iter(self._encode([value for value in values if value is not None]))
+            return [r"\N" if value is None else next(texts) for value in values]
+        except (ValueError, TypeError, OverflowError) as error:  # OverflowError: a moment beyond the calendar
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{self.field.name}: {error} (the column is {self.column})") from None
+
+    def _encode(self, values: list[Any]) -> Sequence[str]:
+        if not values:
+            return []
+        return escape(self.texts(values)) if self.escaped else self.texts(values)
+
+
+class CopyEncoder:
+    """Encodes records as marked lines."""
+
+    def __init__(self, columns: Sequence[ColumnText], mark: str) -> None:
+        self._columns = columns
+        self._mark = mark
+
+    def encode(self, records: Sequence[Any]) -> list[bytes]:
+        """A line for each record, its newline included."""
+        if not records:
+            return []
+        columns = [column.encode(records) for column in self._columns]
+        lines = f"\n{self._mark}".join(map("\t".join, zip(*columns, strict=True)))
+        return f"{self._mark}{lines}\n".encode().splitlines(keepends=True)
+
+
+def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField]) -> str:
+    """The mark of lines that were written for these columns, in this mode."""
+    kinds = [(field.name, field.kind.value, field.item.value if field.item else "") for field in fields]
+    return sha256(msgspec.json.encode(("copy text 1", mode, key, kinds))).hexdigest()[:MARK_BYTES]
+
+
+def unmarked(chunk: bytes, mark: bytes) -> bytes | None:
+    """The lines of *chunk* without their marks; None if one of them has another mark, or the last one no end."""
+    if not chunk:
+        return b""
+    before = b"\n" + mark
+    if not (chunk.startswith(mark) and chunk.endswith(b"\n") and chunk.count(b"\n") == chunk.count(before) + 1):
+        return None
+    return chunk[len(mark) :].replace(before, b"\n")
+
+
+def escape(texts: Sequence[str]) -> list[str]:
+    """Each text with a backslash before what COPY would take for more than itself. Refuses the null character."""
+    joined = "\0".join(texts)
+    if joined.count("\0") != len(texts) - 1:
+        text = next(text for text in texts if "\0" in text)
+        raise ValueError(f"{_shown(text)} has a null character, which PostgreSQL does not store")
+    if not joined.isascii():
+        _refuse_surrogates(joined, texts)
+    joined = joined.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+    return joined.split("\0")
+
+
+def _refuse_surrogates(joined: str, texts: Sequence[str]) -> None:
+    try:
+        joined.encode()
+    except UnicodeEncodeError:
+        text = next(text for text in texts if re.search("[\ud800-\udfff]", text))
+        raise ValueError(f"{_shown(text)} has half a character (a lone surrogate), which is no text") from None
+
+
+def integers(low: int, high: int) -> Texts:
+    """Integers from *low* to *high*."""
+
+    def texts(values: list[int]) -> list[str]:
+        for value in (min(values), max(values)):
+            if not low <= value <= high:
+                raise ValueError(f"{_shown(value)} is out of range, {low} to {high}")
+        return list(map(str, values))
+
+    return texts
+
+
+def booleans(values: list[bool]) -> list[str]:
+    """True and false."""
+    return ["t" if value else "f" for value in values]
+
+
+def doubles(values: list[float]) -> list[str]:
+    """Floats, none of which the column would change."""
+    return list(map(repr, values))
+
+
+def reals(values: list[float]) -> list[str]:
+    """Floats, refused where they are too large or too small for four bytes; digits are lost, as the column has it."""
+    for value in values:
+        size = abs(value)
+        if (_FLOAT4_MAX <= size < float("inf")) or 0 < size <= _FLOAT4_MIN:
+            raise ValueError(f"{value!r} is out of range for four bytes")
+    return list(map(repr, values))
+
+
+def decimals(precision: int | None, scale: int) -> Texts:
+    """Decimals that the column holds as they are; *precision* None: any number of digits."""
+    if precision is None:
+        return _any_decimals
+    step = Decimal(1).scaleb(-scale)
+    context = Context(prec=precision, traps=[Inexact, InvalidOperation])
+
+    def texts(values: list[Decimal]) -> list[str]:
+        if all(map(Decimal.is_finite, values)):
+            with suppress(Inexact, InvalidOperation):
+                return list(map(str, map(context.quantize, values, repeat(step))))
+        return [_fitted(value, precision, scale, context) for value in values]
+
+    return texts
+
+
+def _fitted(value: Decimal, precision: int, scale: int, context: Context) -> str:
+    if value.is_qnan():
+        return "NaN"
+    try:
+        return str(context.quantize(value, Decimal(1).scaleb(-scale)))
+    except (Inexact, InvalidOperation):
+        fits = f"{precision - scale} digits before the point and {scale} after it"
+        raise ValueError(f"{_shown(value)} does not fit {fits}: round it") from None
+
+
+def _any_decimals(values: list[Decimal]) -> list[str]:
+    if all(map(Decimal.is_finite, values)) and all(-16383 < value.adjusted() < 131072 for value in values):
+        return list(map(str, values))
+    return [_any_decimal(value) for value in values]
+
+
+def _any_decimal(value: Decimal) -> str:
+    if value.is_qnan():
+        return "NaN"
+    exponent = value.as_tuple().exponent
+    if not isinstance(exponent, int) or value.adjusted() >= 131072 or exponent < -16383:
+        raise ValueError(f"{_shown(value)} is no number that numeric holds")
+    return str(value)
+
+
+def strings(limit: int | None) -> Texts:
+    """Text of at most *limit* characters."""
+
+    def texts(values: list[str]) -> list[str]:
+        if limit is not None and max(map(len, values)) > limit:
+            value = max(values, key=len)
+            raise ValueError(f"{_shown(value)} has {len(value)} characters, and {limit} fit")
+        return values
+
+    return texts
+
+
+def labels(known: Sequence[str]) -> Texts:
+    """Text that is one of an enum's labels."""
+
+    def texts(values: list[str]) -> list[str]:
+        if unknown := sorted(set(values).difference(known)):
+            raise ValueError(f"{_shown(unknown[0])} is none of its labels, {', '.join(known)}")
+        return values
+
+    return texts
+
+
+def binary(values: list[bytes]) -> list[str]:
+    """Bytes, in hexadecimal."""
+    return [f"\\x{value.hex()}" for value in values]
+
+
+def timestamps(aware: bool, digits: int) -> Texts:
+    """Moments with a time zone, or without one; *digits* of a second's fraction are kept."""
+    fits = _fraction(digits)
+
+    def texts(values: list[datetime]) -> list[str]:
+        offsets = set(map(datetime.utcoffset, values))
+        if aware and None in offsets:
+            value = next(value for value in values if value.utcoffset() is None)
+            raise ValueError(f"{value.isoformat()} has no time zone: give it one, datetime(..., tzinfo=timezone.utc)")
+        if not aware and offsets != {None}:
+            value = next(value for value in values if value.utcoffset() is not None)
+            raise ValueError(f"{value.isoformat()} has a time zone, which would be lost: use timestamptz")
+        fits(values)
+        if any(offset and (abs(offset) > _OFFSET_MAX or offset % timedelta(minutes=1)) for offset in offsets):
+            values = [value.astimezone(timezone.utc) for value in values]
+        return list(map(datetime.isoformat, values))
+
+    return texts
+
+
+def times(digits: int) -> Texts:
+    """Times of the day, without a zone."""
+    fits = _fraction(digits)
+
+    def texts(values: list[time]) -> list[str]:
+        for value in values:
+            if value.tzinfo is not None:
+                raise ValueError(f"{value.isoformat()} has a time zone, which would be dropped")
+        fits(values)
+        return list(map(time.isoformat, values))
+
+    return texts
+
+
+def _fraction(digits: int) -> Callable[[Sequence[datetime | time]], None]:
+    step = 10 ** (6 - digits)
+
+    def fits(values: Sequence[datetime | time]) -> None:
+        for value in values if step > 1 else ():
+            if value.microsecond % step:
+                raise ValueError(f"{value.isoformat()} has more than {digits} digits after the second: round it")
+
+    return fits
+
+
+def dates(values: list[date]) -> list[str]:
+    """Days."""
+    return list(map(date.isoformat, values))
+
+
+def intervals(values: list[timedelta]) -> list[str]:
+    """Spans of days, seconds and microseconds."""
+    return [f"{value.days} days {value.seconds}.{value.microseconds:06} seconds" for value in values]
+
+
+def uuids(values: list[UUID]) -> list[str]:
+    """UUIDs."""
+    return list(map(str, values))
+
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def json_text(binary_form: bool) -> Texts:
+    """Values as JSON; *binary_form* is jsonb, which holds no null character."""
+
+    def texts(values: list[Any]) -> list[str]:
+        encoded = list(map(_encode_json, values))
+        for value, text in zip(values, encoded, strict=True):
+            if b"null" in text:
+                _refuse_nan(msgspec.to_builtins(value, builtin_types=(bytes, Decimal)))
+            if binary_form and b"\\u0000" in text and _NULL_CHARACTER.search(text):
+                raise ValueError(f"{_shown(value)} has a null character, which jsonb does not store")
+        return [text.decode() for text in encoded]
+
+    return texts
+
+
+def _refuse_nan(value: Any) -> None:
+    """Raise ValueError for a float in *value* that JSON has no number for: it would become null."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        raise ValueError(f"it holds {value!r}, for which JSON has no number")
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        return
+    for each in value:
+        _refuse_nan(each)
+
+
+def arrays(items: Texts) -> Texts:
+    """Lists, whose values *items* makes text of."""
+
+    def array(values: list[Any]) -> str:
+        present = [value for value in values if value is not None]
+        found = iter(items(present) if present else ())
+        quoted = ("NULL" if value is None else _quoted(next(found)) for value in values)
+        return f"{{{','.join(quoted)}}}"
+
+    return lambda values: list(map(array, values))
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _shown(value: Any) -> str:
+    """The start of a value, for an error."""
+    if isinstance(value, int) and abs(value) >> 256:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value) if not isinstance(value, Decimal) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

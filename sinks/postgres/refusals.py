@@ -1,0 +1,142 @@
+"""The errors of PostgreSQL as ours: who has to do something, and what; or that it is to be asked again.
+
+Invariant: no text that leaves has a password or an unreadable connection string in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.pipeline.secrets import is_reference
+
+_AGAIN = {
+    "08": "the connection was lost",
+    "40": "another transaction was in the way",
+    "53": "the server is short of something",
+    "53100": "the server's disk is full: make room",
+    "53300": "the server has no connection left: raise max_connections, or close others",
+    "55": "what is needed is in use",
+    "55P03": "another session holds a lock that was waited for: see pg_stat_activity",
+    "57": "the server, or whoever looks after it, has ended the request",
+    "57P03": "the server is starting up or shutting down",
+    "58": "the server cannot read or write its files: see its log",
+    "25P": "the transaction lasted too long",
+    "25006": "the server takes no writes now: it is a standby, or is becoming one. Where a standby may take over, name "
+    "all hosts in the dsn, with target_session_attrs=read-write",
+    "XX000": "the server has met an error of its own: see its log",
+}
+"""By SQLSTATE or its beginning, the longest one that fits: what passes."""
+_FATAL = {
+    "0A": "PostgreSQL cannot do this with this table",
+    "22": "a value does not fit its column. It passed the sink's own checks, so a domain, a trigger or a changed "
+    "column refuses it: correct the table, or the rows' source, and run again",
+    "23": "a row breaks a constraint of the table: correct the table, its data or the rows' source, and run again",
+    "28": "correct the login in the connection string, or pg_hba.conf",
+    "3D000": "create the database, or correct the connection string",
+    "3F000": "create the schema, or correct the table's name",
+    "42501": "the role lacks a right: GRANT it",
+    "42703": "the column is missing: add it, or leave the field out",
+    "42P01": "the table is missing: create it, or set create=True",
+    "42P10": "there is no unique index on the key any more: create it again",
+    "54": "a limit of PostgreSQL is exceeded; an index holds keys of up to about 2,700 bytes",
+    "57P04": "the database was dropped: restore it, or correct the connection string",
+    "XX001": "the database is damaged: restore it",
+    "XX002": "an index is damaged: REINDEX it",
+}
+"""By SQLSTATE or its beginning: what comes again, and what to do."""
+_LOGIN_PASSES = re.compile(
+    r"starting up|shutting down|not (yet )?accepting connections|recovery mode|too many (clients|connections)|"
+    r"remaining connection slots|connection limit|refused|timeout|timed out|reset by peer|closed the connection|"
+    r"could not translate|resolve|unreachable|no route",
+    re.IGNORECASE,
+)
+_LOGIN_STAYS = {
+    r"password|authentication|SCRAM": "Correct the password or the user in the connection string",
+    r"role .* does not exist|is not permitted to log in": "Create the role, or correct the user in the string",
+    r"database .* does not exist": "Create the database, or correct its name in the connection string",
+    r"permission denied for database": "GRANT CONNECT ON DATABASE to the role",
+    r"no pg_hba\.conf entry|pg_hba\.conf rejects": "Let the role in by a line of the server's pg_hba.conf",
+    r"SSL|certificate": "Correct sslmode and the certificates in the connection string",
+    r"invalid|unsupported|unrecognized": "Correct the connection string",
+}
+"""What the server, or libpq, says in English when a login fails; they give no code."""
+
+
+class LockHeld(StoreUnavailable):
+    """Another session holds a lock, which was waited for."""
+
+
+class Refusals:
+    """Makes errors of the driver into ours, for one connection string."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn_shown = f"dsn={dsn}" if is_reference(dsn) else "dsn as written in the sink"
+        self._secrets: set[str] = set()
+
+    def learn(self, text: str, settings: Mapping[str, Any]) -> None:
+        """What the connection string holds: from now on no text has its secrets."""
+        secrets = {str(value) for name, value in settings.items() if "password" in name and value}
+        self._secrets |= {text} | secrets | {quote(secret, safe="") for secret in secrets}
+
+    def redact(self, text: str) -> str:
+        """*text* without any secret."""
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+    def of_dsn(self) -> StoreError:
+        """For a connection string that libpq cannot read. What it says of it has a part of it, so it is not said."""
+        return StoreError(
+            f"The connection string of PostgreSQL ({self.dsn_shown}) cannot be read. Write it as "
+            f"postgresql://user:password@host:5432/database, special characters as %XX, or as name=value pairs."
+        )
+
+    def of_login(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
+        """For a connection that did not come about."""
+        said = self.redact(_one_line(str(error)))
+        if not _LOGIN_PASSES.search(said):
+            for pattern, advice in _LOGIN_STAYS.items():
+                if re.search(pattern, said, re.IGNORECASE):
+                    return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses the login: {said}. {advice}.")
+        return StoreUnavailable(
+            f"PostgreSQL ({self.dsn_shown}) cannot be reached: {said}. Start it, or correct host and port."
+        )
+
+    def of(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
+        """For a request that failed."""
+        state, said = error.sqlstate, self.redact(_said(error))
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and state is None:
+            return StoreUnavailable(
+                f"PostgreSQL ({self.dsn_shown}) was lost during a request: {said}. Nothing is lost: it is asked again."
+            )
+        state = "25006" if state == "0A000" and "recovery" in said else state or ""
+        fatal, passing = _longest(_FATAL, state), _longest(_AGAIN, state)
+        if passing is not None and len(passing) > len(fatal or ""):
+            kind = LockHeld if state == "55P03" else StoreUnavailable
+            return kind(
+                f"PostgreSQL ({self.dsn_shown}) could not do it now: {said} [{state}]: {_AGAIN[passing]}. "
+                f"Nothing is lost: it is asked again."
+            )
+        advice = f": {_FATAL[fatal]}" if fatal is not None else ""
+        return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]{advice}.")
+
+
+def _longest(table: Mapping[str, str], state: str) -> str | None:
+    return max((known for known in table if state.startswith(known)), key=len, default=None)
+
+
+def _said(error: psycopg.Error) -> str:
+    """Message, detail, hint and place of an error, in one line."""
+    found = error.diag
+    parts = (found.message_primary or str(error), found.message_detail, found.message_hint, found.context)
+    return _one_line("; ".join(part.rstrip(".") for part in parts if part))
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n\s*", " ", text.strip()).rstrip(".")

@@ -1,0 +1,94 @@
+"""A PostgreSQL table as a sink: which rows it gets, and how. It opens nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.sinks.sql.table import description_problems, row_problems
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.write_ahead.store import Store
+
+T = TypeVar("T")
+
+_IDENTIFIER_BYTES_MAX = 63
+_PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class PostgresSink(WriteAheadSink[T], Generic[T]):
+    """Writes rows to a table of PostgreSQL, exactly once: whoever reads the table sees each row once.
+
+    - *table*: its name, or "schema.table"; with *schema*, the name as it is, dots and all.
+    - *dsn*: where the database is, by reference: ``env:NAME`` or ``file:/path`` of a connection string of libpq. One
+      without a password may be written out.
+    - *mode*: "append" inserts each record; "upsert" inserts or updates the row that has the record's *key*, for which
+      the table needs a unique index; "delete" deletes the rows that have it.
+    - *create*: create the table if it is missing, with the fields of the record's type as its columns.
+    - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
+    """
+
+    table: str
+    _: KW_ONLY
+    dsn: str = field(repr=False)
+    mode: str = "append"
+    key: tuple[str, ...] = ()
+    create: bool = False
+    schema: str | None = None
+    commit: str = "write_ahead"
+    delivery: str = "exactly_once"
+
+    @property
+    def place(self) -> tuple[str | None, str]:
+        """Schema and table; None for the schema that the server finds the table in."""
+        if self.schema is not None:
+            return self.schema, self.table
+        before, _, name = self.table.rpartition(".")
+        return before or None, name
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """What is wrong with the arguments, or with the type as rows."""
+        yield from self._name_problems()
+        if not isinstance(self.dsn, str) or not self.dsn:
+            yield "dsn= is not set: name where the connection string is, as env:NAME or file:/path"
+        elif not is_reference(self.dsn) and _PASSWORD.search(self.dsn):
+            yield "dsn= has a password written out: put the connection string into a variable, dsn='env:NAME'"
+        if self.commit != "write_ahead":
+            yield f"commit={self.commit!r} must be 'write_ahead': rows wait in the checkpoint topic"
+        wrong = list(description_problems(self.mode, self.key, self.delivery, self.create))
+        yield from wrong
+        if not wrong and type_ is not UNKNOWN:
+            yield from row_problems(type_, self.key)
+
+    def _name_problems(self) -> Iterator[str]:
+        names = (self.table,) if self.schema is None else (self.schema, self.table)
+        if not all(isinstance(name, str) for name in names):
+            yield f"table={self.table!r} and schema={self.schema!r} must be text"
+            return
+        parts = names if self.schema is not None else tuple(self.table.split("."))
+        if len(parts) > 2 or not all(parts) or any("\0" in part for part in parts):
+            yield f'table={self.table!r} must be "table" or "schema.table"; a name with dots needs schema='
+        elif long := [part for part in parts if len(part.encode()) > _IDENTIFIER_BYTES_MAX]:
+            yield f"{long[0]!r} is longer than the {_IDENTIFIER_BYTES_MAX} bytes that PostgreSQL keeps of a name"
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Table, mode, key and the type's schema; where the database is may change."""
+        name = self.table if self.schema is None else f"{self.schema}.{self.table}"
+        described = {"sink": "postgres", "table": name, "mode": self.mode, "key": list(self.key)}
+        return described | {"row": schema.describe(type_)}
+
+    def store(self, type_: Any) -> Store:
+        """A connection for rows of this type, not open yet."""
+        try:
+            from exactlyonce.sinks.postgres.store import PostgresStore  # psycopg is an extra
+        except ImportError as error:
+            raise ConfigError(
+                f"PostgresSink({self.table!r}) needs psycopg ({error}). Run: pip install 'exactlyonce[postgres]'"
+            ) from None
+        return PostgresStore(self, type_)

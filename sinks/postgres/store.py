@@ -1,0 +1,178 @@
+"""The PostgreSQL store: rows and their ledger row, in one transaction.
+
+Invariants: a statement that writes stands behind the ledger's compare-and-set, in its transaction; what a COPY is given
+was written for the columns that it names, by the mark of every line; after any doubt the next call asks the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from psycopg import sql
+
+from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.postgres import catalogue
+from exactlyonce.sinks.postgres.catalogue import Target
+from exactlyonce.sinks.postgres.column_types import column_text
+from exactlyonce.sinks.postgres.connection import Limits, PostgresConnection
+from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
+from exactlyonce.sinks.postgres.ledger import Ledger, SinkName, still_held
+from exactlyonce.sinks.postgres.refusals import LockHeld
+from exactlyonce.sinks.postgres.sink import PostgresSink
+from exactlyonce.sinks.sql.table import row_fields
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, RowEncoder, Store
+
+_STAGE = sql.Identifier("pg_temp", "exactlyonce_rows")
+_LINE = sql.Identifier("exactlyonce_line")
+"""The order of the rows in the stage: of one key, the last one counts."""
+
+
+class PostgresStore(Store):
+    """A connection to the table of one sink."""
+
+    def __init__(self, sink: PostgresSink[Any], type_: Any, limits: Limits | None = None) -> None:
+        self._sink = sink
+        self._type = type_
+        self._limits = limits or Limits()
+        self._fields = row_fields(type_, sink.mode, sink.key)
+        self._mark = mark_of(sink.mode, sink.key, self._fields)
+        self._connection = PostgresConnection(sink.dsn, self._limits)
+        self._target: Target | None = None
+        self._seen: dict[tuple[str, str, int], int] = {}
+        """By pipeline, sink and subtask: the checkpoint that the ledger had; it cannot go back but by a restore."""
+
+    def check(self) -> None:
+        """See `Store`; the table and the ledger are made if need be."""
+        catalogue.check_server(self._connection)
+        target = catalogue.find(self._connection, self._sink)
+        if target is None and self._sink.create:
+            target = catalogue.create(self._connection, self._sink, self._type)
+        if target is None:
+            raise self._missing()
+        catalogue.check_target(self._connection, self._sink, self._fields, target)
+        ledger = Ledger(self._connection, target.schema)
+        ledger.create()
+        ledger.check()
+        self._target = target
+
+    def encoder(self) -> RowEncoder:
+        """See `Store`; it looks at the columns anew."""
+        target = catalogue.find(self._connection, self._sink)
+        if target is None:
+            raise self._missing()
+        catalogue.check_target(self._connection, self._sink, self._fields, target)
+        texts = [column_text(field, target.columns[field.name]) for field in self._fields]
+        return CopyEncoder(texts, self._mark)
+
+    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
+        """See `Store`. Whoever of an older incarnation applies something has a moment to end; then its session ends."""
+        name, ledger = SinkName(pipeline, sink), self._ledger()
+        with ledger.needed():
+            ledger.refuse(name, incarnation, origin)
+        try:
+            found = self._fenced(name, incarnation, origin, self._limits.grace)
+        except LockHeld:
+            ended = ledger.end_sessions(name)
+            try:
+                found = self._fenced(name, incarnation, origin, self._limits.lock)
+            except LockHeld:
+                raise still_held(name, ended) from None
+        self._seen.update({(pipeline, sink, subtask): checkpoint for subtask, checkpoint in found.items()})
+        return found
+
+    def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
+        """See `Store`."""
+        target, ledger = self._found(), self._ledger()
+        key = (entry.pipeline, entry.sink, entry.subtask)
+        session = SinkName(entry.pipeline, entry.sink).session
+        with ledger.needed(), self._connection.transaction(session):
+            applied = ledger.claim(entry, ledger.enter(entry, self._seen.get(key)))
+            if applied:
+                self._write(target, chunks)
+        self._seen[key] = max(entry.checkpoint, self._seen.get(key, entry.checkpoint))
+        return applied
+
+    def write(self, chunks: Iterable[bytes]) -> None:
+        """See `Store`."""
+        target = self._found()
+        with self._connection.transaction("exactlyonce"):
+            self._write(target, chunks)
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._connection.close()
+
+    def _fenced(self, name: SinkName, incarnation: int, origin: str, lock_s: float) -> Mapping[int, int]:
+        with self._connection.transaction(name.session, lock_s):
+            return self._ledger().fence(name, incarnation, origin)
+
+    def _found(self) -> Target:
+        """The table, looked for once."""
+        if self._target is None:
+            self._target = catalogue.find(self._connection, self._sink)
+        if self._target is None:
+            raise self._missing()
+        return self._target
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self._connection, self._found().schema)
+
+    def _missing(self) -> StoreError:
+        schema, table = self._sink.place
+        where = f"schema {schema!r}" if schema is not None else "any schema of the role's search_path"
+        return StoreError(
+            f"There is no table {table!r} in {where}. Create it, or set create=True; a name in capitals is meant as it "
+            f"is written."
+        )
+
+    def _write(self, target: Target, chunks: Iterable[bytes]) -> None:
+        """Part of a transaction: the rows, as the sink's mode has it."""
+        columns = sql.SQL(", ").join(sql.Identifier(field.name) for field in self._fields)
+        copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT text, ENCODING 'UTF8')")
+        lines = self._unmarked(chunks)
+        if self._sink.mode == "append":
+            self._connection.copy(copy.format(target.name, columns), lines)
+            return
+        self._connection.rows(
+            sql.SQL(_MAKE_STAGE).format(stage=_STAGE, columns=columns, target=target.name, line=_LINE)
+        )
+        self._connection.copy(copy.format(_STAGE, columns), lines)
+        key = sql.SQL(", ").join(map(sql.Identifier, self._sink.key))
+        parts = {"target": target.name, "columns": columns, "key": key, "stage": _STAGE, "line": _LINE}
+        if self._sink.mode == "delete":
+            self._connection.rows(sql.SQL(_DELETE).format(**parts))
+        else:
+            self._connection.rows(sql.SQL(_UPSERT).format(**parts, update=self._update()))
+
+    def _update(self) -> sql.Composable:
+        """What becomes of a row that is there."""
+        names = [sql.Identifier(field.name) for field in self._fields if field.name not in self._sink.key]
+        if not names:
+            return sql.SQL("NOTHING")
+        sets = sql.SQL(", ").join(sql.SQL("{} = excluded.{}").format(name, name) for name in names)
+        return sql.SQL("UPDATE SET {}").format(sets)
+
+    def _unmarked(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        mark = self._mark.encode()
+        for chunk in chunks:
+            lines = unmarked(chunk, mark)
+            if lines is None:
+                raise StoreError(
+                    f"Rows for {self._sink.table!r} wait that were encoded for other columns, another key or mode than "
+                    f"the sink has now. Run the pipeline as it was before, until it has ended cleanly; then change it."
+                )
+            yield lines
+
+
+_MAKE_STAGE = """
+CREATE TEMPORARY TABLE {stage} ON COMMIT DROP AS SELECT {columns} FROM {target} WITH NO DATA;
+ALTER TABLE {stage} ADD COLUMN {line} bigint GENERATED ALWAYS AS IDENTITY
+"""
+_UPSERT = """
+INSERT INTO {target} ({columns})
+SELECT DISTINCT ON ({key}) {columns} FROM {stage} ORDER BY {key}, {line} DESC
+ON CONFLICT ({key}) DO {update}
+"""
+"""In the order of the key, so that two that meet the same rows wait for each other instead of dying of it."""
+_DELETE = "DELETE FROM {target} WHERE ({key}) IN (SELECT {key} FROM {stage})"

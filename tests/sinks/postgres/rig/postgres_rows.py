@@ -1,0 +1,97 @@
+"""What the tests of the PostgreSQL sink write, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from postgres_server import PostgresServer
+
+from exactlyonce.sinks import PostgresSink
+from exactlyonce.sinks.postgres.connection import Limits
+from exactlyonce.sinks.postgres.store import PostgresStore
+from exactlyonce.sinks.write_ahead.store import LedgerEntry
+
+ORIGIN = "topic-1"
+
+
+class Total(msgspec.Struct, frozen=True):
+    """A row."""
+
+    customer: str
+    cents: int
+
+
+class Database:
+    """A database, empty, and stores that write to it; its connection string is in a variable of the environment."""
+
+    def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.server, self.name = server, name
+        if not server.execute("SELECT 1 FROM pg_database WHERE datname = %s", name):
+            server.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        else:
+            self._empty()
+        self._monkeypatch = monkeypatch
+        self._stores: list[PostgresStore] = []
+        self.use(server.dsn(self.name))
+
+    def _empty(self) -> None:
+        """Drop what the test before has left, and end its sessions."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+            self.name,
+        )
+        schemas = self.execute("SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_)'")
+        for (schema,) in schemas:
+            self.execute(f"DROP SCHEMA {schema} CASCADE")
+        self.execute("CREATE SCHEMA public")
+
+    def use(self, dsn: str) -> None:
+        """Let stores that connect from now on take this connection string."""
+        self._monkeypatch.setenv("TOTALS_DSN", dsn)
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement as the owner, sharing no code with the sink."""
+        return self.server.execute(statement, *values, database=self.name)
+
+    def store(self, type_: Any = Total, limits: Limits | None = None, **arguments: Any) -> PostgresStore:
+        """A store of a sink that writes to `totals`."""
+        arguments = {"table": "totals", "dsn": "env:TOTALS_DSN", "create": True, **arguments}
+        sink: PostgresSink[Any] = PostgresSink(arguments.pop("table"), **arguments)
+        assert list(sink.problems(type_)) == []
+        self._stores.append(PostgresStore(sink, type_, limits))
+        return self._stores[-1]
+
+    def ready(self, type_: Any = Total, incarnation: int = 1, **arguments: Any) -> PostgresStore:
+        """A store that was checked, and has fenced."""
+        store = self.store(type_, **arguments)
+        store.check()
+        store.fence("p", "s", incarnation, ORIGIN)
+        return store
+
+    def totals(self) -> list[tuple[Any, ...]]:
+        """The rows of the table, in order."""
+        return self.execute("SELECT customer, cents FROM totals ORDER BY 1, 2")
+
+    def ledger(self) -> dict[int, tuple[int, int]]:
+        """Checkpoint and incarnation of each subtask."""
+        rows = self.execute("SELECT subtask, checkpoint, incarnation FROM exactlyonce_ledger")
+        return {subtask: (checkpoint, incarnation) for subtask, checkpoint, incarnation in rows}
+
+    def close(self) -> None:
+        """Close the stores."""
+        for store in self._stores:
+            store.close()
+
+
+def entry(checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s") -> LedgerEntry:
+    """A row of the ledger."""
+    return LedgerEntry(pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, incarnation=incarnation)
+
+
+def chunks(store: PostgresStore, records: Sequence[Any], rows: int = 1000) -> list[bytes]:
+    """Records as they wait in the checkpoint topic."""
+    lines = store.encoder().encode(records)
+    return [b"".join(lines[start : start + rows]) for start in range(0, len(lines), rows)]

@@ -1,0 +1,146 @@
+"""A PostgreSQL of the tests' own: it can be killed, paused, and started again on the same data.
+
+It listens on the loopback alone, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+PASSWORD = "s3cret:p@ss/word"
+OWNER = "owner"
+PROGRAMS = ("initdb", "postgres")
+START_S = 60
+
+
+def programs() -> dict[str, str]:
+    """Where initdb and postgres are; skips the test where they are not, but fails it where stores are required."""
+    places = [os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
+    found = {name: shutil.which(name, path=os.pathsep.join(places)) for name in PROGRAMS}
+    if None in found.values():
+        text = "PostgreSQL's server is not installed: initdb and postgres are not on the path"
+        if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
+            pytest.fail(text)
+        pytest.skip(text)
+    return {name: str(path) for name, path in found.items()}
+
+
+class PostgresServer:
+    """A server and its data."""
+
+    def __init__(self) -> None:
+        self._programs = programs()
+        self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+        self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-postgres-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        self._initialize()
+
+    def _initialize(self) -> None:
+        if self._user:
+            shutil.chown(self.folder, **self._user)
+        secret = self.folder / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o644)
+        subprocess.run(
+            [
+                *(self._programs["initdb"], "-D", str(self.folder / "data"), "-U", OWNER, "-E", "UTF8", "--locale=C"),
+                *("--auth=scram-sha-256", f"--pwfile={secret}", "--no-sync"),
+            ],
+            **self._user, check=True, cwd=self.folder, capture_output=True,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        settings = {
+            "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
+            "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
+        }  # fmt: skip
+        options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs["postgres"], "-D", str(self.folder / "data"), *options],
+                **self._user, cwd=self.folder, stdout=log, stderr=log, preexec_fn=_end_with_parent,
+            )  # fmt: skip
+        limit = time.monotonic() + START_S
+        while True:
+            try:
+                psycopg.connect(self.dsn("postgres"), connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > limit or self._process.poll() is not None:
+                    raise RuntimeError((self.folder / "log").read_text()) from None
+                time.sleep(0.02)
+
+    def dsn(self, database: str, user: str = OWNER, password: str = PASSWORD, port: int | None = None) -> str:
+        """A connection string."""
+        return psycopg.conninfo.make_conninfo(
+            "", host="127.0.0.1", port=port or self.port, dbname=database, user=user, password=password
+        )
+
+    def execute(self, statement: str, *values: Any, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """Run a statement as the owner, in a connection of its own."""
+        with psycopg.connect(self.dsn(database), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its processes; the data stay as they are."""
+        if self._process is None:
+            return
+        for pid in self._pids():
+            _signal(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def pause(self) -> None:
+        """SIGSTOP to all its processes."""
+        for pid in self._pids():
+            _signal(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT to all its processes."""
+        for pid in self._pids():
+            _signal(pid, signal.SIGCONT)
+
+    def _pids(self) -> list[int]:
+        """The server's first, so that it starts no other, then its children's."""
+        assert self._process is not None
+        pid = self._process.pid
+        try:
+            return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        except FileNotFoundError:
+            return [pid]
+
+    def remove(self) -> None:
+        """End it, and remove its data."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])

@@ -1,0 +1,235 @@
+"""The schedules that break a sink which trusts an answer, or its absence: the ledger decides in each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from commit_proxy import CommitProxy, Fate
+from postgres_rows import ORIGIN, Database, Total, chunks, entry
+
+from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
+from exactlyonce.sinks.postgres.connection import Limits
+from exactlyonce.sinks.postgres.store import PostgresStore
+
+QUICK = Limits(answer=30, lock=0.3, grace=0.3)
+"""Locks are given up soon."""
+WAIT_S = 60
+
+
+@pytest.fixture
+def proxy(database: Database) -> Iterator[CommitProxy]:
+    """A proxy, which the stores go through that connect while `through` is called."""
+    made = CommitProxy(database.server.port)
+    yield made
+    made.close()
+
+
+def through(proxy: CommitProxy, database: Database, **arguments: Any) -> PostgresStore:
+    """A store that was checked and has fenced, by way of the proxy; others go straight to the server."""
+    database.use(database.server.dsn(database.name, port=proxy.port))
+    store = database.ready(**arguments)
+    database.use(database.server.dsn(database.name))
+    return store
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_an_answer_that_is_lost(database: Database, proxy: CommitProxy, mode: str) -> None:
+    """A COMMIT whose answer is lost has happened: the next apply finds it in the ledger."""
+    store = through(proxy, database, mode=mode, key=("customer",))
+    waiting = chunks(store, [Total("ann", 1)])
+    proxy.fate = Fate.ANSWER_LOST
+    with pytest.raises(StoreUnavailable, match="lost during a request"):
+        store.apply(waiting, entry(1))
+    assert proxy.landed.wait(WAIT_S)
+    assert not store.apply(waiting, entry(1))
+    assert database.totals() == [("ann", 1)]
+
+
+def test_a_commit_that_never_arrives(database: Database, proxy: CommitProxy) -> None:
+    """A COMMIT that is lost looks the same to the client: the next apply does it."""
+    store = through(proxy, database)
+    waiting = chunks(store, [Total("ann", 1)])
+    proxy.fate = Fate.NEVER
+    with pytest.raises(StoreUnavailable):
+        store.apply(waiting, entry(1))
+    assert store.apply(waiting, entry(1))
+    assert database.totals() == [("ann", 1)]
+
+
+def test_a_commit_that_lands_late(database: Database, proxy: CommitProxy) -> None:
+    """While the first COMMIT is on its way the next apply waits for its lock, and gives up; when it has landed, the
+    ledger says so."""
+    store = through(proxy, database, limits=QUICK)
+    waiting = chunks(store, [Total("ann", 1)])
+    proxy.fate = Fate.LATE
+    with pytest.raises(StoreUnavailable, match="lost during a request"):
+        store.apply(waiting, entry(1))
+    for again in (store, database.store(limits=QUICK)):
+        with pytest.raises(StoreUnavailable, match="another session holds a lock"):
+            again.apply(waiting, entry(1))
+    proxy.released.set()
+    assert proxy.landed.wait(WAIT_S)
+    assert not store.apply(waiting, entry(1))
+    assert database.totals() == [("ann", 1)]
+
+
+def test_a_late_commit_meets_a_fence(database: Database, proxy: CommitProxy) -> None:
+    """A COMMIT that is on its way when a newer incarnation fences does not land: the fence ends its session."""
+    old = through(proxy, database, limits=QUICK)
+    waiting = chunks(old, [Total("ann", 1)])
+    proxy.fate = Fate.LATE
+    with pytest.raises(StoreUnavailable):
+        old.apply(waiting, entry(1))
+    new = database.store(limits=Limits(grace=0.3))
+    assert new.fence("p", "s", 2, ORIGIN) == {}
+    proxy.released.set()
+    assert new.apply(waiting, entry(1, incarnation=2))
+    with pytest.raises(Fenced):
+        old.apply(waiting, entry(1))
+    assert database.totals() == [("ann", 1)]
+
+
+class Stopped:
+    """Chunks whose reader stops in the middle, until it is let go on."""
+
+    def __init__(self, waiting: list[bytes]) -> None:
+        self._waiting = waiting
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._waiting[0]
+        self.reached.set()
+        assert self.go_on.wait(WAIT_S)
+        yield from self._waiting[1:]
+
+
+class Applying:
+    """An apply in a thread of its own, which has stopped in the middle of its COPY."""
+
+    def __init__(self, store: PostgresStore, waiting: list[bytes], checkpoint: int, **names: Any) -> None:
+        self.chunks = Stopped(waiting)
+        self._outcome: Any = None
+        self._thread = threading.Thread(target=self._run, args=(store, entry(checkpoint, **names)), daemon=True)
+        self._thread.start()
+        assert self.chunks.reached.wait(WAIT_S)
+
+    def _run(self, store: PostgresStore, row: Any) -> None:
+        try:
+            self._outcome = store.apply(self.chunks, row)
+        except Exception as error:
+            self._outcome = error
+
+    def ended(self) -> Any:
+        """Let it go on; -> what it returned or raised."""
+        self.chunks.go_on.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        return self._outcome
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
+def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> None:
+    """A fence does not wait without end for an apply of an older incarnation that stands still: its session is ended,
+    its rows are gone, and it learns that it is fenced."""
+    zombie = database.ready(mode=mode, key=("customer",))
+    waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(3000)])
+    applying = Applying(zombie, waiting, 1)
+    new = database.store(limits=Limits(grace=0.3), mode=mode, key=("customer",))
+    assert new.fence("p", "s", 2, ORIGIN) == {}
+    assert new.apply(waiting, entry(1, incarnation=2))
+    assert isinstance(applying.ended(), StoreUnavailable)
+    with pytest.raises(Fenced):
+        zombie.apply(waiting, entry(1))
+    assert len(database.totals()) == (0 if mode == "delete" else 3000)
+
+
+def test_an_apply_that_is_under_way_is_waited_for(database: Database) -> None:
+    """A fence lets an apply end that goes on, and then counts it."""
+    old = database.ready()
+    applying = Applying(old, chunks(old, [Total("ann", 1), Total("bob", 2)], rows=1), 1)
+    threading.Timer(0.5, applying.chunks.go_on.set).start()
+    assert database.store().fence("p", "s", 2, ORIGIN) == {0: 1}
+    assert applying.ended() is True
+    assert len(database.totals()) == 2
+
+
+def test_a_zombie_that_fences_does_not_end_the_sessions_of_the_newer_one(database: Database) -> None:
+    """An older incarnation sees at once that it is fenced, also while the newer one writes."""
+    new = database.ready(incarnation=2)
+    applying = Applying(new, chunks(new, [Total("ann", 1), Total("bob", 2)], rows=1), 1, incarnation=2)
+    with pytest.raises(Fenced):
+        database.store(limits=Limits(grace=0.1)).fence("p", "s", 1, ORIGIN)
+    assert applying.ended() is True
+
+
+def test_a_fence_ends_no_sessions_of_other_sinks(database: Database) -> None:
+    """What another sink or pipeline writes into the same ledger goes on undisturbed, and is not waited for."""
+    other, mine = database.ready(), database.ready(limits=QUICK)
+    other.fence("q", "s", 1, ORIGIN)
+    waiting = chunks(other, [Total("ann", 1), Total("bob", 2)], rows=1)
+    undisturbed, ended = Applying(other, waiting, 1, pipeline="q"), Applying(mine, waiting, 1)
+    assert database.store(limits=Limits(grace=0.1)).fence("p", "s", 2, ORIGIN) == {}
+    assert isinstance(ended.ended(), StoreUnavailable)
+    assert undisturbed.ended() is True
+
+
+def test_the_first_row_of_a_subtask_written_by_two_at_once(database: Database) -> None:
+    """Of two that apply one committable, where there is no row yet, one waits for the other, and finds it done."""
+    one, two = database.ready(), database.store()
+    waiting = chunks(one, [Total("ann", 1), Total("bob", 2)], rows=1)
+    first = Applying(one, waiting, 1)
+    outcome: list[bool] = []
+    second = threading.Thread(target=lambda: outcome.append(two.apply(waiting, entry(1))))
+    second.start()
+    assert first.ended() is True
+    second.join(WAIT_S)
+    assert outcome == [False]
+    assert len(database.totals()) == 2
+
+
+def test_the_first_row_of_a_subtask_when_the_first_one_fails(database: Database) -> None:
+    """Where the one that was first does not commit, the one that waited writes the rows."""
+    one, two = database.ready(), database.store()
+    waiting = chunks(one, [Total("ann", 1), Total("bob", 2)], rows=1)
+    first = Applying(one, [waiting[0], b"no row\n"], 1)
+    outcome: list[bool] = []
+    second = threading.Thread(target=lambda: outcome.append(two.apply(waiting, entry(1))))
+    second.start()
+    assert "encoded for other columns" in str(first.ended())
+    second.join(WAIT_S)
+    assert outcome == [True]
+    assert len(database.totals()) == 2
+
+
+def test_subtasks_apply_at_the_same_time(database: Database) -> None:
+    """Applies of different subtasks do not wait for each other."""
+    one, two = database.ready(), database.ready()
+    waiting = chunks(one, [Total("ann", 1), Total("bob", 2)], rows=1)
+    first = Applying(one, waiting, 1)
+    assert two.apply(waiting, entry(1, subtask=1))
+    assert first.ended() is True
+
+
+def test_two_that_begin_at_once(database: Database) -> None:
+    """Stores that check and fence at the same time, where there is no table and no ledger yet, all succeed."""
+    failed: list[BaseException] = []
+
+    def begin(number: int) -> None:
+        try:
+            store = database.store(table="fresh")
+            store.check()
+            store.fence(f"p{number}", "s", 1, ORIGIN)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert failed == []
+    assert len(database.ledger()) == 1
+    assert database.execute("SELECT count(*) FROM exactlyonce_ledger") == [(8,)]
