@@ -172,7 +172,11 @@ class PostgresConnection:
         except psycopg.Error:
             raise self._refusals.of_dsn() from None
         self._refusals.learn(text, given)
-        ours = {**_KEEPALIVE, "connect_timeout": self._limits.connect, "application_name": "exactlyonce"}
+        ours: dict[str, Any] = {
+            **_KEEPALIVE,
+            "connect_timeout": self._limits.connect,
+            "application_name": "exactlyonce",
+        }
         settings = conninfo.make_conninfo("", **{**ours, **given})
         try:
             connection = _Waiting.connect(

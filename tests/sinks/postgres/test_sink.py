@@ -1,0 +1,103 @@
+"""The description of a PostgreSQL table as a sink opens nothing, and shows no secret."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.sinks import PostgresSink
+
+
+class Total(msgspec.Struct):
+    """A row."""
+
+    customer: str
+    cents: int | None
+
+
+def made(table: str = "totals", **arguments: Any) -> PostgresSink[Any]:
+    """A sink with a connection string."""
+    return PostgresSink(table, **{"dsn": "env:DSN", **arguments})
+
+
+def test_a_description_without_problems() -> None:
+    """A table, a reference and a record's type are enough; an unknown type is no problem of the arguments."""
+    for sink in (made(), made("shop.totals"), made("a.b", schema="c.d"), made(mode="upsert", key=("customer",))):
+        assert list(sink.problems(Total)) == []
+        assert list(sink.problems(UNKNOWN)) == []
+    assert made("shop.totals").place == ("shop", "totals")
+    assert made().place == (None, "totals")
+    assert made("a.b", schema="c.d").place == ("c.d", "a.b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"table": ""}, 'must be "table" or "schema.table"'), ({"table": "a.b.c"}, "a name with dots needs schema="),
+        ({"table": "x" * 64}, "longer than the 63 bytes"), ({"table": "ü" * 32}, "longer than the 63 bytes"),
+        ({"table": 5}, "must be text"),
+        ({"dsn": ""}, "dsn= is not set"), ({"dsn": "postgresql://u:secret@h/d"}, "has a password written out"),
+        ({"dsn": "host=h password = secret"}, "has a password written out"),
+        ({"commit": "prepared"}, "must be 'write_ahead'"),
+        ({"mode": "merge"}, "mode='merge' must be one of"), ({"delivery": "once"}, "delivery='once' must be one of"),
+        ({"mode": "upsert"}, "needs the columns by which"),
+        ({"mode": "upsert", "key": ("cents",)}, "its type admits None"),
+        ({"key": "customer"}, 'must be names of columns: key=("customer",)'), ({"create": 1}, "must be True or False"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_a_sentence(arguments: dict[str, Any], text: str) -> None:
+    """Every argument that cannot be is one sentence, in which there is no secret."""
+    problems = list(made(**arguments).problems(Total))
+    assert [text in problem for problem in problems] == [True], problems
+    assert "secret" not in problems[0]
+
+
+def test_a_type_that_is_no_row_is_a_problem() -> None:
+    """What has no fields is told at once."""
+    assert "has no fields to be columns" in next(made().problems(int))
+
+
+def test_neither_repr_nor_description_tells_where_the_database_is() -> None:
+    """The connection string is in neither; table, mode, key and the type are what the sink is."""
+    sink = made(dsn="postgresql://u:secret@h/d", mode="upsert", key=("customer",))
+    assert "secret" not in repr(sink) + str(sink.describe(Total))
+    assert sink.describe(Total) | {"row": 0} == {
+        "sink": "postgres", "table": "totals", "mode": "upsert", "key": ["customer"], "row": 0
+    }  # fmt: skip
+    assert sink.describe(Total)["row"]["fields"] == [["customer", "str"], ["cents", {"union": ["int", "null"]}]]
+
+
+def test_a_store_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store is made without its variable, and is closed without ever having been open."""
+    monkeypatch.delenv("DSN", raising=False)
+    store = made().store(Total)
+    store.close()
+    with pytest.raises(ConfigError, match="no variable DSN"):
+        store.check()
+
+
+def test_the_driver_is_loaded_when_it_is_needed() -> None:
+    """The package is imported without psycopg, and a sink described; a store says what to install."""
+    code = """
+import sys
+sys.modules["psycopg"] = None
+from typing import NamedTuple
+from exactlyonce.sinks import PostgresSink
+class Row(NamedTuple):
+    a: int
+sink = PostgresSink("t", dsn="env:X")
+print(list(sink.problems(Row)))
+try:
+    sink.store(Row)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("[]\nConfigError PostgresSink('t') needs psycopg"), done.stderr
+    assert done.stdout.endswith("Run: pip install 'exactlyonce[postgres]'\n")
