@@ -10,6 +10,7 @@
     │   ├── BrokerUnavailable   no broker answers (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
     │   ├── StoreUnavailable    a store does not answer (retriable)
+    │   │   └── LockHeld            sinks.postgres.refusals: another session holds a lock that was waited for
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── BrokerRefused           a broker answers with an error that no rule covers; asking again would not help

@@ -126,6 +126,7 @@ class PostgresConnection:
             self._within = False
         with self._translated(new=False) as connection:
             answer = connection.execute("COMMIT").statusmessage
+            connection.answer_s = self._limits.answer
             require(answer == "COMMIT", f"A transaction that raised nothing is committed, not {answer}")
 
     def close(self) -> None:
@@ -139,6 +140,7 @@ class PostgresConnection:
         """Undo what is open, and wait for the answer, so that its locks are gone; or else drop the connection."""
         if self._connection is not None:
             with suppress(StoreError, StoreUnavailable), self._translated() as connection:
+                connection.answer_s = self._limits.answer
                 connection.execute("ROLLBACK")
 
     @contextmanager

@@ -49,7 +49,7 @@ class SinkName(msgspec.Struct, frozen=True):
         return self.pipeline, self.sink
 
 
-class Ledger:
+class LedgerTable:
     """The ledger in one schema."""
 
     def __init__(self, connection: PostgresConnection, schema: str) -> None:

@@ -69,7 +69,7 @@ _LOGIN_STAYS = {
 
 
 class LockHeld(StoreUnavailable):
-    """Another session holds a lock, which was waited for."""
+    """Another session holds a lock that was waited for."""
 
 
 class Refusals:

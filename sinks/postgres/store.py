@@ -17,7 +17,7 @@ from exactlyonce.sinks.postgres.catalogue import Target
 from exactlyonce.sinks.postgres.column_types import column_text
 from exactlyonce.sinks.postgres.connection import Limits, PostgresConnection
 from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
-from exactlyonce.sinks.postgres.ledger import Ledger, SinkName, still_held
+from exactlyonce.sinks.postgres.ledger import LedgerTable, SinkName, still_held
 from exactlyonce.sinks.postgres.refusals import LockHeld
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql.table import row_fields
@@ -51,7 +51,7 @@ class PostgresStore(Store):
         if target is None:
             raise self._missing()
         catalogue.check_target(self._connection, self._sink, self._fields, target)
-        ledger = Ledger(self._connection, target.schema)
+        ledger = LedgerTable(self._connection, target.schema)
         ledger.create()
         ledger.check()
         self._target = target
@@ -115,8 +115,8 @@ class PostgresStore(Store):
             raise self._missing()
         return self._target
 
-    def _ledger(self) -> Ledger:
-        return Ledger(self._connection, self._found().schema)
+    def _ledger(self) -> LedgerTable:
+        return LedgerTable(self._connection, self._found().schema)
 
     def _missing(self) -> StoreError:
         schema, table = self._sink.place

@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL sink write, and where."""
+"""Rows that the tests of the PostgreSQL sink write, and the database that they go to."""
 
 from __future__ import annotations
 
