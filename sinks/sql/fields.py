@@ -152,7 +152,7 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
         raise schema.UnsupportedType(f"{name} admits None, which is no row: filter it before the sink")
     schema.describe(type_)
     info = _plain(inspect.type_info(type_))
-    if not isinstance(info, _RECORDS):
+    if not isinstance(info, _RECORDS) or not info.fields:
         raise schema.UnsupportedType(
             f"{name} has no fields to be columns: use a msgspec Struct, a dataclass, a NamedTuple or a TypedDict"
         )

@@ -213,6 +213,28 @@ def test_subtasks_apply_at_the_same_time(database: Database) -> None:
     assert first.ended() is True
 
 
+def test_two_that_fence_at_once(database: Database) -> None:
+    """Of incarnations that begin at the same time, on a ledger without a row of the sink, the newest is the one that
+    may write; an older one succeeded before it, or is fenced."""
+    database.store().check()
+    outcomes: dict[int, Any] = {}
+
+    def begin(incarnation: int) -> None:
+        try:
+            outcomes[incarnation] = database.store().fence("p", "s", incarnation, ORIGIN)
+        except Exception as error:
+            outcomes[incarnation] = error
+
+    threads = [threading.Thread(target=begin, args=(incarnation,)) for incarnation in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert outcomes[8] == {}
+    assert all(outcome == {} or isinstance(outcome, Fenced) for outcome in outcomes.values())
+    assert database.ledger() == {-1: (0, 8)}
+
+
 def test_two_that_begin_at_once(database: Database) -> None:
     """Stores that check and fence at the same time, where there is no table and no ledger yet, all succeed."""
     failed: list[BaseException] = []

@@ -66,6 +66,10 @@ class Wide(msgspec.Struct, rename="camel"):
     perhaps: str | None
 
 
+class Empty(msgspec.Struct):
+    """A record without fields."""
+
+
 class Named(NamedTuple):
     """A tuple with names."""
 
@@ -178,6 +182,7 @@ def test_a_record_without_the_field_is_refused() -> None:
     ("type_", "text"),
     [
         (int, "int has no fields"), (UNKNOWN, "unknown"), (dict[str, int], "no fields"), (Named | None, "admits None"),
+        (Empty, "no fields"),
         (Record[Named], "map it to its value"), (Inner | Data, "no fields|cannot be encoded"),
     ],
 )  # fmt: skip

@@ -57,7 +57,7 @@ class PostgresServer:
         subprocess.run(
             [
                 *(self._programs["initdb"], "-D", str(self.folder / "data"), "-U", OWNER, "-E", "UTF8", "--locale=C"),
-                *("--auth=scram-sha-256", f"--pwfile={secret}", "--no-sync"),
+                *("--auth=password", f"--pwfile={secret}", "--no-sync"),
             ],
             **self._user, check=True, cwd=self.folder, capture_output=True,
         )  # fmt: skip
