@@ -39,8 +39,6 @@ class PostgresStore(Store):
         self._mark = mark_of(sink.mode, sink.key, self._fields)
         self._connection = PostgresConnection(sink.dsn, self._limits)
         self._target: Target | None = None
-        self._seen: dict[tuple[str, str, int], int] = {}
-        """By pipeline, sink and subtask: the checkpoint that the ledger had; it cannot go back but by a restore."""
 
     def check(self) -> None:
         """See `Store`; the table and the ledger are made if need be."""
@@ -71,26 +69,22 @@ class PostgresStore(Store):
         with ledger.needed():
             ledger.refuse(name, incarnation, origin)
         try:
-            found = self._fenced(name, incarnation, origin, self._limits.grace)
+            return self._fenced(name, incarnation, origin, self._limits.grace)
         except LockHeld:
             ended = ledger.end_sessions(name)
             try:
-                found = self._fenced(name, incarnation, origin, self._limits.lock)
+                return self._fenced(name, incarnation, origin, self._limits.lock)
             except LockHeld:
                 raise still_held(name, ended) from None
-        self._seen.update({(pipeline, sink, subtask): checkpoint for subtask, checkpoint in found.items()})
-        return found
 
     def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
         """See `Store`."""
         target, ledger = self._found(), self._ledger()
-        key = (entry.pipeline, entry.sink, entry.subtask)
         session = SinkName(entry.pipeline, entry.sink).session
         with ledger.needed(), self._connection.transaction(session):
-            applied = ledger.claim(entry, ledger.enter(entry, self._seen.get(key)))
+            applied = ledger.claim(entry, ledger.enter(entry))
             if applied:
                 self._write(target, chunks)
-        self._seen[key] = max(entry.checkpoint, self._seen.get(key, entry.checkpoint))
         return applied
 
     def write(self, chunks: Iterable[bytes]) -> None:

@@ -86,9 +86,13 @@ class Database:
             store.close()
 
 
-def entry(checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s") -> LedgerEntry:
+def entry(
+    checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s", previous: int = 0
+) -> LedgerEntry:
     """A row of the ledger."""
-    return LedgerEntry(pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, incarnation=incarnation)
+    return LedgerEntry(
+        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=previous, incarnation=incarnation
+    )
 
 
 def chunks(store: PostgresStore, records: Sequence[Any], rows: int = 1000) -> list[bytes]:
