@@ -149,27 +149,40 @@ class LedgerTable:
         return [pid for pid, _ in found]
 
     def enter(self, entry: LedgerEntry) -> str:
-        """Part of a transaction: hold the sink's row shared, so that nobody fences; -> the ledger's origin.
-
-        Raises `LedgerBehind` if the subtask's row is not as it was: rows were deleted, the database was restored, or a
-        standby without the last commits took over.
-        """
-        found = self._run(_ENTER, (entry.pipeline, entry.sink, entry.subtask))
+        """Part of a transaction: hold the sink's row shared, so that nobody fences; -> the ledger's origin."""
+        name = SinkName(entry.pipeline, entry.sink)
+        found = self._run(f"SELECT incarnation, origin FROM {{}} WHERE {_SINKS_ROW} FOR SHARE", name.values)
         if not found:
-            raise LedgerBehind(0)
-        newest, origin, checkpoint = found[0]
-        if (checkpoint or 0) < entry.previous:
-            raise LedgerBehind(checkpoint or 0)
-        _refuse_older(SinkName(entry.pipeline, entry.sink), entry.incarnation, newest)
+            raise StoreError(
+                f"The ledger {self.shown} has no row of sink {name.sink!r}, pipeline {name.pipeline!r}, which every "
+                f"run writes when it begins: it was deleted, or the database was restored. Run again: the ledger is "
+                f"compared with the checkpoints before anything is written."
+            )
+        newest, origin = found[0]
+        _refuse_older(name, entry.incarnation, newest)
         return str(origin)
 
     def claim(self, entry: LedgerEntry, origin: str) -> bool:
         """Part of a transaction: compare-and-set; whether the subtask's row was of an older checkpoint, and is of this.
 
-        Another one who claims the same row is waited for, also where it is the row's first.
+        Another one who claims the same row is waited for, also where it is the row's first. Raises `LedgerBehind`
+        where the row is older than the entry has it.
         """
-        values = (entry.pipeline, entry.sink, entry.subtask, entry.checkpoint, entry.incarnation, origin)
-        return bool(self._run(_CLAIM, values))
+        row = (entry.pipeline, entry.sink, entry.subtask)
+        lock = f"SELECT checkpoint FROM {{}} WHERE {_SUBTASKS_ROW} FOR UPDATE"
+        found = self._run(lock, row)
+        if not found:
+            values = (*row, 0, entry.incarnation, origin)
+            self._run("INSERT INTO {} VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING", values)
+            found = self._run(lock, row)
+        checkpoint = found[0][0]
+        if checkpoint >= entry.checkpoint:
+            return False
+        if checkpoint < entry.previous:
+            raise LedgerBehind(checkpoint)
+        update = f"UPDATE {{}} SET checkpoint = $4, incarnation = $5 WHERE {_SUBTASKS_ROW}"
+        self._run(update, (*row, entry.checkpoint, entry.incarnation))
+        return True
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._connection.rows(sql.SQL(statement).format(self._name), values)
@@ -200,18 +213,7 @@ def still_held(name: SinkName, ended: list[int]) -> StoreUnavailable:
 
 _SINKS_ROW = f"pipeline = $1 AND sink = $2 AND subtask = {SINK_ITSELF}"
 _SUBTASKS_ROWS = f"pipeline = $1 AND sink = $2 AND subtask <> {SINK_ITSELF}"
-_ENTER = f"""
-SELECT incarnation, origin,
-    (SELECT checkpoint FROM {{0}} WHERE pipeline = $1 AND sink = $2 AND subtask = $3)
-FROM {{0}} WHERE {_SINKS_ROW} FOR SHARE
-"""
-_CLAIM = """
-INSERT INTO {} AS ledger (pipeline, sink, subtask, checkpoint, incarnation, origin) VALUES ($1, $2, $3, $4, $5, $6)
-ON CONFLICT (pipeline, sink, subtask) DO UPDATE
-SET checkpoint = excluded.checkpoint, incarnation = excluded.incarnation, origin = excluded.origin
-WHERE ledger.checkpoint < excluded.checkpoint
-RETURNING checkpoint
-"""
+_SUBTASKS_ROW = "pipeline = $1 AND sink = $2 AND subtask = $3"
 _FOUND = """
 SELECT c.relpersistence::text, quote_ident(current_user),
     (SELECT array_agg(action) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE']) action

@@ -69,14 +69,13 @@ class PostgresStore(Store):
         with ledger.needed():
             ledger.refuse(name, incarnation, origin)
         try:
-            found = self._fenced(name, incarnation, origin, self._limits.grace)
+            return self._fenced(name, incarnation, origin, self._limits.grace)
         except LockHeld:
             ended = ledger.end_sessions(name)
             try:
-                found = self._fenced(name, incarnation, origin, self._limits.lock)
+                return self._fenced(name, incarnation, origin, self._limits.lock)
             except LockHeld:
                 raise still_held(name, ended) from None
-        return found
 
     def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
         """See `Store`."""

@@ -124,7 +124,7 @@ for checkpoint in range(1, intervals + 1):
         if found.get(subtask, 0) < checkpoint:
             lines = encoder.encode([Total(f"{{subtask}}", checkpoint * rows + row) for row in range(rows)])
             chunks = [b"".join(lines[at : at + 100]) for at in range(0, rows, 100)]
-            asked(store.apply, chunks, entry(checkpoint, incarnation, subtask))
+            asked(store.apply, chunks, entry(checkpoint, incarnation, subtask, previous=checkpoint - 1))
 """
 
 
