@@ -82,7 +82,7 @@ class SqliteStore:
             ).fetchone() or (0,)
             if found[0] >= entry.checkpoint:
                 return False
-            if found[0] != entry.previous:
+            if found[0] < entry.previous:
                 raise LedgerBehind(found[0])
             self._insert(database, chunks)
             database.execute(
