@@ -14,6 +14,8 @@ REFERENCE_BYTES = 110
 COMMITTABLE_BYTES = 150
 WRITTEN_BYTES = 8
 """Of a committable for each partition, beside the topic's name."""
+STAGED_BYTES = 600
+"""Of what a sink has set aside, with the blocks that it names, and of its place in the ledger."""
 OFFSET_BYTES = 60
 """Of an Sn, beside the names."""
 
@@ -24,6 +26,7 @@ def require_room(plan: Plan, manifest: Manifest) -> None:
     each = REFERENCE_BYTES * (len(plan.tasks) + len(plan.graph.stateful))
     for sink, topic, partitions in manifest.sinks:
         each += COMMITTABLE_BYTES + len(sink) + partitions * (WRITTEN_BYTES + len(topic))
+    each += STAGED_BYTES * sum(not node.sink.transactional for node in plan.graph.sinks if node.sink is not None)
     most = (MANIFEST_SIZE_MAX * 9 // 10 - fixed) // each
     if plan.parallelism > most:
         raise ConfigError(

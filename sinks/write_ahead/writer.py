@@ -29,7 +29,7 @@ INDEXED = b"indexed"
 ROW_SIZE_MAX = BLOCK_SIZE_MAX - 4096
 CHUNK_SIZE = 512 * 1024
 BLOCKS_PENDING_MAX = 64
-NAMED_MAX = 16
+NAMED_MAX = 4
 """Blocks that a committable names itself; more of them are listed in indexes, so that a manifest stays small."""
 LISTED_MAX = 4_000
 """Blocks that one index lists."""
