@@ -148,15 +148,15 @@ class ContractHooks:
         committable: StoreCommittable = msgspec.structs.replace(flushed.staged.committable, previous=previous)
         return committable
 
-    def seen(self, written: Sequence[Row], why: str) -> None:
-        """Fail, saying *why*, unless readers see exactly *written*, which is in order."""
+    def seen(self, written: Sequence[Row], why: str, *, in_order: bool = True) -> None:
+        """Fail, saying *why*, unless readers see exactly *written*; where it is *in_order*, in that order too."""
         __tracebackhide__ = True
         wanted = [self.record(*row) for row in (dict(written).items() if self.keyed else written)]
         found = list(self.read())
         missing, added = _without(wanted, found), _without(found, wanted)
         if missing or added:
             raise AssertionError(f"{why}\nReaders miss {_few(missing)}; they see, and should not, {_few(added)}.")
-        if self.ordered and found != wanted:
+        if self.ordered and in_order and found != wanted:
             raise AssertionError(f"{why}\nReaders see all records, but in another order: {_few(found)}.")
 
 

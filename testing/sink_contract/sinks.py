@@ -286,7 +286,8 @@ class SinkContract(ContractHooks):
             f"Of two who commit the same at once, one is to do it (True), the other to see that it was done (False), "
             f"in each of two subtasks; StoreUnavailable is asked again. The outcomes are {outcomes}."
         )
-        self.seen([(0, 0), (1, 0)], "Two who committed at once wrote the same rows, or overwrote each other.")
+        why = "Two who committed at once wrote the same rows, or overwrote each other."
+        self.seen([(0, 0), (1, 0)], why, in_order=False)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
