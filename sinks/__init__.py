@@ -11,5 +11,21 @@ from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.print_sink import PrintSink
 from exactlyonce.sinks.redis.sink import RedisSink
+from exactlyonce.sinks.write_ahead.ledger import SinkLedger
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry, RowEncoder, Store
 
-__all__ = ["KafkaSink", "MySQLSink", "PostgresSink", "PrintSink", "RedisSink"]
+__all__ = [
+    "ForeignLedger",
+    "KafkaSink",
+    "LedgerBehind",
+    "LedgerEntry",
+    "MySQLSink",
+    "PostgresSink",
+    "PrintSink",
+    "RedisSink",
+    "RowEncoder",
+    "SinkLedger",
+    "Store",
+    "WriteAheadSink",
+]

@@ -67,6 +67,8 @@ ROOMS = {
     "testing": {"testing/broker"},
     "testing/broker": {"testing/clock"},
     "testing/clock": set[str](),
+    "testing/cluster": set[str](),
+    "testing/sink_contract": {"testing/clock", "testing/cluster"},
 }
 """By room: the rooms of the same package that it may import; with a folder, the rooms that are modules of it."""
 CROSSINGS = {

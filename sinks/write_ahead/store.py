@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
+from exactlyonce.pipeline.errors import Fenced
 
 __all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store"]
 
@@ -29,6 +30,27 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint that the ledger has by then; 0: none."""
     incarnation: int
     """Of the coordinator that applies them."""
+
+    def is_due(self, *, checkpoint: int, incarnation: int) -> bool:
+        """Whether the rows are still to be written, by a ledger that has *checkpoint* for the subtask, 0 if it has no
+        row for it, and *incarnation* for the sink. False: they have been. Raises `Fenced`, `LedgerBehind`.
+
+        Only as true as the two numbers: read them in the transaction that writes the rows, their rows locked.
+
+        >>> entry = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=7, previous=5, incarnation=2)
+        >>> entry.is_due(checkpoint=5, incarnation=2), entry.is_due(checkpoint=7, incarnation=2)
+        (True, False)
+        """
+        if incarnation > self.incarnation:
+            raise Fenced(
+                f"The ledger of sink {self.sink!r} of pipeline {self.pipeline!r} has incarnation {incarnation}: a "
+                f"newer instance has taken over from incarnation {self.incarnation}. This one ends; nothing is lost."
+            )
+        if checkpoint >= self.checkpoint:
+            return False
+        if checkpoint < self.previous:
+            raise LedgerBehind(checkpoint)
+        return True
 
 
 class RowEncoder(Protocol):

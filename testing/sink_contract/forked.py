@@ -1,0 +1,66 @@
+"""Other processes of a test: forked, so that they need nothing but what the test has, and may be killed.
+
+A fork has the connections of its parent, and must not use them: what is to connect is made within. It ends by _exit, so
+that it closes nothing of its parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import warnings
+from collections.abc import Callable
+
+from exactlyonce.testing.cluster import LIMIT_S
+
+
+class Forked:
+    """A process that runs *action*, given a function that tells the parent that it is in the middle."""
+
+    def __init__(self, action: Callable[[Callable[[], None]], object]) -> None:
+        self._readable, writable = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads of others, which the child leaves alone
+            self.pid = os.fork()
+        if self.pid == 0:
+            self._be_child(action, writable)
+        os.close(writable)
+
+    def _be_child(self, action: Callable[[Callable[[], None]], object], writable: int) -> None:
+        try:
+            try:
+                outcome = str(action(lambda: _tell(writable, "in the middle")))
+            except BaseException as error:
+                outcome = f"{type(error).__name__}: {error}"
+            _tell(writable, outcome)
+        finally:
+            os._exit(0)
+
+    def next_line(self) -> str:
+        """The next thing that it tells: that it is in the middle, or what the action returned or raised."""
+        line = b""
+        while not line.endswith(b"\n"):
+            if not select.select([self._readable], [], [], LIMIT_S)[0]:
+                raise TimeoutError(f"A process of the test has not ended within {LIMIT_S} s.")
+            got = os.read(self._readable, 1)
+            if not got:
+                raise RuntimeError("A process of the test has died.")
+            line += got
+        return line.decode().rstrip("\n")
+
+    def end(self) -> None:
+        """Kill it, if it is still there, by SIGKILL, and wait for its end."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._readable)
+
+
+def stand_still() -> None:
+    """Until this process is killed."""
+    while True:
+        signal.pause()
+
+
+def _tell(writable: int, text: str) -> None:
+    os.write(writable, " ".join(text.split()).encode() + b"\n")

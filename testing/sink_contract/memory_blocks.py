@@ -1,0 +1,69 @@
+"""The blocks of a checkpoint topic, in memory: what a sink's writer sets aside, and its committer reads.
+
+Invariant: they are written and read by the code that ships; only the broker is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from exactlyonce.checkpoint.records.encoding import Block, decode
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, Ticket
+
+_TOPIC = TopicInfo("contract", "topic-1", partitions=5, replicas=1)
+
+
+class _Place(NamedTuple):
+    """Where a record lies, as a delivery tells it."""
+
+    at: tuple[int, int]
+
+    def partition(self) -> int:
+        return self.at[0]
+
+    def offset(self) -> int:
+        return self.at[1]
+
+
+class MemoryBlocks:
+    """What all subtasks of a test set aside; reads it as `checkpoint.store.blocks.Blocks`."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        """It is durable at once."""
+        self._values[key] = value
+        on_delivery(None, _Place((partition, len(self._values))))
+
+    def poll(self, timeout_s: float) -> None:
+        """All deliveries have been told of."""
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        """Every one of *refs* once, with its block."""
+        for ref in refs:
+            yield ref, decode(self._values[ref.key], Block)
+
+
+class MemoryStaging:
+    """The `BlockStaging` of one sink subtask; *life* is one that no other has."""
+
+    def __init__(self, blocks: MemoryBlocks, sink: str, subtask: int, life: int) -> None:
+        self._writer = BlockWriter(blocks, _TOPIC, incarnation=life, attempt=0, nonce="memory")
+        self._sink = sink
+        self._subtask = subtask
+        self._parts = 0
+
+    @property
+    def pending(self) -> int:
+        """None are on their way."""
+        return self._writer.poll()
+
+    def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
+        """Keep a block."""
+        self._parts += 1
+        block = Block(self._sink, checkpoint, kind, "", "", body)
+        return self._writer.write(block, self._subtask, self._parts)

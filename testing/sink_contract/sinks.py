@@ -1,0 +1,389 @@
+"""The contract of every sink whose output the leader commits to a store with a ledger.
+
+Written against the writer and the committer that a description opens, in the way of the leader: fence, then commit, in
+the order of the checkpoints. One incarnation's leader is called 1, the next 2; the older one is the zombie.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.sinks.committer import Committer
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
+from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.sink_contract.forked import Forked
+from exactlyonce.testing.sink_contract.hooks import ORIGIN, ContractHooks, Row, again, all_of, known, refused, works
+
+FIRST: Sequence[Row] = [(number, 1) for number in range(5)]
+"""What most tests write for their first checkpoint; with keys, the next one overwrites some of it."""
+SECOND: Sequence[Row] = [(number, 2) for number in range(3, 8)]
+
+TWICE = "What had been committed was committed again: look into the ledger, in the transaction, before any row."
+
+
+class SinkContract(ContractHooks):
+    """See the package."""
+
+    def leader(self, incarnation: int, *, pipeline: str = "shop", sink: str = "orders") -> Committer:
+        """A committer that has fenced."""
+        committer = self.committer(pipeline, sink)
+        again(lambda: committer.fence(incarnation, ORIGIN))
+        return committer
+
+    def commits(self, committer: Committer, committable: StoreCommittable, incarnation: int = 1) -> None:
+        """Commit what has not been committed yet."""
+        failed = f"A commit of checkpoint {committable.checkpoint}, with what the ledger has as `previous`, is to work."
+        assert works(lambda: committer.commit(committable, incarnation), failed) is True, (
+            f"A commit of checkpoint {committable.checkpoint}, the first, says that it had been committed: its rows "
+            f"would be left out. Only a ledger row with this or a newer checkpoint, for this subtask, may say so."
+        )
+
+    def has_been(self, committer: Committer, committable: StoreCommittable, incarnation: int = 1) -> None:
+        """Commit what has been committed."""
+        asked_again = "What has been committed is asked again, and is no error: it returns False."
+        assert works(lambda: committer.commit(committable, incarnation), asked_again) is False, TWICE
+
+    def found(self, incarnation: int, expected: dict[int, int], why: str) -> Committer:
+        """The next leader's committer, whose fence finds *expected* in the ledger."""
+        committer = self.committer()
+        ledger = known(works(lambda: committer.fence(incarnation, ORIGIN), why))
+        assert ledger == expected, f"{why} The ledger is to have {expected}; fence returned {ledger}."
+        return committer
+
+    # --- the description ----------------------------------------------------------------------------------------------
+
+    def test_the_description_is_data(self) -> None:
+        """A description made twice describes the same, as JSON, and finds nothing wrong with records of the type."""
+        sinks = self.sink(), self.sink()
+        one, two = (each.describe(self.type) for each in sinks)
+        assert json.loads(json.dumps(one)) == two, (
+            f"describe() is part of the pipeline's fingerprint, and differs from one process to the next, or is no "
+            f"JSON: {one}. After a restart the pipeline would count as changed."
+        )
+        problems = list(self.sink().problems(self.type))
+        assert not problems, f"problems() finds fault with what the other tests write: {problems}"
+        assert not self.sink().transactional, (
+            "The sink says that it is transactional: a coordinator would wait for Kafka transactions that never come."
+        )
+
+    def test_check_may_be_repeated_and_changes_no_rows(self) -> None:
+        """Every start of a run checks the target, also two at once, and none harms what is there."""
+        leader = self.leader(1)
+        self.commits(leader, self.staged(FIRST, 1))
+        others = [self.committer() for _ in range(4)]
+        outcomes = _at_once([partial(again, each.check) for each in others])
+        assert outcomes == [None] * 4, f"Of several processes that check at once, some fail: {outcomes}"
+        leader.check()
+        self.seen(FIRST, "check() changed rows that were there: it is run at every start.")
+        self.found(2, {0: 1}, "check() emptied the ledger: what is in the target would be written again.")
+
+    # --- commits ------------------------------------------------------------------------------------------------------
+
+    def test_rows_are_seen_from_their_commit_on(self) -> None:
+        """What is set aside is seen by nobody until its checkpoint is decided, and then all of it."""
+        leader = self.leader(1)
+        first, second = self.staged(FIRST, 1), self.staged(SECOND, 2, previous=1)
+        self.seen([], "Rows are in the target before their checkpoint was decided: if it is aborted, they come twice.")
+        self.commits(leader, first)
+        self.seen(FIRST, "The commit of a checkpoint gives exactly its rows.")
+        self.commits(leader, second)
+        self.seen([*FIRST, *SECOND], "The next commit adds its rows, in their order.")
+
+    def test_a_lost_answer(self) -> None:
+        """A commit lands and its answer is lost: whoever asks again, now or after a restart, writes nothing more."""
+        zombie, committable = self.leader(1), self.staged(FIRST, 1)
+        self.commits(zombie, committable)
+        self.has_been(zombie, committable)
+        self.has_been(self.committer(), committable)
+        self.has_been(self.found(2, {0: 1}, "A commit is to leave its checkpoint."), committable, incarnation=2)
+        self.seen(FIRST, TWICE)
+
+    def test_a_request_that_lands_late(self) -> None:
+        """A request of an older checkpoint is carried out after newer ones: nothing comes back, nothing comes twice."""
+        leader, first = self.leader(1), self.staged(FIRST, 1)
+        for committable in (first, self.staged(SECOND, 2, previous=1)):
+            self.commits(leader, committable)
+        self.has_been(leader, first)
+        self.seen([*FIRST, *SECOND], TWICE)
+        self.found(2, {0: 2}, "A late request of an older checkpoint took the ledger back.")
+
+    def test_many_checkpoints_and_incarnations(self) -> None:
+        """Over restarts and gaps, past 9, 99 and 32 bits, the ledger's checkpoint only grows: 10 is more than 9."""
+        checkpoints = [1, 2, 8, 9, 10, 11, 99, 100, 2**31 - 1, 2**31, 2**33]
+        rows: list[Row] = []
+        before = 0
+        for number, checkpoint in enumerate(checkpoints):
+            expected = {0: before} if before else {}
+            leader = self.found(number + 1, expected, "The marker of what is done is a number that only grows.")
+            committable = self.staged([(number, 0)], checkpoint, previous=before)
+            self.commits(leader, committable, number + 1)
+            self.has_been(leader, committable, number + 1)
+            rows.append((number, 0))
+            before = checkpoint
+        self.seen(rows, "One row was written for each checkpoint.")
+
+    def test_a_committable_of_an_aborted_checkpoint_is_carried(self) -> None:
+        """Committables that wait for long, of several checkpoints, are committed in their order by a later leader."""
+        first, aborted, second = self.staged(FIRST, 3), self.staged([(99, 0)], 4), self.staged(SECOND, 5, previous=3)
+        self.commits(self.leader(1), self.staged([(50, 0)], 5, subtask=1))
+        leader = self.found(2, {1: 5}, "Another subtask has committed.")
+        self.commits(leader, first, 2)
+        self.commits(leader, second, 2)
+        assert aborted.checkpoint == 4
+        self.seen(
+            [(50, 0), *FIRST, *SECOND],
+            "What waits is kept until it is committed, and what nobody decides is never seen, whatever others commit.",
+        )
+
+    def test_nothing_is_a_commit_too(self) -> None:
+        """A committable that was given up (--accept-loss) has no rows, and is in the ledger all the same."""
+        leader = self.leader(1)
+        refused_rows = self.staged(FIRST, 1)
+        self.commits(leader, msgspec.structs.replace(refused_rows, records=0, blocks=(), body=b""))
+        self.seen([], "A committable without rows wrote some.")
+        self.commits(leader, self.staged(SECOND, 2, previous=1))
+        self.seen(SECOND, "The checkpoint after an empty one gives exactly its rows.")
+
+    def test_the_ledger_is_behind(self) -> None:
+        """A ledger without the checkpoint that was committed before is of a restored store: LedgerBehind, no rows."""
+        leader = self.leader(1)
+        self.commits(leader, self.staged(FIRST, 1))
+        why = "The ledger has checkpoint 1, and the entry's `previous` is 3: rows are missing, and nobody would know."
+        error = refused(lambda: leader.commit(self.staged(SECOND, 4, previous=3), 1), LedgerBehind, why)
+        assert int(str(error)) == 1, f"The argument of LedgerBehind is the ledger's checkpoint, 1, and not {error}."
+        fresh = self.staged([(70, 0)], 4, previous=3, subtask=5)
+        error = refused(lambda: leader.commit(fresh, 1), LedgerBehind, f"Without a row it has checkpoint 0. {why}")
+        assert int(str(error)) == 0, f"The argument of LedgerBehind is 0 where there is no row, and not {error}."
+        self.seen(FIRST, "Rows were written behind a gap.")
+        self.commits(leader, self.staged(SECOND, 4, previous=1))
+        self.seen([*FIRST, *SECOND], "After a LedgerBehind, which changed nothing, the right one is committed.")
+
+    # --- zombies ------------------------------------------------------------------------------------------------------
+
+    def test_a_zombie_of_an_older_incarnation(self) -> None:
+        """A leader that was taken for dead commits once more: it is fenced, whatever its checkpoint."""
+        zombie, committable = self.leader(1), self.staged(FIRST, 1)
+        leader = self.leader(2)
+        why = "Incarnation 1 committed after incarnation 2 had fenced: it may commit what 2 has not decided."
+        refused(lambda: zombie.commit(committable, 1), Fenced, why)
+        refused(lambda: self.committer().commit(committable, 1), Fenced, why)
+        self.seen([], why)
+        self.commits(leader, committable, 2)
+        refused(lambda: zombie.commit(self.staged(SECOND, 7, previous=1), 1), Fenced, why)
+        self.seen(FIRST, why)
+
+    def test_a_zombie_that_fences(self) -> None:
+        """A leader that was taken for dead fences: Fenced, and the newer one goes on."""
+        self.leader(1)
+        leader = self.leader(3)
+        why = "fence took the ledger's incarnation back: both leaders would commit."
+        refused(lambda: self.committer().fence(2, ORIGIN), Fenced, why)
+        self.commits(leader, self.staged(FIRST, 1), 3)
+        refused(lambda: self.committer().commit(self.staged(SECOND, 2, previous=1), 2), Fenced, why)
+        self.seen(FIRST, why)
+
+    def test_a_fence_may_be_repeated(self) -> None:
+        """A leader whose fence was not answered fences again, and may commit."""
+        leader = self.leader(1)
+        self.commits(leader, self.staged(FIRST, 1))
+        for _ in range(2):
+            ledger = known(again(lambda: leader.fence(1, ORIGIN)))
+            assert ledger == {0: 1}, f"A repeated fence loses what the ledger had, {{0: 1}}: it returned {ledger}."
+        self.commits(leader, self.staged(SECOND, 2, previous=1))
+        self.seen([*FIRST, *SECOND], "A repeated fence disturbs nothing.")
+
+    def test_another_checkpoint_topic(self) -> None:
+        """The checkpoint topic was made anew, and checkpoints count from 1 again: ForeignLedger; nothing changes."""
+        leader = self.leader(1)
+        self.commits(leader, self.staged(FIRST, 1))
+        why = "A ledger of another checkpoint topic was taken for this one's: its numbers say which rows are left out."
+        error = refused(lambda: self.committer().fence(5, "topic-2"), ForeignLedger, why)
+        assert str(error) == ORIGIN, f"The argument of ForeignLedger is the origin in the ledger, and not {error}."
+        self.commits(leader, self.staged(SECOND, 2, previous=1))
+        self.seen([*FIRST, *SECOND], "A fence that was refused as foreign left its incarnation in the ledger.")
+
+    # --- who is who ---------------------------------------------------------------------------------------------------
+
+    def test_another_run_of_the_same_pipeline(self) -> None:
+        """A run finds what the runs before it have committed, by the names of pipeline and sink alone."""
+        self.commits(self.leader(1), self.staged(FIRST, 1))
+        leader = self.found(2, {0: 1}, "The ledger is found by pipeline and sink, never by anything of one run.")
+        self.has_been(leader, self.staged(FIRST, 1), 2)
+        self.seen(FIRST, TWICE)
+
+    @pytest.mark.parametrize(
+        ("pipeline", "sink"), [("shop", "orders-2"), ("shop-2", "orders"), ("Shop", "orders"), ("shop-orders", "o"),
+                               ("s_op", "orders"), ("shop", "ORDERS")],
+    )  # fmt: skip
+    def test_neighbours_in_one_target(self, pipeline: str, sink: str) -> None:
+        """Two pipelines, or two sinks of one, write to one target; neither is fenced or held back by the other."""
+        one = self.leader(5)
+        self.commits(one, self.staged(FIRST, 9), 5)
+        why = f"Sink 'orders' of pipeline 'shop' and {sink!r} of {pipeline!r} share a row of the ledger: one of them is"
+        other = self.committer(pipeline, sink)
+        ledger = known(works(lambda: other.fence(1, "topic-2"), f"{why} fenced, or held to be foreign."))
+        assert ledger == {}, f"{why} told that its rows are there, and leaves them out. fence returned {ledger}."
+        rows = self.staged([(20, 0)], 1, pipeline=pipeline, sink=sink)
+        self.commits(other, rows)
+        self.has_been(other, rows)
+        self.commits(one, self.staged([(21, 0)], 10, previous=9), 5)
+        self.seen([*FIRST, (20, 0), (21, 0)], f"{why} in the way of the other.")
+
+    def test_two_subtasks_of_one_checkpoint(self) -> None:
+        """The commit of one subtask does not stand for another's, also when subtasks have been taken away."""
+        leader = self.leader(1)
+        rows: list[Row] = []
+        for subtask in (0, 1, 11):
+            self.commits(leader, self.staged([(subtask, 0)], 1, subtask=subtask))
+            rows.append((subtask, 0))
+        self.seen(rows, "The ledger has one row for several subtasks: one's commit hides the others'.")
+        leader = self.found(2, {0: 1, 1: 1, 11: 1}, "fence returns every subtask of the sink.")
+        self.commits(leader, self.staged([(2, 0)], 2, previous=1), 2)
+        self.found(3, {0: 2, 1: 1, 11: 1}, "Rows of subtasks that rescaling took away stay: they may come back.")
+
+    # --- at once ------------------------------------------------------------------------------------------------------
+
+    def test_commits_at_once_in_threads(self) -> None:
+        """Of several who commit the same at once, each by its own connection, one does it."""
+        self.leader(1)
+        committables = [self.staged([(subtask, 0)], 1, subtask=subtask) for subtask in (0, 0, 1, 1)]
+        committers = [self.committer() for _ in committables]
+        both = zip(committers, committables, strict=True)
+        outcomes = _at_once([partial(again, partial(one.commit, each, 1)) for one, each in both])
+        self._one_each(list(map(str, outcomes)))
+
+    def test_commits_at_once_in_processes(self) -> None:
+        """The same with processes: a lock of one process holds nobody else."""
+        self._needs_processes()
+        self.leader(1).close()
+        committables = [self.staged([(subtask, 0)], 1, subtask=subtask) for subtask in (0, 0, 1, 1)]
+        children = [Forked(partial(self._commit_in_child, each)) for each in committables]
+        try:
+            self._one_each([child.next_line() for child in children])
+        finally:
+            for child in children:
+                child.end()
+
+    def _commit_in_child(self, committable: StoreCommittable, tell: Callable[[], None]) -> bool:
+        committer = self.committer()
+        return again(lambda: committer.commit(committable, 1))
+
+    def _needs_processes(self) -> None:
+        if not self.processes:
+            pytest.skip("no other process reaches the target")
+
+    def _one_each(self, outcomes: list[str]) -> None:
+        pairs = [sorted(outcomes[:2]), sorted(outcomes[2:])]
+        assert pairs == [["False", "True"]] * 2, (
+            f"Of two who commit the same at once, one is to do it (True), the other to see that it was done (False), "
+            f"in each of two subtasks; StoreUnavailable is asked again. The outcomes are {outcomes}."
+        )
+        why = "Two who committed at once wrote the same rows, or overwrote each other."
+        self.seen([(0, 0), (1, 0)], why, in_order=False)
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def test_close_and_go_on(self) -> None:
+        """close may come at any time, and twice; what is asked afterwards connects again."""
+        leader = self.committer()
+        leader.close()
+        again(lambda: leader.fence(1, ORIGIN))
+        leader.close()
+        leader.close()
+        self.commits(leader, self.staged(FIRST, 1))
+        self.seen(FIRST, "A committer that was closed is used again.")
+
+    def test_another_thread(self) -> None:
+        """One thread at a time uses a committer, and not always the same one."""
+        leader = self.leader(1)
+        outcomes = _at_once([lambda: leader.commit(self.staged(FIRST, 1), 1)])
+        assert outcomes == [True], f"A committer was made in one thread, and used in another: {outcomes}"
+        self.seen(FIRST, "A committer was made in one thread, and used in another.")
+
+    def test_a_store_that_is_away(self) -> None:
+        """StoreUnavailable, which is asked again, and not StoreError, which halts; once it is back, all goes on."""
+        leader, first = self.leader(1), self.staged(FIRST, 1)
+        self.commits(leader, first)
+        second = self.staged(SECOND, 2, previous=1)
+        why = "The store is away, for a while: only StoreUnavailable is waited for; whatever else ends the run."
+        with self.unavailable():
+            for each in (leader, self.committer()):
+                refused(partial(each.commit, second, 1), StoreUnavailable, why)
+                refused(partial(each.fence, 1, ORIGIN), StoreUnavailable, why)
+                refused(each.check, StoreUnavailable, why)
+        again(lambda: leader.commit(second, 1))
+        self.has_been(leader, second)
+        self.seen([*FIRST, *SECOND], "The store was away, and is back: nothing is lost or doubled.")
+
+    def test_a_store_that_was_restored(self) -> None:
+        """The store is as it was a checkpoint ago: the run that goes on, and the next, learn that rows are missing."""
+        leader = self.leader(1)
+        self.commits(leader, self.staged([(0, 0)], 1))
+        restore = self.backup()
+        self.commits(leader, self.staged([(1, 0)], 2, previous=1))
+        restore()
+        third = self.staged([(2, 0)], 3, previous=2)
+        for each in (self.committer(), leader):
+            try:
+                again(partial(each.commit, third, 1))
+            except (LedgerBehind, StoreError):
+                continue
+            raise AssertionError("The store lost checkpoint 2 to a restore, and takes checkpoint 3 as if nothing were.")
+        self.found(2, {0: 1}, "A leader compares the ledger, as the store has it now, with what was decided.")
+
+    def test_what_the_store_cleans_up(self) -> None:
+        """Expiry, compaction and restarts of the store leave the ledger: it lives as long as the data."""
+        self.commits(self.leader(1), self.staged(FIRST, 1))
+        self.clean_up()
+        leader = self.found(2, {0: 1}, "The store's own cleaning took the ledger's row: all would be written again.")
+        self.has_been(leader, self.staged(FIRST, 1), 2)
+        self.seen(FIRST, "The store's own cleaning took rows, or rows were written again after it.")
+
+    def test_secrets_show_nowhere(self) -> None:
+        """No description, no repr and no error has the password: they are logged, and kept in the checkpoint topic."""
+        if self.secret is None:
+            self.left_out("secret", "that a password shows nowhere")
+        shown = {"repr(sink)": repr(self.sink()), "describe()": json.dumps(self.sink().describe(self.type))}
+        leader = self.leader(1)
+        shown["repr(committer)"] = repr(leader)
+        shown["problems()"] = repr(list(self.sink().problems(self.type)))
+        if type(self).unavailable is not ContractHooks.unavailable:
+            first = self.staged(FIRST, 1)
+            with self.unavailable():
+                asked: dict[str, Callable[[], object]] = {
+                    "commit": partial(leader.commit, first, 1),
+                    "check": self.committer().check,
+                }
+                for name, action in asked.items():
+                    error = refused(action, StoreUnavailable, "The store is away.")
+                    shown[f"the error of {name}"] = all_of(error)
+        told = [name for name, text in shown.items() if self.secret in text]
+        assert not told, f"The password shows in {told}."
+
+
+def _at_once(actions: Sequence[Callable[[], object]]) -> list[object]:
+    """What each returns, or raises, all begun at once in threads of their own."""
+    outcomes: list[object] = [None] * len(actions)
+    begin = threading.Barrier(len(actions))
+
+    def run(at: int) -> None:
+        begin.wait(LIMIT_S)
+        try:
+            outcomes[at] = actions[at]()
+        except BaseException as error:
+            outcomes[at] = error
+
+    threads = [threading.Thread(target=run, args=(at,), daemon=True) for at in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    return outcomes

@@ -1,0 +1,75 @@
+"""The Redis sink keeps the contract of a store: with a stream, which rows are added to, and with strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from redis_server import RedisServer
+
+from exactlyonce.sinks import RedisSink
+from exactlyonce.testing.sink_contract import StoreContract
+
+
+class Counted(msgspec.Struct):
+    number: int
+    version: int
+    note: str = ""
+
+
+class OnRedis(StoreContract):
+    """What both have in common."""
+
+    type = Counted
+    awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \0 é'), Counted(2, -(2**63), ""))
+    server: RedisServer
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: RedisServer) -> None:
+        self.server = server
+
+    def record(self, number: int, version: int = 0) -> Counted:
+        return Counted(number, version)
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        self.server.kill()
+        yield
+        self.server.start()
+
+    def cut(self) -> None:
+        self.server.client.client_kill_filter(_type="normal", skipme=True)
+
+    def clean_up(self) -> None:
+        self.server.client.bgrewriteaof()
+        self.server.kill()
+        self.server.start()
+
+
+class TestStream(OnRedis):
+    """Rows keep their order."""
+
+    ordered = True
+
+    def sink(self) -> Any:
+        return RedisSink(self.server.url, kind="stream", key=lambda _: "rows")
+
+    def read(self) -> list[Any]:
+        rows = self.server.client.xrange("rows")
+        return [Counted(int(r["number"]), int(r["version"]), r["note"]) for _, r in rows]
+
+
+class TestStrings(OnRedis):
+    """A row replaces the one with its key."""
+
+    keyed = True
+
+    def sink(self) -> Any:
+        return RedisSink(self.server.url, kind="string", key=lambda each: f"row:{each.number}")
+
+    def read(self) -> list[Any]:
+        client = self.server.client
+        return [msgspec.json.decode(client.get(key), type=Counted) for key in client.keys("row:*")]
