@@ -55,6 +55,7 @@ ROOMS = {
     "sinks": {"sinks/committer", "sinks/kafka", "sinks/write_ahead", "sinks/writer"},
     "sinks/committer": set[str](),
     "sinks/kafka": {"sinks/writer"},
+    "sinks/sql": set[str](),
     "sinks/write_ahead": {"sinks/committer", "sinks/writer"},
     "sinks/writer": set[str](),
     "testing": {"testing/broker"},

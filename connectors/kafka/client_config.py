@@ -9,11 +9,9 @@ changed one is taken up by the next client, and travels to other processes as th
 from __future__ import annotations
 
 import importlib
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -21,6 +19,7 @@ from confluent_kafka import KafkaException
 from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname, tls_context
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.secrets import Secret, is_reference, look_up
 
 ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
 
@@ -47,15 +46,6 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 _ADDRESS = re.compile(rf"(?:(?:{'|'.join(PROTOCOLS)})://)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{{1,5}})\Z", re.I)
 _SECRET = re.compile(r"password|passphrase|secret|jaas|private\.key|key\.pem$|oauthbearer\.config$")
 _SECURITY = re.compile(r"(ssl|sasl|security|https|enable\.ssl|enable\.sasl)\.|oauth_cb$")
-
-
-class Secret(str):
-    """A secret on its way to a client library. Its repr hides it: libraries log the arguments that they are given."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +145,7 @@ class ClientConfig:
 
     def redact(self, text: str) -> str:
         """*text* without the value of any secret of this configuration."""
-        literal = {v for name, v in self.settings.items() if _SECRET.search(name) and not _is_reference(v)}
+        literal = {v for name, v in self.settings.items() if _SECRET.search(name) and not is_reference(v)}
         for secret in sorted(self._seen | literal, key=len, reverse=True):
             if secret:
                 text = text.replace(secret, "***")
@@ -164,11 +154,11 @@ class ClientConfig:
     @property
     def secrets_written_out(self) -> tuple[str, ...]:
         """The settings whose secret is not a reference: they must not go where others can read settings."""
-        return tuple(name for name, v in self.settings.items() if _SECRET.search(name) and not _is_reference(v))
+        return tuple(name for name, v in self.settings.items() if _SECRET.search(name) and not is_reference(v))
 
     def __repr__(self) -> str:
         shown = (
-            f"{name}={'***' if _SECRET.search(name) and not _is_reference(value) else value}"
+            f"{name}={'***' if _SECRET.search(name) and not is_reference(value) else value}"
             for name, value in self.settings.items()
         )
         return f"ClientConfig({', '.join(shown)})"
@@ -178,7 +168,7 @@ class ClientConfig:
         resolved: dict[str, str] = {}
         for name, value in self.settings.items():
             if _SECRET.search(name) or name == "sasl.username":
-                value = _look_up(name, value)
+                value = look_up(name, value)
             if _SECRET.search(name):
                 self._seen.add(value)
                 value = Secret(value)
@@ -275,22 +265,3 @@ def _is_address(server: str) -> bool:
     """
     match = _ADDRESS.match(server)
     return match is not None and 0 < int(match[1]) < 1 << 16
-
-
-def _is_reference(value: str) -> bool:
-    return value.startswith(("env:", "file:"))
-
-
-def _look_up(name: str, value: str) -> str:
-    """What *value* refers to, or itself if it is no reference."""
-    kind, _, target = value.partition(":")
-    if kind == "env":
-        if target not in os.environ:
-            raise ConfigError(f"{name} is {value}, but the environment has no variable {target}. Export it.")
-        return os.environ[target]
-    if kind == "file":
-        try:
-            return Path(target).read_text().rstrip("\r\n")
-        except OSError as error:
-            raise ConfigError(f"{name} is {value}, which cannot be read: {error.strerror}.") from None
-    return value

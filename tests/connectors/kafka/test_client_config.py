@@ -13,8 +13,9 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.connectors.kafka.client_config import OWNED, ClientConfig, Secret
+from exactlyonce.connectors.kafka.client_config import OWNED, ClientConfig
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.secrets import Secret
 
 CANARY = "c4nary-Zr9"
 SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}

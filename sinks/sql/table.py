@@ -1,0 +1,83 @@
+"""A table as a sink describes it, and as the database has it: how its rows come in, and what does not match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from exactlyonce.pipeline import schema
+from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
+
+MODES = ("append", "upsert", "delete")
+DELIVERIES = ("exactly_once", "at_least_once", "at_most_once")
+
+
+class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column as the database has it."""
+
+    name: str
+    type: str
+    """As the database writes it, with its length or precision: for people."""
+    nullable: bool
+    has_default: bool
+    """Whether a row may leave it out although it is not nullable: a default, an identity, an automatic number."""
+    generated: bool = False
+    """Whether no row may give it a value."""
+
+
+def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...]:
+    """The fields that are written: all, or with mode "delete" those of the key. Raises `UnsupportedType`."""
+    fields = fields_of(type_)
+    return fields if mode != "delete" else tuple(field for field in fields if field.name in key)
+
+
+def description_problems(mode: Any, key: Any, delivery: Any, create: Any) -> Iterator[str]:
+    """What is wrong with the arguments that every SQL sink has, each as a sentence that says how to fix it."""
+    if mode not in MODES:
+        yield f"mode={mode!r} must be one of {', '.join(map(repr, MODES))}"
+    if delivery not in DELIVERIES:
+        yield f"delivery={delivery!r} must be one of {', '.join(map(repr, DELIVERIES))}"
+    if not isinstance(create, bool):
+        yield f"create={create!r} must be True or False"
+    if not isinstance(key, tuple) or not all(isinstance(name, str) and name for name in key):
+        yield f'key={key!r} must be names of columns: key=("customer",)'
+    elif len(set(key)) < len(key):
+        yield f"key={key!r} names a column twice: name each once"
+    elif mode in ("upsert", "delete") and not key:
+        yield f'mode={mode!r} needs the columns by which it finds a row: key=("customer",)'
+
+
+def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
+    """What of a record's type cannot be rows of a table with this key."""
+    try:
+        fields = {field.name: field for field in fields_of(type_)}
+    except schema.UnsupportedType as error:
+        yield str(error)
+        return
+    for name in key:
+        if name not in fields:
+            yield f"key= names {name!r}, and {schema.type_name(type_)} has {', '.join(fields)}: name fields of it"
+        elif fields[name].nullable:
+            yield f"{name} is in key=, and its type admits None, which equals nothing: give it a type without None"
+        elif fields[name].kind in (FieldKind.JSON, FieldKind.LIST):
+            yield f"{name} is in key=, and is {fields[name].kind.value}: a key is made of scalars"
+
+
+def column_problems(
+    fields: Sequence[RowField], columns: Mapping[str, TableColumn], inserts: bool = True
+) -> Iterator[str]:
+    """Where the columns of a table do not take the fields: missing, generated, or of those left out, obligatory.
+
+    *inserts*: whether rows are written; false where they are only looked for. Types are the database's own matter.
+    """
+    for field in fields:
+        if field.name not in columns:
+            yield f"it has no column {field.name!r}; its columns are {', '.join(columns)}"
+        elif inserts and columns[field.name].generated:
+            yield f"its column {field.name!r} is generated, and takes no value: leave the field out"
+    names = {field.name for field in fields}
+    for column in columns.values() if inserts else ():
+        if column.name not in names and not (column.nullable or column.has_default or column.generated):
+            yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"

@@ -1,0 +1,216 @@
+"""The fields of a record's type, as a table gets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+import pytest
+from typing_extensions import NotRequired, TypedDict
+
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
+from exactlyonce.sinks.sql.table import TableColumn, column_problems, description_problems, row_fields, row_problems
+
+
+class Size(Enum):
+    """Text as an enum."""
+
+    SMALL = "s"
+    LARGE = "l"
+
+
+class Level(IntEnum):
+    """A number as an enum."""
+
+    LOW = 1
+
+
+class Inner(msgspec.Struct):
+    """A record in a record."""
+
+    a: int
+
+
+class Wide(msgspec.Struct, rename="camel"):
+    """One field of each kind."""
+
+    bool_: bool
+    an_int: Annotated[int, msgspec.Meta(ge=0)]
+    a_float: float
+    text: str
+    raw: bytes
+    money: Decimal
+    at: datetime
+    day: date
+    span: timedelta
+    id: UUID
+    inner: Inner
+    mapping: dict[str, int]
+    anything: Any
+    names: list[str]
+    pairs: list[list[int]]
+    size: Size
+    level: Level
+    choice: Literal["x", "y"]
+    number: int | float
+    mixed: int | str
+    perhaps: str | None
+
+
+class Named(NamedTuple):
+    """A tuple with names."""
+
+    a: int
+    b: str | None = None
+
+
+@dataclasses.dataclass
+class Data:
+    """A dataclass."""
+
+    a: int
+    b: str | None = None
+
+
+class Typed(TypedDict):
+    """A dict with known keys."""
+
+    a: int
+    b: NotRequired[str]
+
+
+def field(type_: Any, name: str) -> RowField:
+    """The field of that name."""
+    return next(each for each in fields_of(type_) if each.name == name)
+
+
+def test_each_type_has_its_kind() -> None:
+    """Scalars, enums and literals are scalars; lists of them are lists; all else is JSON; names are the wire's."""
+    kinds = {each.name: each.kind.name for each in fields_of(Wide)}
+    assert kinds == {
+        "bool": "BOOL", "anInt": "INT", "aFloat": "FLOAT", "text": "STR", "raw": "BYTES", "money": "DECIMAL",
+        "at": "DATETIME", "day": "DATE", "span": "TIMEDELTA", "id": "UUID", "inner": "JSON", "mapping": "JSON",
+        "anything": "JSON", "names": "LIST", "pairs": "JSON", "size": "STR", "level": "INT", "choice": "STR",
+        "number": "FLOAT", "mixed": "JSON", "perhaps": "STR",
+    }  # fmt: skip
+    assert [each.name for each in fields_of(Wide) if each.nullable] == ["anything", "perhaps"]
+    assert field(Wide, "names").item is FieldKind.STR
+
+
+@pytest.mark.parametrize(
+    ("type_", "records"),
+    [(Named, [Named(1), Named(2, "x")]), (Data, [Data(1), Data(2, "x")]), (Typed, [{"a": 1}, {"a": 2, "b": "x"}])],
+)
+def test_records_of_every_form_give_their_fields(type_: Any, records: Sequence[Any]) -> None:
+    """A NamedTuple, a dataclass and a TypedDict give columns of values; an absent key is None."""
+    assert [each.values(records) for each in fields_of(type_)] == [[1, 2], [None, "x"]]
+    assert [each.nullable for each in fields_of(type_)] == [False, True]
+
+
+class Text(str):
+    """A subclass that shows itself differently."""
+
+    def __str__(self) -> str:
+        return "another"
+
+
+class Moment(datetime):
+    """A subclass, as libraries have them."""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("text", Text("x"), "x"), ("size", Size.LARGE, "l"), ("anInt", Level.LOW, 1), ("aFloat", 3, 3.0),
+        ("money", 3, Decimal(3)), ("raw", bytearray(b"x"), b"x"), ("at", Moment(2026, 1, 2), datetime(2026, 1, 2)),
+        ("names", ("a", Text("b")), ["a", "b"]), ("names", [], []), ("names", [None], [None]),
+    ],
+)  # fmt: skip
+def test_values_are_of_exactly_their_class(name: str, given: object, expected: Any) -> None:
+    """Subclasses, enums and numbers that lose nothing become the class of the field's kind; None stays beside them."""
+    each = field(Wide, name)
+    both = msgspec.structs.replace(each, get=lambda value: value).values([given, None])
+    assert both == [expected, None]
+    assert type(both[0]) is type(expected)
+    if isinstance(expected, list):
+        assert [type(item) for item in both[0]] == [type(item) for item in expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("anInt", True), ("anInt", 1.0), ("anInt", "1"), ("text", b"x"), ("raw", "x"), ("bool", 1), ("aFloat", True),
+        ("day", datetime(2026, 1, 2)), ("at", date(2026, 1, 2)), ("money", 1.5), ("id", "no"), ("names", "text"),
+        ("names", [1]), ("span", 5),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_class_is_refused_by_name(name: str, given: object) -> None:
+    """What would be another value in the store is a TypeError that names the field, the value and its class."""
+    each = field(Wide, name)
+    with pytest.raises(TypeError, match=rf"^{name}: .* is {type(given).__name__ if name != 'names' else ''}"):
+        msgspec.structs.replace(each, get=lambda value: value).values([given])
+
+
+def test_a_number_too_large_for_a_float_is_refused() -> None:
+    """An int that no float can be is a ValueError."""
+    with pytest.raises(ValueError, match=r"^aFloat: a number of 33220 bits is too large for float"):
+        msgspec.structs.replace(field(Wide, "aFloat"), get=lambda value: value).values([10**10000])
+
+
+def test_a_record_without_the_field_is_refused() -> None:
+    """A record of another type is an error that names the field."""
+    with pytest.raises(TypeError, match=r"^a: the record has no such field"):
+        field(Data, "a").values([object()])
+    with pytest.raises(TypeError, match=r"^a: the record has no such field"):
+        field(Typed, "a").values([{}])
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        (int, "int has no fields"), (UNKNOWN, "unknown"), (dict[str, int], "no fields"), (Named | None, "admits None"),
+        (Record[Named], "map it to its value"), (Inner | Data, "no fields|cannot be encoded"),
+    ],
+)  # fmt: skip
+def test_a_type_without_fields_is_refused(type_: Any, text: str) -> None:
+    """What is no record is an UnsupportedType that says what it may be."""
+    with pytest.raises(UnsupportedType, match=text):
+        fields_of(type_)
+
+
+def test_the_arguments_of_a_description() -> None:
+    """Each argument that cannot be is one sentence."""
+    assert list(description_problems("upsert", ("a",), "exactly_once", True)) == []
+    wrong = list(description_problems("merge", ["a"], "twice", 1))
+    assert [text.split("=")[0] for text in wrong] == ["mode", "delivery", "create", "key"]
+    assert "needs the columns" in next(description_problems("delete", (), "exactly_once", False))
+    assert "twice" in next(description_problems("append", ("a", "a"), "exactly_once", False))
+
+
+def test_a_key_is_made_of_scalars_that_are_there() -> None:
+    """A key names fields of the type, whose values are never None, and can be compared."""
+    assert list(row_problems(Wide, ("text", "anInt"))) == []
+    wrong = list(row_problems(Wide, ("nothing", "perhaps", "inner", "names")))
+    assert ["has bool" in wrong[0], "admits None" in wrong[1], "JSON" in wrong[2], "list" in wrong[3]] == [True] * 4
+    assert [each.name for each in row_fields(Wide, "delete", ("id",))] == ["id"]
+
+
+def test_columns_that_do_not_take_the_fields() -> None:
+    """A column that is missing, generated, or obligatory and left out is named; one with a default may be left out."""
+
+    def column(name: str, nullable: bool = True, has_default: bool = False, generated: bool = False) -> TableColumn:
+        return TableColumn(name=name, type="text", nullable=nullable, has_default=has_default, generated=generated)
+
+    columns = [column("a", generated=True), column("c", nullable=False), column("d", nullable=False, has_default=True)]
+    wrong = list(column_problems(fields_of(Data), {each.name: each for each in columns}))
+    assert ["'a' is generated" in wrong[0], "no column 'b'" in wrong[1], "'c' is NOT NULL" in wrong[2]] == [True] * 3
+    assert len(wrong) == 3
