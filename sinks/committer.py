@@ -31,6 +31,12 @@ class Committer(Protocol):
     def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
         """-> whether it was committed now; False: it had been. See `checkpoint.requests.CommitStaged`."""
 
+    def clean(self, incarnation: int, attempt: int) -> None:
+        """Remove what writers of attempts before *attempt* of *incarnation* have set aside in the store itself.
+
+        To be called after all that was decided is committed, before the writers of *attempt* are made.
+        """
+
     def close(self) -> None:
         """Let go of the connection."""
 

@@ -39,6 +39,9 @@ class RowsCommitter:
         )
         return self.store.apply(self._chunks(committable), entry)
 
+    def clean(self, incarnation: int, attempt: int) -> None:
+        """Nothing: rows wait in the checkpoint topic, whose orphans its own retention finds."""
+
     def _chunks(self, committable: StoreCommittable) -> Iterator[bytes]:
         """All blocks of a subtask are in one partition, which is read in the order of its offsets."""
         refs = list(committable.blocks)

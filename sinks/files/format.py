@@ -1,0 +1,79 @@
+"""The seam between a file sink and a format of files: how rows are encoded, and how they come into a file.
+
+Encoding is for the loop of a worker, and all that can be wrong with a record is found there; writing is for a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from exactlyonce.sinks.files import partitions
+from exactlyonce.sinks.sql.fields import RowField
+
+
+class Part(NamedTuple):
+    """Encoded rows of one folder."""
+
+    folder: str
+    rows: int
+    size: int
+    content: Any
+    """What `RowsFile.write` of the same format takes."""
+
+
+class RowsFile(Protocol):
+    """A file that is being written."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that are held back, to be written together."""
+
+    def write(self, content: Any, /) -> None:
+        """Take encoded rows."""
+
+    def flush(self) -> None:
+        """Write what is held back."""
+
+    def finish(self) -> None:
+        """Write all that makes the file whole."""
+
+
+class ByteFile(Protocol):
+    """What a `RowsFile` writes to."""
+
+    closed: bool
+
+    def write(self, content: Any, /) -> int: ...
+    def tell(self) -> int: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class FileFormat(Protocol):
+    """A format, for records of one type, some of whose fields are in the folders' names."""
+
+    suffix: str
+
+    def encode(self, records: Sequence[Any], /) -> tuple[Any, int]:
+        """The rows and their size in bytes. ValueError or TypeError says what of a record does not fit."""
+
+    def open(self, file: ByteFile, /) -> RowsFile:
+        """A new file."""
+
+
+class PartitionedEncoder:
+    """The `SinkEncoder` of a file sink: rows by the folder to which they go."""
+
+    def __init__(self, partition_by: Sequence[RowField], encode: Callable[[Sequence[Any]], tuple[Any, int]]) -> None:
+        self._partition_by = partition_by
+        self._encode = encode
+
+    def encode(self, records: Sequence[Any]) -> list[Part]:
+        """The parts, in the order of each one's first record."""
+        return list(self._parts(records))
+
+    def _parts(self, records: Sequence[Any]) -> Iterator[Part]:
+        for folder, group in partitions.grouped(self._partition_by, records):
+            content, size = self._encode(group)
+            yield Part(folder, len(group), size, content)

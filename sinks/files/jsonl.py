@@ -1,0 +1,62 @@
+"""JSON lines: a record is a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from exactlyonce.sinks.files.format import ByteFile
+from exactlyonce.sinks.sql.fields import RowField
+
+_WRITTEN_AT_ONCE = 1 << 20
+
+
+class JsonLines:
+    """The format. *fields*: those that make a line, as an object; None: as msgspec writes the record."""
+
+    suffix = "jsonl"
+
+    def __init__(self, fields: Sequence[RowField] | None) -> None:
+        self._fields = None if fields is None else [(field.name, field.get) for field in fields]
+        self._encode = msgspec.json.Encoder().encode_lines
+
+    def encode(self, records: Sequence[Any]) -> tuple[bytes, int]:
+        """The lines, each with its end."""
+        lines = self._encode(records if self._fields is None else list(map(self._object, records)))
+        return lines, len(lines)
+
+    def _object(self, record: Any) -> dict[str, Any]:
+        assert self._fields is not None
+        return {name: value for name, get in self._fields if (value := get(record)) is not msgspec.UNSET}
+
+    def open(self, file: ByteFile) -> LinesFile:
+        """A new file."""
+        return LinesFile(file)
+
+
+class LinesFile:
+    """A file of lines. They are written in large pieces."""
+
+    def __init__(self, file: ByteFile) -> None:
+        self._file = file
+        self._lines: list[bytes] = []
+        self.buffered = 0
+
+    def write(self, lines: bytes) -> None:
+        """Take lines."""
+        self._lines.append(lines)
+        self.buffered += len(lines)
+        if self.buffered >= _WRITTEN_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that are held back."""
+        if self._lines:
+            self._file.write(b"".join(self._lines))
+            self._lines, self.buffered = [], 0
+
+    def finish(self) -> None:
+        """Lines need no end."""
+        self.flush()

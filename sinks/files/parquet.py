@@ -1,0 +1,101 @@
+"""Parquet, by pyarrow. The only module here that needs it: `format_for` imports it when the format is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exactlyonce.sinks.files.columns import Column, ColumnType, Fields, ListOf, MapOf, Scalar
+from exactlyonce.sinks.files.format import ByteFile
+
+DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
+"""Of every decimal: what Spark takes where nothing else is said."""
+
+_SCALARS = {
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "str": pa.string(),
+    "bytes": pa.binary(),
+    "decimal": pa.decimal128(DECIMAL_DIGITS, DECIMAL_SCALE),
+    "instant": pa.timestamp("us", tz="UTC"),
+    "local": pa.timestamp("us"),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+}
+
+
+def arrow_type(type_: ColumnType) -> Any:
+    """The type in Arrow's words."""
+    match type_:
+        case Scalar(name):
+            return _SCALARS[name]
+        case ListOf(item):
+            return pa.list_(arrow_type(item))
+        case MapOf(key, value):
+            return pa.map_(arrow_type(key), arrow_type(value))
+        case Fields(columns):
+            return pa.struct([_field(column) for column in columns])
+
+
+def _field(column: Column) -> Any:
+    return pa.field(column.field.name, arrow_type(column.type), nullable=column.field.nullable)
+
+
+class Parquet:
+    """The format, of these columns."""
+
+    suffix = "parquet"
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self.schema = pa.schema([_field(column) for column in columns])
+
+    def encode(self, records: Sequence[Any]) -> tuple[Any, int]:
+        """A record batch."""
+        batch = pa.RecordBatch.from_arrays(
+            [self._array(column, records) for column in self._columns], schema=self.schema
+        )
+        return batch, batch.nbytes
+
+    def _array(self, column: Column, records: Sequence[Any]) -> Any:
+        values = column.values(records)
+        try:
+            return pa.array(values, self.schema.field(column.field.name).type)
+        except OverflowError:
+            raise ValueError(f"{column.field.name}: a number is larger than 64 bits") from None
+        except (pa.ArrowException, UnicodeError) as error:
+            raise ValueError(f"{column.field.name}: {error}") from None
+
+    def open(self, file: ByteFile) -> ParquetFile:
+        """A new file."""
+        return ParquetFile(file, self.schema)
+
+
+class ParquetFile:
+    """A file of row groups: each is what was held back between two flushes."""
+
+    def __init__(self, file: ByteFile, schema: Any) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(file, schema)
+        self._batches: list[Any] = []
+        self.buffered = 0
+
+    def write(self, batch: Any) -> None:
+        """Take a batch."""
+        self._batches.append(batch)
+        self.buffered += batch.nbytes
+
+    def flush(self) -> None:
+        """Write a row group."""
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema))
+            self._batches, self.buffered = [], 0
+
+    def finish(self) -> None:
+        """Write the last row group, and where all of them are."""
+        self.flush()
+        self._writer.close()
