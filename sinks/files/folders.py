@@ -132,7 +132,8 @@ def explanation(error: OSError, target: Path) -> str:
     if code == errno.EROFS:
         return f"The file system of {target} is read-only: mount it so that it can be written."
     if code == errno.ENOENT:
-        return f"{place} is not there (any more): is the disk of {target} mounted, or does another program clean it?"
+        missing = error.filename if error.filename and not os.path.lexists(error.filename) else place
+        return f"{missing} is not there (any more): is the disk of {target} mounted, or does another program clean it?"
     if code in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
         return f"{place} cannot be made, for a file is where a folder is needed, or the other way: move it away."
     if code == errno.EXDEV:
