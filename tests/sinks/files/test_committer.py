@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -167,11 +169,11 @@ def test_a_half_published_committable_is_finished(make_target, totals, stage, mo
     assert [each for each in target.cents() if each >= 0] == list(range(11))
 
 
-def _dying_after(monkeypatch, count):
+def _dying_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[Path, Path], None]:
     """The function that renames, which from now on dies after so many."""
     whole, left = folders.rename_new, [count]
 
-    def rename(old, new) -> None:
+    def rename(old: Path, new: Path) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1

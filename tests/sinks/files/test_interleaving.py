@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_a_zombie_is_overtaken_at_any_step(decided, totals, stepper, renaming, a
     for step in range(200):
         target, committable = decided()
         zombie = target.led(1)
-        calls = {"commit": lambda z=zombie, c=committable: z.commit(c, 1), "fence": lambda t=target: t.led(1)}
+        calls = {"commit": partial(zombie.commit, committable, 1), "fence": partial(target.led, 1)}
         overtaken = as_new_leader(target, committable, totals)
         reached = True
         try:
@@ -149,7 +150,7 @@ def test_a_crash_at_any_step_is_finished(decided, totals, stepper, renaming) -> 
         target, committable = decided()
         committer = target.led(1)
         try:
-            reached = stepper.run(step, _crash, lambda c=committer, d=committable: c.commit(d, 1))
+            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1))
         except Crash:
             reached = True
         as_new_leader(target, committable, totals)()
@@ -173,7 +174,7 @@ def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:
         target, committable = decided()
         committer = target.led(1)
         with pytest.raises(Crash):
-            stepper.run(12, _crash, lambda c=committer, d=committable: c.commit(d, 1))
+            stepper.run(12, _crash, partial(committer.commit, committable, 1))
         try:
             reached = stepper.run(step, _crash, lambda t=target, d=committable: t.led(2).commit(d, 2))
         except Crash:
@@ -194,9 +195,7 @@ def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> N
         committer = target.led(1)
         child = os.fork()
         if not child:
-            stepper.run(
-                step, lambda: os.kill(os.getpid(), signal.SIGKILL), lambda c=committer, d=committable: c.commit(d, 1)
-            )
+            stepper.run(step, lambda: os.kill(os.getpid(), signal.SIGKILL), partial(committer.commit, committable, 1))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         target.led(2).commit(committable, 2)
@@ -218,7 +217,7 @@ def test_at_most_once_loses_what_a_crash_cuts_off(make_target, totals, stage, st
         opened.writer.write(opened.encoder.encode(totals(*range(60, 80))))
         committable = stage(opened, 1, []).staged.committable
         try:
-            reached = stepper.run(step, _crash, lambda c=committer, d=committable: c.commit(d, 1))
+            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1))
         except Crash:
             reached = True
         target.led(2).commit(committable, 2)
