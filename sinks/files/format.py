@@ -19,21 +19,14 @@ class Part(NamedTuple):
     rows: int
     size: int
     content: Any
-    """What `RowsFile.write` of the same format takes."""
+    """What `RowsFile.write` of the same format takes a list of."""
 
 
 class RowsFile(Protocol):
     """A file that is being written."""
 
-    @property
-    def buffered(self) -> int:
-        """Bytes that are held back, to be written together."""
-
-    def write(self, content: Any, /) -> None:
-        """Take encoded rows."""
-
-    def flush(self) -> None:
-        """Write what is held back."""
+    def write(self, contents: list[Any], /) -> None:
+        """Write encoded rows, which stay together as far as the format has groups."""
 
     def finish(self) -> None:
         """Write all that makes the file whole."""

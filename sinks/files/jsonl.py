@@ -10,8 +10,6 @@ import msgspec
 from exactlyonce.sinks.files.format import ByteFile
 from exactlyonce.sinks.sql.fields import RowField
 
-_WRITTEN_AT_ONCE = 1 << 20
-
 
 class JsonLines:
     """The format. *fields*: those that make a line, as an object; None: as msgspec writes the record."""
@@ -37,26 +35,14 @@ class JsonLines:
 
 
 class LinesFile:
-    """A file of lines. They are written in large pieces."""
+    """A file of lines."""
 
     def __init__(self, file: ByteFile) -> None:
         self._file = file
-        self._lines: list[bytes] = []
-        self.buffered = 0
 
-    def write(self, lines: bytes) -> None:
-        """Take lines."""
-        self._lines.append(lines)
-        self.buffered += len(lines)
-        if self.buffered >= _WRITTEN_AT_ONCE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the lines that are held back."""
-        if self._lines:
-            self._file.write(b"".join(self._lines))
-            self._lines, self.buffered = [], 0
+    def write(self, contents: list[bytes]) -> None:
+        """Write lines, in one piece."""
+        self._file.write(b"".join(contents))
 
     def finish(self) -> None:
         """Lines need no end."""
-        self.flush()

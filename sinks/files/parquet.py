@@ -76,26 +76,16 @@ class Parquet:
 
 
 class ParquetFile:
-    """A file of row groups: each is what was held back between two flushes."""
+    """A file of row groups."""
 
     def __init__(self, file: ByteFile, schema: Any) -> None:
         self._schema = schema
         self._writer = pq.ParquetWriter(file, schema)
-        self._batches: list[Any] = []
-        self.buffered = 0
 
-    def write(self, batch: Any) -> None:
-        """Take a batch."""
-        self._batches.append(batch)
-        self.buffered += batch.nbytes
-
-    def flush(self) -> None:
-        """Write a row group."""
-        if self._batches:
-            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema))
-            self._batches, self.buffered = [], 0
+    def write(self, contents: list[Any]) -> None:
+        """Write batches as a row group."""
+        self._writer.write_table(pa.Table.from_batches(contents, self._schema))
 
     def finish(self) -> None:
-        """Write the last row group, and where all of them are."""
-        self.flush()
+        """Write where all row groups are."""
         self._writer.close()

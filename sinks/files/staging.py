@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from exactlyonce.sinks.files.format import FileFormat, Part, RowsFile
 from exactlyonce.sinks.files.layout import SinkFolder, StagedFile, StagedList, WriterId, encode_staged
 
 GROUP_BYTES = 16 << 20
-"""Held back of one file, before they are written together."""
-BUFFERED_BYTES_MAX = 64 << 20
-"""Held back of all files."""
+"""Held back of one folder, before they are written together."""
+HELD_BYTES_MAX = 64 << 20
+"""Held back of all folders."""
 OPEN_MAX = 128
-"""Files that are open at once: a sink with more folders than that gets more and smaller ones."""
+"""Files that are open at once: a sink that writes to more folders than that gets more and smaller files."""
+SYNCED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,23 +72,36 @@ class _HashedFile:
 
 
 @dataclass
+class _Held:
+    """Rows of a folder that are not written yet."""
+
+    since_ms: int
+    contents: list[Any] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+
+
+@dataclass
 class _OpenFile:
     name: str
-    bytes: _HashedFile
+    since_ms: int
+    hashed: _HashedFile
     rows_file: RowsFile
-    opened_ms: int
     rows: int = 0
 
 
 @dataclass
 class StagedFiles:
-    """Of one writer."""
+    """Of one writer. A file is opened when enough rows of its folder are held back, so that many folders cost little."""
 
     folder: SinkFolder
     writer: WriterId
     format: FileFormat
     rolling: Rolling
     clock: Clock
+    _held: dict[str, _Held] = field(default_factory=dict)
+    """By folder."""
+    _held_bytes: int = 0
     _open: dict[str, _OpenFile] = field(default_factory=dict)
     """By folder, that written to last at the end."""
     _closed: list[tuple[str, StagedFile]] = field(default_factory=list)
@@ -98,61 +113,82 @@ class StagedFiles:
         return self.folder.staged / str(self.writer)
 
     def write(self, parts: Iterable[Part]) -> None:
-        """Write rows, each part in its folder."""
+        """Write rows, each part in its folder, now or later."""
+        now_ms = self.clock.monotonic_ms()
+        group = min(GROUP_BYTES, self.rolling.size)
         for part in parts:
-            file = self._file(part.folder)
-            file.rows_file.write(part.content)
-            file.rows += part.rows
-            if file.rows_file.buffered >= min(GROUP_BYTES, self.rolling.size):
-                file.rows_file.flush()
-            if file.bytes.size >= self.rolling.size:
-                self._close(part.folder)
-        while sum(file.rows_file.buffered for file in self._open.values()) > BUFFERED_BYTES_MAX:
-            max(self._open.values(), key=lambda file: file.rows_file.buffered).rows_file.flush()
+            if self._is_old(part.folder, now_ms):
+                self._close([part.folder])
+            held = self._held.setdefault(part.folder, _Held(now_ms))
+            held.contents.append(part.content)
+            held.rows += part.rows
+            held.size += part.size
+            self._held_bytes += part.size
+            if held.size >= group:
+                self._flush(part.folder)
+        while self._held_bytes > HELD_BYTES_MAX:
+            self._flush(max(self._held, key=lambda folder: self._held[folder].size))
 
-    def _file(self, folder: str) -> _OpenFile:
+    def _is_old(self, folder: str, now_ms: int) -> bool:
+        interval_ms = self.rolling.interval_ms
+        first = self._open.get(folder) or self._held.get(folder)
+        return interval_ms is not None and first is not None and now_ms - first.since_ms >= interval_ms
+
+    def _flush(self, folder: str) -> None:
+        """Write what is held back of *folder*, as one group of rows."""
+        held = self._held.pop(folder)
+        self._held_bytes -= held.size
         file = self._open.pop(folder, None)
-        if file is not None and self._is_old(file):
-            self._open[folder] = file
-            self._close(folder)
-            file = None
         if file is None:
             if len(self._open) >= OPEN_MAX:
-                self._close(next(iter(self._open)))
-            file = self._new()
+                self._close([next(iter(self._open))])
+            file = self._new(held.since_ms)
         self._open[folder] = file
-        return file
+        file.rows_file.write(held.contents)
+        file.rows += held.rows
+        if file.hashed.size >= self.rolling.size:
+            self._close([folder])
 
-    def _is_old(self, file: _OpenFile) -> bool:
-        interval_ms = self.rolling.interval_ms
-        return interval_ms is not None and self.clock.monotonic_ms() - file.opened_ms >= interval_ms
-
-    def _new(self) -> _OpenFile:
+    def _new(self, since_ms: int) -> _OpenFile:
         if not self._number:
             FolderTree(self.folder.staged).make(self._place)
         self._number += 1
         name = f"{self._number}.{self.format.suffix}"
         hashed = _HashedFile(self._place / name)
-        return _OpenFile(name, hashed, self.format.open(hashed), self.clock.monotonic_ms())
+        return _OpenFile(name, since_ms, hashed, self.format.open(hashed))
 
-    def _close(self, folder: str) -> None:
-        file = self._open.pop(folder)
-        file.rows_file.finish()
-        file.bytes.sync()
-        file.bytes.close()
-        staged = StagedFile(
-            staged=f"{self.writer}/{file.name}",
-            path="",
-            rows=file.rows,
-            size=file.bytes.size,
-            sha256=file.bytes.sha256.digest(),
-        )
-        self._closed.append((folder, staged))
+    def _close(self, folders: Iterable[str]) -> None:
+        """Write all of *folders*, and make their files durable together: a disk does that faster than one by one."""
+        closing = []
+        for folder in folders:
+            if folder in self._held:
+                self._flush(folder)
+            file = self._open.pop(folder, None)
+            if file is not None:  # else it was large enough to be closed
+                file.rows_file.finish()
+                closing.append((folder, file))
+        if len(closing) == 1:
+            closing[0][1].hashed.sync()
+        elif closing:
+            with ThreadPoolExecutor(SYNCED_AT_ONCE) as pool:
+                list(pool.map(_HashedFile.sync, [file.hashed for _, file in closing]))
+        for folder, file in closing:
+            file.hashed.close()
+            staged = StagedFile(
+                staged=f"{self.writer}/{file.name}",
+                path="",
+                rows=file.rows,
+                size=file.hashed.size,
+                sha256=file.hashed.sha256.digest(),
+            )
+            self._closed.append((folder, staged))
 
     def cut(self, checkpoint: int) -> tuple[StagedList, tuple[StagedFile, ...]]:
         """End the interval: its files, and the list of them, which is durable as they are."""
-        for folder in list(self._open):
-            self._close(folder)
+        self._close(list(self._open))
+        folders = list(self._held)
+        for start in range(0, len(folders), OPEN_MAX):
+            self._close(folders[start : start + OPEN_MAX])
         files = tuple(self._to_be_published(checkpoint))
         self._closed = []
         content = encode_staged(files)
@@ -173,5 +209,5 @@ class StagedFiles:
     def abandon(self) -> None:
         """Let go of all files as they are."""
         for file in self._open.values():
-            file.bytes.close()
+            file.hashed.close()
         self._open.clear()

@@ -89,6 +89,7 @@ def test_each_value_has_its_folder(either, stage) -> None:
 def test_open_files_are_bounded(either, stage, monkeypatch) -> None:
     """With more folders than files may be open, the one that was written to longest ago is closed."""
     monkeypatch.setattr(staging, "OPEN_MAX", 4)
+    monkeypatch.setattr(staging, "HELD_BYTES_MAX", 0)
     opened = either.open()
     records = [Sale(shop, round_) for round_ in range(3) for shop in range(8)]
     for record in records:
@@ -98,9 +99,18 @@ def test_open_files_are_bounded(either, stage, monkeypatch) -> None:
     assert (len(files), sum(file.rows for file in files)) == (24, 24)
 
 
+def test_many_folders_share_what_is_held_back(either, stage, monkeypatch) -> None:
+    """More folders than files may be open still get one file each, as long as memory holds their rows."""
+    monkeypatch.setattr(staging, "OPEN_MAX", 4)
+    opened = either.open()
+    for round_ in range(5):
+        opened.writer.write(opened.encoder.encode([Sale(shop, round_) for shop in range(20)]))
+    assert [file.rows for file in files_of(either, stage(opened, 1, []).staged.committable)] == [5] * 20
+
+
 def test_what_is_held_back_is_bounded(either, stage, monkeypatch) -> None:
     """Row groups are written early when all files together hold back too much."""
-    monkeypatch.setattr(staging, "BUFFERED_BYTES_MAX", 1_000)
+    monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1_000)
     opened = either.open()
     for start in range(0, 1_000, 10):
         opened.writer.write(opened.encoder.encode([Sale(start % 70, cents) for cents in range(start, start + 10)]))
