@@ -92,7 +92,7 @@ class _OpenFile:
 
 @dataclass
 class StagedFiles:
-    """Of one writer. A file is opened when enough rows of its folder are held back, so that many folders cost little."""
+    """Of one writer. A file is opened once enough rows of its folder are held back: many folders cost little."""
 
     folder: SinkFolder
     writer: WriterId
