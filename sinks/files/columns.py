@@ -81,10 +81,8 @@ class Column:
     type: ColumnType
 
     def values(self, records: Sequence[Any]) -> list[Any]:
-        """The column of these records. ValueError or TypeError says what does not fit."""
+        """The column of these records; whether None is admitted is for the writer of the format to look at."""
         values = self.field.values(records) if isinstance(self.type, Scalar) else list(map(self.field.get, records))
-        if not self.field.nullable and None in values:
-            raise ValueError(f"{self.field.name}: None, which the type does not admit")
         if isinstance(self.type, Scalar) and self.type.plain is None:
             return values
         try:

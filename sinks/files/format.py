@@ -5,7 +5,7 @@ Encoding is for the loop of a worker, and all that can be wrong with a record is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from exactlyonce.sinks.files import partitions
@@ -48,8 +48,9 @@ class FileFormat(Protocol):
 
     suffix: str
 
-    def encode(self, records: Sequence[Any], /) -> tuple[Any, int]:
-        """The rows and their size in bytes. ValueError or TypeError says what of a record does not fit."""
+    def encode(self, groups: Sequence[Sequence[Any]], /) -> Sequence[tuple[Any, int]]:
+        """Of each group of records, the rows and about their size in bytes. ValueError or TypeError says what of a
+        record does not fit."""
 
     def open(self, file: ByteFile, /) -> RowsFile:
         """A new file."""
@@ -58,15 +59,15 @@ class FileFormat(Protocol):
 class PartitionedEncoder:
     """The `SinkEncoder` of a file sink: rows by the folder to which they go."""
 
-    def __init__(self, partition_by: Sequence[RowField], encode: Callable[[Sequence[Any]], tuple[Any, int]]) -> None:
+    def __init__(self, partition_by: Sequence[RowField], format_: FileFormat) -> None:
         self._partition_by = partition_by
-        self._encode = encode
+        self._format = format_
 
     def encode(self, records: Sequence[Any]) -> list[Part]:
         """The parts, in the order of each one's first record."""
-        return list(self._parts(records))
-
-    def _parts(self, records: Sequence[Any]) -> Iterator[Part]:
-        for folder, group in partitions.grouped(self._partition_by, records):
-            content, size = self._encode(group)
-            yield Part(folder, len(group), size, content)
+        groups = partitions.grouped(self._partition_by, records)
+        encoded = self._format.encode(list(groups.values()))
+        return [
+            Part(folder, len(group), size, content)
+            for (folder, group), (content, size) in zip(groups.items(), encoded, strict=True)
+        ]

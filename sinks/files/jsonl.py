@@ -20,10 +20,12 @@ class JsonLines:
         self._fields = None if fields is None else [(field.name, field.get) for field in fields]
         self._encode = msgspec.json.Encoder().encode_lines
 
-    def encode(self, records: Sequence[Any]) -> tuple[bytes, int]:
-        """The lines, each with its end."""
-        lines = self._encode(records if self._fields is None else list(map(self._object, records)))
-        return lines, len(lines)
+    def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[bytes, int]]:
+        """The lines of each group, each with its end."""
+        return [(lines, len(lines)) for lines in map(self._lines, groups)]
+
+    def _lines(self, records: Sequence[Any]) -> bytes:
+        return self._encode(records if self._fields is None else list(map(self._object, records)))
 
     def _object(self, record: Any) -> dict[str, Any]:
         assert self._fields is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import pyarrow as pa
@@ -54,21 +55,32 @@ class Parquet:
         self._columns = columns
         self.schema = pa.schema([_field(column) for column in columns])
 
-    def encode(self, records: Sequence[Any]) -> tuple[Any, int]:
-        """A record batch."""
-        batch = pa.RecordBatch.from_arrays(
-            [self._array(column, records) for column in self._columns], schema=self.schema
-        )
-        return batch, batch.nbytes
+    def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[Any, int]]:
+        """A record batch for each group: all are parts of one, which is made at once."""
+        records = groups[0] if len(groups) == 1 else list(chain.from_iterable(groups))
+        arrays = [self._array(column, records) for column in self._columns]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        if len(groups) == 1:
+            return [(batch, batch.nbytes)]
+        row_size = batch.nbytes / len(records)
+        starts = accumulate(map(len, groups), initial=0)
+        return [
+            (batch.slice(start, len(group)), round(row_size * len(group)))
+            for start, group in zip(starts, groups, strict=False)
+        ]
 
     def _array(self, column: Column, records: Sequence[Any]) -> Any:
+        name = column.field.name
         values = column.values(records)
         try:
-            return pa.array(values, self.schema.field(column.field.name).type)
+            array = pa.array(values, self.schema.field(name).type)
         except OverflowError:
-            raise ValueError(f"{column.field.name}: a number is larger than 64 bits") from None
+            raise ValueError(f"{name}: a number is larger than 64 bits") from None
         except (pa.ArrowException, UnicodeError) as error:
-            raise ValueError(f"{column.field.name}: {error}") from None
+            raise ValueError(f"{name}: {error}") from None
+        if array.null_count and not column.field.nullable:
+            raise ValueError(f"{name}: None, which the type does not admit")
+        return array
 
     def open(self, file: ByteFile) -> ParquetFile:
         """A new file."""
@@ -84,7 +96,7 @@ class ParquetFile:
 
     def write(self, contents: list[Any]) -> None:
         """Write batches as a row group."""
-        self._writer.write_table(pa.Table.from_batches(contents, self._schema))
+        self._writer.write_table(pa.Table.from_batches(contents, self._schema).combine_chunks())
 
     def finish(self) -> None:
         """Write where all row groups are."""

@@ -75,13 +75,12 @@ def _written(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def grouped(fields: Sequence[RowField], records: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+def grouped(fields: Sequence[RowField], records: Sequence[Any]) -> dict[str, Sequence[Any]]:
     """*records* by folder, each group in the order in which they came; without *fields*, all in ""."""
     if not fields:
-        yield "", records
-        return
+        return {"": records}
     names = zip(*(folder_names(field, records) for field in fields), strict=True)
     groups: dict[tuple[str, ...], list[Any]] = {}
     for name, record in zip(names, records, strict=True):
         groups.setdefault(name, []).append(record)
-    yield from (("/".join(name), group) for name, group in groups.items())
+    return {"/".join(name): group for name, group in groups.items()}

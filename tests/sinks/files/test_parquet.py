@@ -129,7 +129,7 @@ def test_a_value_that_does_not_fit_is_the_records_fault(type_: Any, value: Any, 
     """A value that a column cannot hold is refused when it is encoded, by the name of its field."""
     record = msgspec.defstruct("Made", [("it", type_)])
     with pytest.raises((ValueError, TypeError), match=rf"^it: .*{reason}"):
-        Parquet(columns_of(record)).encode([record(value)])
+        Parquet(columns_of(record)).encode([[record(value)]])
 
 
 class Loop(msgspec.Struct):

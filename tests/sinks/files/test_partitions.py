@@ -70,7 +70,7 @@ def test_groups_keep_the_order_of_rows() -> None:
     record = msgspec.defstruct("Made", [("a", int), ("b", str), ("c", int)])
     fields = fields_of(record)[:2]
     records = [record(each % 2, "x", each) for each in range(6)]
-    found = {name: [each.c for each in group] for name, group in partitions.grouped(fields, records)}
+    found = {name: [each.c for each in group] for name, group in partitions.grouped(fields, records).items()}
     assert found == {"a=0/b=x": [0, 2, 4], "a=1/b=x": [1, 3, 5]}
 
 
