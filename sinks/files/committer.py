@@ -25,12 +25,12 @@ from exactlyonce.sinks.files.layout import (
     Entry,
     PublishedFile,
     SinkFolder,
-    StagedFile,
+    WaitingFile,
     WriterId,
     decode_body,
 )
 from exactlyonce.sinks.files.ledger import FileLedger
-from exactlyonce.sinks.files.publishing import Publisher, StagedFileGone
+from exactlyonce.sinks.files.publishing import Publisher, WaitingFileGone
 
 
 class FilesCommitter:
@@ -82,7 +82,7 @@ class FilesCommitter:
                 raise LedgerBehind(position)
             try:
                 return self._publish(committable, incarnation)
-            except StagedFileGone as gone:
+            except WaitingFileGone as gone:
                 if self._ledger.has(committable.subtask, committable.checkpoint):
                     return False  # another process has published it meanwhile, and readers may have moved its files
                 raise StoreError(
@@ -111,7 +111,7 @@ class FilesCommitter:
             self._publisher.forget(body)
         return written
 
-    def _entry(self, committable: StoreCommittable, incarnation: int, files: tuple[StagedFile, ...]) -> Entry:
+    def _entry(self, committable: StoreCommittable, incarnation: int, files: tuple[WaitingFile, ...]) -> Entry:
         return Entry(
             pipeline=self._folder.pipeline,
             sink=self._folder.sink,

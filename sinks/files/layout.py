@@ -92,7 +92,7 @@ class SinkFolder(msgspec.Struct, frozen=True):
         return self.ledger / str(subtask) / f"{checkpoint // SHARD:07d}" / f"{checkpoint:010d}.json"
 
 
-class StagedFile(msgspec.Struct, frozen=True, kw_only=True):
+class WaitingFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that waits to be published, and proof that it is the one that was written."""
 
     staged: str
@@ -136,7 +136,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 KIND = "files"
 encode_staged = msgspec.msgpack.Encoder().encode
-decode_staged = msgspec.msgpack.Decoder(tuple[StagedFile, ...]).decode
+decode_staged = msgspec.msgpack.Decoder(tuple[WaitingFile, ...]).decode
 decode_body = msgspec.msgpack.Decoder(StagedList).decode
 encode_entry = msgspec.json.Encoder().encode
 decode_entry = msgspec.json.Decoder(Entry).decode

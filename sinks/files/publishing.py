@@ -15,12 +15,12 @@ from pathlib import Path
 
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.files import folders
-from exactlyonce.sinks.files.layout import SinkFolder, StagedFile, StagedList, decode_staged
+from exactlyonce.sinks.files.layout import SinkFolder, StagedList, WaitingFile, decode_staged
 
 _READ_SIZE = 1 << 20
 
 
-class StagedFileGone(Exception):
+class WaitingFileGone(Exception):
     """A staged file, which the argument names, is neither where it was nor where it is to be published."""
 
 
@@ -31,13 +31,13 @@ class Publisher:
         self._folder = folder
         self._tree = folders.FolderTree(folder.target)
 
-    def listed(self, body: StagedList) -> tuple[StagedFile, ...]:
+    def listed(self, body: StagedList) -> tuple[WaitingFile, ...]:
         """The files of a committable."""
         path = self._folder.staged / body.path
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            raise StagedFileGone(path) from None
+            raise WaitingFileGone(path) from None
         if hashlib.sha256(content).digest() != body.sha256:
             raise StoreError(f"{path} is not what was written there: another program, or the disk, has changed it.")
         return decode_staged(content)
@@ -47,11 +47,11 @@ class Publisher:
         with suppress(FileNotFoundError):
             os.unlink(self._folder.staged / body.path)
 
-    def waiting(self, files: Iterable[StagedFile]) -> list[StagedFile]:
+    def waiting(self, files: Iterable[WaitingFile]) -> list[WaitingFile]:
         """Those that are still to be published. Raises if one cannot be; changes nothing that counts."""
         return [each for each in files if self._waits(each)]
 
-    def _waits(self, file: StagedFile) -> bool:
+    def _waits(self, file: WaitingFile) -> bool:
         """Its old name is looked at first, for another process may rename it between two looks."""
         staged = self._folder.staged / file.staged
         try:
@@ -71,11 +71,11 @@ class Publisher:
             )
         return True
 
-    def publish_all(self, files: Sequence[StagedFile]) -> None:
+    def publish_all(self, files: Sequence[WaitingFile]) -> None:
         """Publish *files*, without the ledger."""
         self.publish(files, self.waiting(files))
 
-    def publish(self, files: Sequence[StagedFile], waiting: Iterable[StagedFile]) -> None:
+    def publish(self, files: Sequence[WaitingFile], waiting: Iterable[WaitingFile]) -> None:
         """Rename those of *files* that are *waiting*; all are durable then, whoever renamed them."""
         for each in files:
             self._tree.make(self._final(each).parent)
@@ -84,7 +84,7 @@ class Publisher:
         for folder in {self._final(each).parent for each in files}:
             folders.sync_folder(folder)
 
-    def _rename(self, file: StagedFile) -> None:
+    def _rename(self, file: WaitingFile) -> None:
         staged = self._folder.staged / file.staged
         try:
             folders.rename_new(staged, self._final(file))
@@ -95,20 +95,20 @@ class Publisher:
                 raise  # it is the new name's folder that is gone
             self._require_published(file)
 
-    def _require_published(self, file: StagedFile) -> None:
-        """Raise `StagedFileGone` if it is not where it is to be, `StoreError` if something else is."""
+    def _require_published(self, file: WaitingFile) -> None:
+        """Raise `WaitingFileGone` if it is not where it is to be, `StoreError` if something else is."""
         final = self._final(file)
         try:
             same = os.lstat(final).st_size == file.size and _sha256(final) == file.sha256
         except FileNotFoundError:
-            raise StagedFileGone(self._folder.staged / file.staged) from None
+            raise WaitingFileGone(self._folder.staged / file.staged) from None
         if not same:
             raise StoreError(
                 f"{final} exists, and is not the file that is to be published there: another program has made or "
                 f"changed it. Nothing was overwritten: move it away, and run again."
             )
 
-    def _final(self, file: StagedFile) -> Path:
+    def _final(self, file: WaitingFile) -> Path:
         return self._folder.target / file.path
 
 

@@ -19,7 +19,7 @@ import msgspec
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.sinks.files.folders import FolderTree, sync_folder
 from exactlyonce.sinks.files.format import FileFormat, Part, RowsFile
-from exactlyonce.sinks.files.layout import SinkFolder, StagedFile, StagedList, WriterId, encode_staged
+from exactlyonce.sinks.files.layout import SinkFolder, StagedList, WaitingFile, WriterId, encode_staged
 
 GROUP_BYTES = 16 << 20
 """Held back of one folder, before they are written together."""
@@ -104,7 +104,7 @@ class StagedFiles:
     _held_bytes: int = 0
     _open: dict[str, _OpenFile] = field(default_factory=dict)
     """By folder, that written to last at the end."""
-    _closed: list[tuple[str, StagedFile]] = field(default_factory=list)
+    _closed: list[tuple[str, WaitingFile]] = field(default_factory=list)
     """With the folder of each; where it is published is known when the interval is."""
     _number: int = 0
 
@@ -174,7 +174,7 @@ class StagedFiles:
                 list(pool.map(_HashedFile.sync, [file.hashed for _, file in closing]))
         for folder, file in closing:
             file.hashed.close()
-            staged = StagedFile(
+            staged = WaitingFile(
                 staged=f"{self.writer}/{file.name}",
                 path="",
                 rows=file.rows,
@@ -183,7 +183,7 @@ class StagedFiles:
             )
             self._closed.append((folder, staged))
 
-    def cut(self, checkpoint: int) -> tuple[StagedList, tuple[StagedFile, ...]]:
+    def cut(self, checkpoint: int) -> tuple[StagedList, tuple[WaitingFile, ...]]:
         """End the interval: its files, and the list of them, which is durable as they are."""
         self._close(list(self._open))
         folders = list(self._held)
@@ -200,7 +200,7 @@ class StagedFiles:
         sync_folder(self._place)
         return StagedList(path=path, sha256=listing.sha256.digest()), files
 
-    def _to_be_published(self, checkpoint: int) -> Iterable[StagedFile]:
+    def _to_be_published(self, checkpoint: int) -> Iterable[WaitingFile]:
         suffix = self.format.suffix
         for number, (folder, file) in enumerate(self._closed, 1):
             name = self.writer.published_name(checkpoint, number, suffix)

@@ -17,8 +17,8 @@ from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.files.folders import explanation
 from exactlyonce.sinks.files.format import Part
-from exactlyonce.sinks.files.layout import KIND, StagedFile, encode_staged
-from exactlyonce.sinks.files.publishing import StagedFileGone
+from exactlyonce.sinks.files.layout import KIND, WaitingFile, encode_staged
+from exactlyonce.sinks.files.publishing import WaitingFileGone
 from exactlyonce.sinks.files.staging import StagedFiles
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
@@ -39,7 +39,7 @@ class FilesWriter:
         sink: str,
         subtask: int,
         files: StagedFiles,
-        publish: Callable[[Sequence[StagedFile]], None] | None = None,
+        publish: Callable[[Sequence[WaitingFile]], None] | None = None,
     ) -> None:
         self.sink, self.subtask = sink, subtask
         self.records = 0
@@ -109,7 +109,7 @@ class FilesWriter:
         if isinstance(failure, OSError):
             why = explanation(failure, self._files.folder.target)
             raise SinkFailed(f"sink {self.sink!r} cannot write files: {why} Nothing is lost.") from failure
-        if isinstance(failure, StoreError | StagedFileGone):
+        if isinstance(failure, StoreError | WaitingFileGone):
             raise SinkFailed(f"sink {self.sink!r} cannot publish files: {failure}") from failure
         if failure is not None:
             raise failure

@@ -12,7 +12,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.files import staging, writer
-from exactlyonce.sinks.files.layout import StagedFile, decode_body, decode_staged
+from exactlyonce.sinks.files.layout import WaitingFile, decode_body, decode_staged
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
 
@@ -23,7 +23,7 @@ class Sale(NamedTuple):
     cents: int
 
 
-def files_of(target: Any, committable: StoreCommittable) -> tuple[StagedFile, ...]:
+def files_of(target: Any, committable: StoreCommittable) -> tuple[WaitingFile, ...]:
     return decode_staged((target.root / "staged" / decode_body(committable.body).path).read_bytes())
 
 
