@@ -15,7 +15,6 @@ Durations are written "500ms", "1.5s", "10m" or "1h".
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -32,8 +32,6 @@ else:
     import tomli as tomllib
 
 BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\Z")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 _RUN = ("parallelism", "until", "repair", "checkpoint_partitions")
 _DURATIONS = (
@@ -60,18 +58,6 @@ _DIRECT = {
     *_RUN,
     *(_keyword(name) for name in (*_DURATIONS, *_COUNTS)),
 }
-
-
-def duration_ms(text: str | int, name: str = "duration") -> int:
-    """Milliseconds of a duration as people write it.
-
-    >>> duration_ms("1.5s")
-    1500
-    """
-    match = _DURATION.match(str(text).strip())
-    if match is None:
-        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m or 1h.")
-    return round(float(match[1]) * _UNIT_MS[match[2]])
 
 
 def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> ClientConfig:

@@ -1,4 +1,4 @@
-"""Sinks, one folder or module per store: `kafka/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
+"""Sinks, one folder or module per store: `kafka/`, `files/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
 
 `writer` and `committer` are the seams to engines. What stores with a ledger share is in `write_ahead/` (rows that wait
 in the checkpoint topic) and `sql/` (fields and columns).
@@ -6,6 +6,7 @@ in the checkpoint topic) and `sql/` (fields and columns).
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
 """
 
+from exactlyonce.sinks.files.sink import FileSink
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.postgres.sink import PostgresSink
@@ -16,6 +17,7 @@ from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry, RowEncoder, Store
 
 __all__ = [
+    "FileSink",
     "ForeignLedger",
     "KafkaSink",
     "LedgerBehind",

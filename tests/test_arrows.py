@@ -53,10 +53,11 @@ ROOMS = {
     "engines/spark/sink": {"engines", "engines/spark"},
     "engines/spark/source": {"engines", "engines/spark"},
     "sinks": {
-        *("sinks/committer", "sinks/kafka", "sinks/mysql", "sinks/postgres", "sinks/redis"),
+        *("sinks/committer", "sinks/files", "sinks/kafka", "sinks/mysql", "sinks/postgres", "sinks/redis"),
         *("sinks/write_ahead", "sinks/writer"),
     },
     "sinks/committer": set[str](),
+    "sinks/files": {"sinks/committer", "sinks/sql", "sinks/writer"},
     "sinks/kafka": {"sinks/writer"},
     "sinks/mysql": {"sinks/sql", "sinks/write_ahead"},
     "sinks/postgres": {"sinks/sql", "sinks/write_ahead"},

@@ -12,8 +12,9 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
-from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _RUN, duration_ms, options_from
+from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _RUN, options_from
 from exactlyonce.pipeline import errors
+from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
 

@@ -9,7 +9,8 @@ import pytest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.commands.run import settings
 from exactlyonce.cli.main import parser
-from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, duration_ms, options_from
+from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, options_from
+from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 
 

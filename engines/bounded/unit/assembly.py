@@ -58,8 +58,10 @@ class Assembly:
         return [lane for lane in self.lanes if isinstance(lane, PartitionLane)]
 
     def close(self) -> None:
-        """Let go of what the user's operators and the readers hold."""
+        """Let go of what the user's operators, the sinks and the readers hold."""
         close_functions(self.functions)
+        for writer in self.writers:
+            writer.abandon()
         for lane in self.partitions:
             lane.reader.close()
 

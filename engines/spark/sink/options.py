@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.configuration import duration_ms
+from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import name_problem, topic_problem
 

@@ -1,0 +1,189 @@
+"""The fields of a record's type as columns of a file that has types: which type each is, and how a value becomes one.
+
+Invariant: what a column gives is None, or of the class that its type is written from; nothing is rounded, cut or moved
+to another time zone on the way. Pure: it knows no library that writes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, time
+from enum import Enum
+from typing import Any
+
+from msgspec import inspect
+
+from exactlyonce.pipeline import schema
+from exactlyonce.sinks.sql.fields import RowField, fields_of
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A type without parts. *plain* makes a value, not None, into the class that it is written from."""
+
+    name: str
+    plain: Callable[[Any], Any] | None = None
+
+    def convert(self, value: Any) -> Any:
+        """*value* as it is written."""
+        if value is None:
+            return None
+        if isinstance(value, Enum):
+            value = value.value
+        return value if self.plain is None else self.plain(value)
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """A list, or another collection, in its order."""
+
+    item: ColumnType
+
+    def convert(self, value: Any) -> Any:
+        """*value* as a list."""
+        return None if value is None else list(map(self.item.convert, value))
+
+
+@dataclass(frozen=True)
+class MapOf:
+    """A dict."""
+
+    key: ColumnType
+    value: ColumnType
+
+    def convert(self, value: Any) -> Any:
+        """*value* as pairs."""
+        return None if value is None else [(self.key.convert(key), self.value.convert(v)) for key, v in value.items()]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A record within a record."""
+
+    columns: tuple[Column, ...]
+
+    def convert(self, value: Any) -> Any:
+        """*value* as a dict."""
+        if value is None:
+            return None
+        return {column.field.name: column.type.convert(column.field.get(value)) for column in self.columns}
+
+
+ColumnType = Scalar | ListOf | MapOf | Fields
+
+
+@dataclass(frozen=True)
+class Column:
+    """A field with its type."""
+
+    field: RowField
+    type: ColumnType
+
+    def values(self, records: Sequence[Any]) -> list[Any]:
+        """The column of these records; whether None is admitted is for the writer of the format to look at."""
+        values = self.field.values(records) if isinstance(self.type, Scalar) else list(map(self.field.get, records))
+        if isinstance(self.type, Scalar) and self.type.plain is None:
+            return values
+        try:
+            return list(map(self.type.convert, values))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise type(error)(f"{self.field.name}: {error}") from None
+
+
+def columns_of(type_: Any) -> tuple[Column, ...]:
+    """The columns of a record's type. Raises `UnsupportedType` for what no file with types can hold."""
+    return _columns(type_, (), "")
+
+
+def _columns(type_: Any, around: tuple[Any, ...], where: str) -> tuple[Column, ...]:
+    fields = fields_of(type_)
+    if not fields:
+        raise schema.UnsupportedType(f"{where or schema.type_name(type_)} has no fields, and Parquet needs a column")
+    infos: Any = inspect.type_info(type_)
+    types = {field.encode_name: field.type for field in infos.fields}
+    return tuple(
+        Column(field, _type(types[field.name], (*around, type_), f"{where}.{field.name}".lstrip(".")))
+        for field in fields
+    )
+
+
+def _type(info: inspect.Type, around: tuple[Any, ...], where: str) -> ColumnType:
+    while isinstance(info, inspect.Metadata):
+        info = info.type
+    if isinstance(info, inspect.UnionType):
+        return _union(info, around, where)
+    if isinstance(info, inspect.DictType):
+        return MapOf(_type(info.key_type, around, f"{where} (key)"), _type(info.value_type, around, f"{where} (value)"))
+    if isinstance(info, inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.FrozenSetType):
+        return ListOf(_type(info.item_type, around, f"{where} (item)"))
+    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
+        if info.cls in around:
+            raise schema.UnsupportedType(f"{where} is a {info.cls.__name__} within itself, which has no end in Parquet")
+        return Fields(_columns(info.cls, around, where))
+    if (scalar := _scalar(info)) is not None:
+        return scalar
+    raise schema.UnsupportedType(f"{where} has a type that Parquet does not have: {_advice(info)}")
+
+
+def _union(info: inspect.UnionType, around: tuple[Any, ...], where: str) -> ColumnType:
+    found = {_type(each, around, where) for each in info.types if not isinstance(each, inspect.NoneType)}
+    if found == {_INT, _FLOAT}:
+        return _FLOAT
+    if len(found) != 1:
+        raise schema.UnsupportedType(f"{where} has values of several types: give it one, as str with JSON in it")
+    return found.pop()
+
+
+def _scalar(info: inspect.Type) -> Scalar | None:
+    if isinstance(info, inspect.EnumType | inspect.LiteralType):
+        members = [each.value for each in info.cls] if isinstance(info, inspect.EnumType) else info.values
+        classes = {type(each) for each in members if each is not None}
+        return {frozenset({str}): _STR, frozenset({int}): _INT}.get(frozenset(classes))
+    if isinstance(info, inspect.DateTimeType):
+        return _LOCAL if info.tz is False else _INSTANT
+    if isinstance(info, inspect.TimeType):
+        return _TIME
+    return _SCALARS.get(type(info))
+
+
+def _advice(info: inspect.Type) -> str:
+    if isinstance(info, inspect.TimeDeltaType):
+        return "write a duration as an int, of microseconds for instance"
+    if isinstance(info, inspect.TupleType):
+        return "a tuple of several types is a NamedTuple with names"
+    return "declare what it holds"
+
+
+def _instant(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError(f"{value} has no time zone: give it one, or declare Annotated[datetime, Meta(tz=False)]")
+    return value
+
+
+def _local(value: datetime) -> datetime:
+    if value.tzinfo is not None:
+        raise ValueError(f"{value} has a time zone, and the type says that there is none")
+    return value
+
+
+def _time_of_day(value: time) -> time:
+    if value.tzinfo is not None:
+        raise ValueError(f"{value} has a time zone, which a time of day in Parquet has not")
+    return value
+
+
+_INT, _FLOAT, _STR = Scalar("int"), Scalar("float"), Scalar("str")
+_INSTANT, _LOCAL, _TIME = Scalar("instant", _instant), Scalar("local", _local), Scalar("time", _time_of_day)
+_SCALARS = {
+    inspect.BoolType: Scalar("bool"),
+    inspect.IntType: _INT,
+    inspect.FloatType: _FLOAT,
+    inspect.StrType: _STR,
+    inspect.BytesType: Scalar("bytes"),
+    inspect.ByteArrayType: Scalar("bytes", bytes),
+    inspect.MemoryViewType: Scalar("bytes", bytes),
+    inspect.DecimalType: Scalar("decimal"),
+    inspect.DateType: Scalar("date"),
+    inspect.UUIDType: Scalar("str", str),
+}

@@ -1,0 +1,158 @@
+"""The committer of a file sink: staged files to their places, and the entry of the ledger behind them.
+
+Invariants: files are published by rename, never onto a name that exists; all of a committable are looked at before the
+first is renamed, so that what is refused changes nothing; the entry is written once all of its files are durable where
+they belong. Names are the committable's, so whoever publishes it again, after a crash or as a zombie, publishes the
+same names; and a zombie has only what was decided, for a committable reaches a committer in a durable manifest.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.checkpoint.staged import LedgerBehind
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.files import folders
+from exactlyonce.sinks.files.layout import (
+    HIDDEN,
+    KIND,
+    Entry,
+    PublishedFile,
+    SinkFolder,
+    WaitingFile,
+    WriterId,
+    decode_body,
+)
+from exactlyonce.sinks.files.ledger import FileLedger
+from exactlyonce.sinks.files.publishing import Publisher, WaitingFileGone
+
+
+class FilesCommitter:
+    """Of one sink. With *ledger_first*, a crash loses what is not published yet, and nothing comes twice."""
+
+    kind = KIND
+
+    def __init__(self, folder: SinkFolder, *, ledger_first: bool = False) -> None:
+        self._folder = folder
+        self._ledger_first = ledger_first
+        self._ledger = FileLedger(folder)
+        self._publisher = Publisher(folder)
+
+    def check(self) -> None:
+        """Make the folder if what it lies in exists; `StoreError` unless files can be written and renamed in it."""
+        target = self._folder.target
+        with folders.explained(target):
+            if not target.parent.is_dir():
+                raise StoreError(
+                    f"{target} cannot be made: {target.parent} is missing, or is not a folder. Make it, or correct the "
+                    f"path of the sink."
+                )
+            if os.path.lexists(target) and not target.is_dir():
+                raise StoreError(f"{target} is not a folder: move it away, or correct the path of the sink.")
+            target.mkdir(exist_ok=True)
+            folders.sync_folder(target.parent)
+            folders.FolderTree(target).make(self._folder.temporary)
+            probe = target / f"{HIDDEN}-{secrets.token_hex(8)}"
+            try:
+                folders.write_new(probe, b"", self._folder.temporary / "0-probe")
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(probe)
+
+    def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
+        """See `Committer.fence`. It removes nothing: the newest decided checkpoint may be waiting in old folders."""
+        with folders.explained(self._folder.target):
+            return self._ledger.fence(incarnation, origin)
+
+    def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
+        """See `Committer.commit`."""
+        with folders.explained(self._folder.target):
+            self._require_there()
+            self._ledger.require_not_fenced(incarnation)
+            if self._ledger.has(committable.subtask, committable.checkpoint):
+                return False
+            position = self._ledger.position(committable.subtask)
+            if position < committable.previous:
+                raise LedgerBehind(position)
+            try:
+                return self._publish(committable, incarnation)
+            except WaitingFileGone as gone:
+                if self._ledger.has(committable.subtask, committable.checkpoint):
+                    return False  # another process has published it meanwhile, and readers may have moved its files
+                raise StoreError(
+                    f"{gone} was set aside for checkpoint {committable.checkpoint}, and is neither there nor where it "
+                    f"is to be published: another program has removed it. Put it back if there is a copy, and keep "
+                    f"programs that clean out of {self._folder.target / HIDDEN}."
+                ) from None
+
+    def _require_there(self) -> None:
+        if not self._folder.root.is_dir():
+            raise StoreUnavailable(
+                f"{self._folder.root} is not there: is the disk of {self._folder.target} mounted? The ledger and the "
+                f"files that wait are in it."
+            )
+
+    def _publish(self, committable: StoreCommittable, incarnation: int) -> bool:
+        body = decode_body(committable.body) if committable.body else None
+        files = self._publisher.listed(body) if body is not None else ()
+        waiting = self._publisher.waiting(files)
+        entry = self._entry(committable, incarnation, files)
+        if self._ledger_first and not self._ledger.write(entry):
+            return False
+        self._publisher.publish(files, waiting)
+        written = self._ledger_first or self._ledger.write(entry)
+        if body is not None:
+            self._publisher.forget(body)
+        return written
+
+    def _entry(self, committable: StoreCommittable, incarnation: int, files: tuple[WaitingFile, ...]) -> Entry:
+        return Entry(
+            pipeline=self._folder.pipeline,
+            sink=self._folder.sink,
+            subtask=committable.subtask,
+            checkpoint=committable.checkpoint,
+            incarnation=incarnation,
+            rows=committable.records,
+            files=tuple(
+                PublishedFile(path=each.path, rows=each.rows, size=each.size, sha256=each.sha256.hex())
+                for each in files
+            ),
+        )
+
+    def clean(self, incarnation: int, attempt: int) -> None:
+        """See `Committer.clean`.
+
+        Nobody will ask for what is removed: the writers of an attempt are made after all that was decided before is
+        committed, and what was not decided by then is never carried into a later attempt. A zombie that calls this
+        removes what is older than itself: that was committed before it began.
+        """
+        with folders.explained(self._folder.target):
+            for name in folders.names_in(self._folder.staged):
+                writer = WriterId.parsed(name)
+                if writer is not None and (writer.incarnation, writer.attempt) < (incarnation, attempt):
+                    _remove(self._folder.staged / name)
+            for name in folders.names_in(self._folder.temporary):
+                if int(name.partition("-")[0]) < incarnation:
+                    with suppress(FileNotFoundError):
+                        os.unlink(self._folder.temporary / name)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of files; what a zombie adds meanwhile goes the next time."""
+    for name in folders.names_in(folder):
+        with suppress(FileNotFoundError):
+            os.unlink(folder / name)
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise

@@ -1,0 +1,151 @@
+"""The calls on a file system that everything here rests on: names that come to be once, and folders that are durable.
+
+Invariant: no call replaces what has a name already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_RIGHT = {errno.EACCES, errno.EPERM}
+_NEVER = {
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EXDEV, errno.ELOOP),
+    *(errno.EMLINK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
+}
+"""What another attempt would meet again."""
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def rename_new(old: Path, new: Path) -> None:
+    """Give the file *old* the name *new*, in one step where the file system can; FileExistsError if that exists."""
+    if not _renameat2(old, new):
+        link_new(old, new)
+
+
+def link_new(old: Path, new: Path) -> None:
+    """As `rename_new`, in two steps: for a moment, or after a crash, the file has both names."""
+    os.link(old, new)
+    os.unlink(old)
+
+
+def _renameat2(old: Path, new: Path) -> bool:
+    """Whether the system, the library and the file system know renameat2."""
+    function = getattr(_LIBC, "renameat2", None)
+    if function is None:
+        return False
+    sys.audit("os.rename", str(old), str(new), -1, -1)  # as os.rename tells of itself
+    if function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NOT_SUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(old), None, str(new))
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def write_new(path: Path, content: bytes, temporary: Path) -> bool:
+    """Make *path* with *content*, durable and whole; False if it exists, which is durable then too.
+
+    *temporary* is a name that nobody else uses, on the same file system.
+    """
+    temporary = temporary.with_name(f"{temporary.name}-{secrets.token_hex(8)}")
+    made = False
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            rename_new(temporary, path)
+            made = True
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+    sync_folder(path.parent)
+    return made
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in *folder* are durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FolderTree:
+    """Folders below *top*, which must exist: it is never made. Each is made durable once, by whoever uses it first."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self._durable: set[Path] = set()
+
+    def make(self, folder: Path) -> None:
+        """Make *folder*, and all between *top* and it; their names are durable, whoever made them."""
+        if folder == self.top or (folder in self._durable and folder.is_dir()):
+            return
+        self.make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+        self._durable.add(folder)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in *folder*; none if it is missing."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def explanation(error: OSError, target: Path) -> str:
+    """A sentence about *error* on the way to *target*: what happened, and what to do."""
+    place = error.filename2 or error.filename or target
+    code = error.errno
+    if code in _FULL:
+        return f"The disk of {target} is full, or its quota is used up: make room there."
+    if code in _NO_RIGHT:
+        return f"There is no right to write {place}: give user {os.geteuid()} the right to write in {target}."
+    if code == errno.EROFS:
+        return f"The file system of {target} is read-only: mount it so that it can be written."
+    if code == errno.ENOENT:
+        missing = error.filename if error.filename and not os.path.lexists(error.filename) else place
+        return f"{missing} is not there (any more): is the disk of {target} mounted, or does another program clean it?"
+    if code in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        return f"{place} cannot be made, for a file is where a folder is needed, or the other way: move it away."
+    if code == errno.EXDEV:
+        return f"{place} is on another file system than {target}: all of the folder has to be on one."
+    return f"{place}: {error.strerror or error}."
+
+
+@contextmanager
+def explained(target: Path) -> Iterator[None]:
+    """What the system refuses, as `StoreError` or `StoreUnavailable`."""
+    try:
+        yield
+    except OSError as error:
+        kind = StoreError if error.errno in _NEVER | _NO_RIGHT else StoreUnavailable
+        raise kind(explanation(error, target)) from error

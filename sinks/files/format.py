@@ -1,0 +1,73 @@
+"""The seam between a file sink and a format of files: how rows are encoded, and how they come into a file.
+
+Encoding is for the loop of a worker, and all that can be wrong with a record is found there; writing is for a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from exactlyonce.sinks.files import partitions
+from exactlyonce.sinks.sql.fields import RowField
+
+
+class EncodedPart(NamedTuple):
+    """Encoded rows of one folder."""
+
+    folder: str
+    rows: int
+    size: int
+    content: Any
+    """What `RowsFile.write` of the same format takes a list of."""
+
+
+class RowsFile(Protocol):
+    """A file that is being written."""
+
+    def write(self, contents: list[Any], /) -> None:
+        """Write encoded rows, which stay together as far as the format has groups."""
+
+    def finish(self) -> None:
+        """Write all that makes the file whole."""
+
+
+class ByteFile(Protocol):
+    """What a `RowsFile` writes to."""
+
+    closed: bool
+
+    def write(self, content: Any, /) -> int: ...
+    def tell(self) -> int: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class FileFormat(Protocol):
+    """A format, for records of one type, some of whose fields are in the folders' names."""
+
+    suffix: str
+
+    def encode(self, groups: Sequence[Sequence[Any]], /) -> Sequence[tuple[Any, int]]:
+        """Of each group of records, the rows and about their size in bytes. ValueError or TypeError says what of a
+        record does not fit."""
+
+    def open(self, file: ByteFile, /) -> RowsFile:
+        """A new file."""
+
+
+class PartitionedEncoder:
+    """The `SinkEncoder` of a file sink: rows by the folder to which they go."""
+
+    def __init__(self, partition_by: Sequence[RowField], format_: FileFormat) -> None:
+        self._partition_by = partition_by
+        self._format = format_
+
+    def encode(self, records: Sequence[Any]) -> list[EncodedPart]:
+        """The parts, in the order of each one's first record."""
+        groups = partitions.grouped(self._partition_by, records)
+        encoded = self._format.encode(list(groups.values()))
+        return [
+            EncodedPart(folder, len(group), size, content)
+            for (folder, group), (content, size) in zip(groups.items(), encoded, strict=True)
+        ]

@@ -1,0 +1,103 @@
+"""Parquet, by pyarrow. The only module here that needs it: `format_for` imports it when the format is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exactlyonce.sinks.files.columns import Column, ColumnType, Fields, ListOf, MapOf, Scalar
+from exactlyonce.sinks.files.format import ByteFile
+
+DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
+"""Of every decimal: what Spark takes where nothing else is said."""
+
+_SCALARS = {
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "str": pa.string(),
+    "bytes": pa.binary(),
+    "decimal": pa.decimal128(DECIMAL_DIGITS, DECIMAL_SCALE),
+    "instant": pa.timestamp("us", tz="UTC"),
+    "local": pa.timestamp("us"),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+}
+
+
+def arrow_type(type_: ColumnType) -> Any:
+    """The type in Arrow's words."""
+    match type_:
+        case Scalar(name):
+            return _SCALARS[name]
+        case ListOf(item):
+            return pa.list_(arrow_type(item))
+        case MapOf(key, value):
+            return pa.map_(arrow_type(key), arrow_type(value))
+        case Fields(columns):
+            return pa.struct([_field(column) for column in columns])
+
+
+def _field(column: Column) -> Any:
+    return pa.field(column.field.name, arrow_type(column.type), nullable=column.field.nullable)
+
+
+class Parquet:
+    """The format, of these columns."""
+
+    suffix = "parquet"
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self.schema = pa.schema([_field(column) for column in columns])
+
+    def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[Any, int]]:
+        """A record batch for each group: all are parts of one, which is made at once."""
+        records = groups[0] if len(groups) == 1 else list(chain.from_iterable(groups))
+        arrays = [self._array(column, records) for column in self._columns]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        if len(groups) == 1:
+            return [(batch, batch.nbytes)]
+        row_size = batch.nbytes / len(records)
+        starts = accumulate(map(len, groups), initial=0)
+        return [
+            (batch.slice(start, len(group)), round(row_size * len(group)))
+            for start, group in zip(starts, groups, strict=False)
+        ]
+
+    def _array(self, column: Column, records: Sequence[Any]) -> Any:
+        name = column.field.name
+        values = column.values(records)
+        try:
+            array = pa.array(values, self.schema.field(name).type)
+        except OverflowError:
+            raise ValueError(f"{name}: a number is larger than 64 bits") from None
+        except (pa.ArrowException, UnicodeError) as error:
+            raise ValueError(f"{name}: {error}") from None
+        if array.null_count and not column.field.nullable:
+            raise ValueError(f"{name}: None, which the type does not admit")
+        return array
+
+    def open(self, file: ByteFile) -> ParquetFile:
+        """A new file."""
+        return ParquetFile(file, self.schema)
+
+
+class ParquetFile:
+    """A file of row groups."""
+
+    def __init__(self, file: ByteFile, schema: Any) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(file, schema)
+
+    def write(self, contents: list[Any]) -> None:
+        """Write batches as a row group."""
+        self._writer.write_table(pa.Table.from_batches(contents, self._schema).combine_chunks())
+
+    def finish(self) -> None:
+        """Write where all row groups are."""
+        self._writer.close()

@@ -1,0 +1,198 @@
+"""A folder of files as a sink: what to write, how, and where. It opens nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import inspect
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.files import partitions
+from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.files.committer import FilesCommitter
+from exactlyonce.sinks.files.format import FileFormat, PartitionedEncoder
+from exactlyonce.sinks.files.jsonl import JsonLines
+from exactlyonce.sinks.files.layout import SinkFolder, WriterId
+from exactlyonce.sinks.files.publishing import Publisher
+from exactlyonce.sinks.files.staging import Rolling, StagedFiles
+from exactlyonce.sinks.files.writer import FilesWriter
+from exactlyonce.sinks.sql.fields import RowField, fields_of
+from exactlyonce.sinks.writer import Opened, WriterContext
+
+T = TypeVar("T")
+
+FORMATS = ("parquet", "jsonl")
+DELIVERIES = ("exactly_once", "at_least_once", "at_most_once")
+ROLL_BYTES_MIN = 1 << 10
+
+
+@dataclass(frozen=True, eq=False)
+class FileSink(Sink[T]):
+    """Writes files into a folder, exactly once: a file appears whole, after its checkpoint was decided, and once.
+
+    - *path*: the folder, from the root on. It is made if what it lies in exists. All processes of the pipeline see it.
+    - *format*: "parquet", whose columns are the fields of the record's type, or "jsonl", a JSON object per line.
+    - *partition_by*: fields whose values are the names of folders (`day=2026-11-22/`), and are not in the files.
+    - *roll_bytes*: a file that is so large is closed, and another one begun.
+    - *roll_interval*: a file that is so old is closed when the next row comes, as "10m". The barrier of a checkpoint
+      closes all of them, so this says something only where it is shorter than the checkpoint interval.
+    - *delivery*: "exactly_once"; "at_least_once": files appear at the barrier, and after a failure rows come again;
+      "at_most_once": a crash while files are published loses those that are not.
+    """
+
+    path: str
+    format: str = "parquet"
+    partition_by: tuple[str, ...] = ()
+    roll_bytes: int = 128 << 20
+    roll_interval: str | None = None
+    delivery: str = "exactly_once"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "parquet",
+        partition_by: tuple[str, ...] = (),
+        roll_bytes: int = 128 << 20,
+        roll_interval: str | None = None,
+        delivery: str = "exactly_once",
+    ) -> None:
+        fields = {
+            "path": os.fspath(path), "format": format, "partition_by": partition_by, "roll_bytes": roll_bytes,
+            "roll_interval": roll_interval, "delivery": delivery,
+        }  # fmt: skip
+        for field, content in fields.items():
+            object.__setattr__(self, field, content)
+
+    @property
+    def transactional(self) -> bool:
+        """False: its files need no transaction to wait in."""
+        return False
+
+    # --- what is wrong ----------------------------------------------------------------------------------------------
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """What is wrong with the folder, the options, or the type for the format."""
+        yield from _path_problems(self.path)
+        if self.format == "avro":
+            yield 'format="avro" is not there yet: write "parquet" or "jsonl"'
+        elif self.format not in FORMATS:
+            yield f"format={self.format!r} must be one of {', '.join(map(repr, FORMATS))}"
+        if self.delivery not in DELIVERIES:
+            yield f"delivery={self.delivery!r} must be one of {', '.join(map(repr, DELIVERIES))}"
+        if (
+            isinstance(self.roll_bytes, bool)
+            or not isinstance(self.roll_bytes, int)
+            or self.roll_bytes < ROLL_BYTES_MIN
+        ):
+            yield f"roll_bytes={self.roll_bytes!r} must be a number of bytes from {ROLL_BYTES_MIN:,} on: 128 << 20"
+        if self.roll_interval is not None:
+            try:
+                duration_ms(self.roll_interval, "roll_interval")
+            except ConfigError as error:
+                yield str(error).rstrip(".")
+        by = self.partition_by
+        if not isinstance(by, tuple) or not all(isinstance(name, str) and name for name in by):
+            yield f'partition_by={by!r} must be names of fields: partition_by=("day",)'
+        elif len(set(by)) < len(by):
+            yield f"partition_by={by!r} names a field twice: name each once"
+        elif type_ is not UNKNOWN and self.format in FORMATS:
+            yield from self._type_problems(type_)
+
+    def _type_problems(self, type_: Any) -> Iterator[str]:
+        try:
+            if self.format == "parquet":
+                columns_of(type_)
+            fields = fields_of(type_) if self.partition_by or self.format == "parquet" else ()
+            schema.describe(type_)
+        except schema.UnsupportedType as error:
+            yield str(error)
+            return
+        yield from partitions.problems(self.partition_by, fields)
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Folder, format, partitions, and the records' schema; when a file is closed is not part of what it is."""
+        return {
+            "sink": "files",
+            "path": self.path,
+            "format": self.format,
+            "partition_by": list(self.partition_by),
+            "delivery": self.delivery,
+            "value": schema.describe(type_),
+        }
+
+    # --- what it is made of -----------------------------------------------------------------------------------------
+
+    def open_committer(self, context: CommitterContext) -> FilesCommitter:
+        """Who publishes its files."""
+        self._format(context.type)
+        return FilesCommitter(self._folder(context), ledger_first=self.delivery == "at_most_once")
+
+    def open_writer(self, context: WriterContext) -> Opened:
+        """The writer of one subtask."""
+        folder = self._folder(context)
+        format_ = self._format(context.type)
+        interval_ms = None if self.roll_interval is None else duration_ms(self.roll_interval)
+        files = StagedFiles(
+            folder,
+            WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8)),
+            format_,
+            Rolling(size=self.roll_bytes, interval_ms=interval_ms),
+            context.clients.clock,
+        )
+        publisher = Publisher(folder)
+        publish = publisher.publish_all if self.delivery == "at_least_once" else None
+        encoder = PartitionedEncoder(self._partition_fields(context.type), format_)
+        return Opened(FilesWriter(context.sink, context.subtask, files, publish), encoder)
+
+    def _folder(self, context: CommitterContext | WriterContext) -> SinkFolder:
+        return SinkFolder(Path(self.path), context.pipeline, context.sink)
+
+    def _partition_fields(self, type_: Any) -> list[RowField]:
+        if not self.partition_by:
+            return []
+        fields = {field.name: field for field in fields_of(type_)}
+        return [fields[name] for name in self.partition_by]
+
+    def _format(self, type_: Any) -> FileFormat:
+        if self.format == "jsonl":
+            return JsonLines(self._fields_of_lines(type_))
+        try:
+            from exactlyonce.sinks.files.parquet import Parquet
+        except ImportError as error:
+            raise ConfigError(
+                f"Parquet files need pyarrow, which is not installed: pip install 'exactlyonce[files]' ({error})."
+            ) from None
+        return Parquet([column for column in columns_of(type_) if column.field.name not in self.partition_by])
+
+    def _fields_of_lines(self, type_: Any) -> list[RowField] | None:
+        """None: all, in msgspec's own way, which writes an array for what has only positions."""
+        info: Any = inspect.type_info(type_)
+        positions = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
+        if not (positions or self.partition_by):
+            return None
+        return [field for field in fields_of(type_) if field.name not in self.partition_by]
+
+
+def _path_problems(path: str) -> Iterator[str]:
+    scheme, separator, _ = path.partition("://")
+    if separator and scheme in ("hdfs", "s3", "s3a", "gs", "abfss"):
+        yield f"{path!r} is not on this machine's file systems, and {scheme}:// cannot be written yet: name a folder"
+    elif separator:
+        yield f"{path!r} is an address: name the folder by its path, from / on"
+    elif not path.startswith("/"):
+        yield f"{path!r} must be the folder's path from / on: workers may run in another folder than this process"
+    elif "\x00" in path:
+        yield f"{path!r} has a NUL in it, which no path can have"
+    elif Path(path) == Path("/"):
+        yield "the root of the file system cannot be the folder: name one in it"

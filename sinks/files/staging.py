@@ -1,0 +1,213 @@
+"""The files of one writer that are not published yet: one for each folder, a new one when it is large or old enough.
+
+Invariants: a file holds rows of one interval; when `cut` returns, the files of the interval and the list of them are
+durable under names that nobody else uses. For one thread, which may wait for the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.sinks.files.folders import FolderTree, sync_folder
+from exactlyonce.sinks.files.format import EncodedPart, FileFormat, RowsFile
+from exactlyonce.sinks.files.layout import SinkFolder, StagedList, WaitingFile, WriterId, encode_staged
+
+GROUP_BYTES = 16 << 20
+"""Held back of one folder, before they are written together."""
+HELD_BYTES_MAX = 64 << 20
+"""Held back of all folders."""
+OPEN_MAX = 128
+"""Files that are open at once: a sink that writes to more folders than that gets more and smaller files."""
+SYNCED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rolling:
+    """When a file is closed before its interval ends."""
+
+    size: int
+    interval_ms: int | None
+
+
+class _HashedFile:
+    """A file that is written from its beginning to its end, and knows the SHA-256 of that."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+        self.closed = False
+
+    def write(self, content: Any) -> int:
+        view = memoryview(content)
+        rest = view
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        self.sha256.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self._descriptor)
+
+
+@dataclass
+class _Held:
+    """Rows of a folder that are not written yet."""
+
+    since_ms: int
+    contents: list[Any] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+
+
+@dataclass
+class _OpenFile:
+    name: str
+    since_ms: int
+    hashed: _HashedFile
+    rows_file: RowsFile
+    rows: int = 0
+
+
+@dataclass
+class StagedFiles:
+    """Of one writer. A file is opened once enough rows of its folder are held back: many folders cost little."""
+
+    folder: SinkFolder
+    writer: WriterId
+    format: FileFormat
+    rolling: Rolling
+    clock: Clock
+    _held: dict[str, _Held] = field(default_factory=dict)
+    """By folder."""
+    _held_bytes: int = 0
+    _open: dict[str, _OpenFile] = field(default_factory=dict)
+    """By folder, that written to last at the end."""
+    _closed: list[tuple[str, WaitingFile]] = field(default_factory=list)
+    """With the folder of each; where it is published is known when the interval is."""
+    _number: int = 0
+
+    @property
+    def _place(self) -> Path:
+        return self.folder.staged / str(self.writer)
+
+    def write(self, parts: Iterable[EncodedPart]) -> None:
+        """Write rows, each part in its folder, now or later."""
+        now_ms = self.clock.monotonic_ms()
+        group = min(GROUP_BYTES, self.rolling.size)
+        for part in parts:
+            if self._is_old(part.folder, now_ms):
+                self._close([part.folder])
+            held = self._held.setdefault(part.folder, _Held(now_ms))
+            held.contents.append(part.content)
+            held.rows += part.rows
+            held.size += part.size
+            self._held_bytes += part.size
+            if held.size >= group:
+                self._flush(part.folder)
+        while self._held_bytes > HELD_BYTES_MAX:
+            self._flush(max(self._held, key=lambda folder: self._held[folder].size))
+
+    def _is_old(self, folder: str, now_ms: int) -> bool:
+        interval_ms = self.rolling.interval_ms
+        first = self._open.get(folder) or self._held.get(folder)
+        return interval_ms is not None and first is not None and now_ms - first.since_ms >= interval_ms
+
+    def _flush(self, folder: str) -> None:
+        """Write what is held back of *folder*, as one group of rows."""
+        held = self._held.pop(folder)
+        self._held_bytes -= held.size
+        file = self._open.pop(folder, None)
+        if file is None:
+            if len(self._open) >= OPEN_MAX:
+                self._close([next(iter(self._open))])
+            file = self._new(held.since_ms)
+        self._open[folder] = file
+        file.rows_file.write(held.contents)
+        file.rows += held.rows
+        if file.hashed.size >= self.rolling.size:
+            self._close([folder])
+
+    def _new(self, since_ms: int) -> _OpenFile:
+        if not self._number:
+            FolderTree(self.folder.staged).make(self._place)
+        self._number += 1
+        name = f"{self._number}.{self.format.suffix}"
+        hashed = _HashedFile(self._place / name)
+        return _OpenFile(name, since_ms, hashed, self.format.open(hashed))
+
+    def _close(self, folders: Iterable[str]) -> None:
+        """Write all of *folders*, and make their files durable together: a disk does that faster than one by one."""
+        closing = []
+        for folder in folders:
+            if folder in self._held:
+                self._flush(folder)
+            file = self._open.pop(folder, None)
+            if file is not None:  # else it was large enough to be closed
+                file.rows_file.finish()
+                closing.append((folder, file))
+        if len(closing) == 1:
+            closing[0][1].hashed.sync()
+        elif closing:
+            with ThreadPoolExecutor(SYNCED_AT_ONCE) as pool:
+                list(pool.map(_HashedFile.sync, [file.hashed for _, file in closing]))
+        for folder, file in closing:
+            file.hashed.close()
+            staged = WaitingFile(
+                staged=f"{self.writer}/{file.name}",
+                path="",
+                rows=file.rows,
+                size=file.hashed.size,
+                sha256=file.hashed.sha256.digest(),
+            )
+            self._closed.append((folder, staged))
+
+    def cut(self, checkpoint: int) -> tuple[StagedList, tuple[WaitingFile, ...]]:
+        """End the interval: its files, and the list of them, which is durable as they are."""
+        self._close(list(self._open))
+        folders = list(self._held)
+        for start in range(0, len(folders), OPEN_MAX):
+            self._close(folders[start : start + OPEN_MAX])
+        files = tuple(self._to_be_published(checkpoint))
+        self._closed = []
+        content = encode_staged(files)
+        path = f"{self.writer}/{checkpoint}.files"
+        listing = _HashedFile(self.folder.staged / path)
+        listing.write(content)
+        listing.sync()
+        listing.close()
+        sync_folder(self._place)
+        return StagedList(path=path, sha256=listing.sha256.digest()), files
+
+    def _to_be_published(self, checkpoint: int) -> Iterable[WaitingFile]:
+        suffix = self.format.suffix
+        for number, (folder, file) in enumerate(self._closed, 1):
+            name = self.writer.published_name(checkpoint, number, suffix)
+            yield msgspec.structs.replace(file, path=f"{folder}/{name}" if folder else name)
+
+    def abandon(self) -> None:
+        """Let go of all files as they are."""
+        for file in self._open.values():
+            file.hashed.close()
+        self._open.clear()

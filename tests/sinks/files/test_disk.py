@@ -1,0 +1,168 @@
+"""Folders that cannot be written to: missing, forbidden, full, on a disk of another kind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.files import folders
+from exactlyonce.sinks.writer import SinkFailed
+
+NOBODY = 65534
+
+
+def test_a_folder_is_made_where_its_parent_is(target) -> None:
+    """The check makes the folder, and finds it the next time; nothing that a reader sees is left behind."""
+    for _ in range(2):
+        target.committer().check()
+    assert os.listdir(target.folder) == [".exactlyonce"]
+    assert os.listdir(target.root / "temporary") == []
+
+
+def test_a_parent_that_is_missing_is_an_error(make_target) -> None:
+    """Folders above the target are not made: a path with a slip in it would be, too."""
+    target = make_target()
+    target.sink = type(target.sink)(target.folder / "a" / "b", format="jsonl")
+    with pytest.raises(StoreError, match=r"/a/b cannot be made: .*/a is missing, or is not a folder\. Make it"):
+        target.committer().check()
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("nowhere")], ids=["file", "link"])
+def test_a_target_that_is_no_folder_is_an_error(target, make: Callable[[Path], None]) -> None:
+    """A file, or a link that leads nowhere, in the place of the folder is named."""
+    make(target.folder)
+    with pytest.raises(StoreError, match=rf"{target.folder} is not a folder: move it away"):
+        target.committer().check()
+
+
+def test_a_link_to_a_folder_is_a_folder(target, totals) -> None:
+    """The target may be a link, as to another disk."""
+    (target.folder.parent / "disk").mkdir()
+    target.folder.symlink_to("disk")
+    assert target.led().commit(target.staged(1, totals(1)), 1)
+    assert target.cents() == [1]
+
+
+def as_nobody(function: Callable[[], object]) -> str:
+    """The error of *function*, called by a user without rights in a process of its own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setuid(NOBODY)
+        try:
+            function()
+            text = "no error"
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        return pipe.read().decode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")
+def test_a_right_that_is_missing_is_named(target, totals) -> None:
+    """A user who may not write there is told which, at the check and at the commit."""
+    for path in [target.folder.parent, *list(target.folder.parent.parents)[:2]]:
+        path.chmod(0o755)
+    target.folder.mkdir()
+    told = rf"StoreError: There is no right to write {target.folder}"
+    assert as_nobody(target.committer().check).startswith(told)
+    committer = target.led()
+    committable = target.staged(1, totals(1))
+    assert as_nobody(lambda: committer.commit(committable, 1)).startswith(told)
+    assert f"give user {NOBODY} the right to write in {target.folder}" in as_nobody(target.committer().check)
+    assert committer.commit(committable, 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 kB."""
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    place = tmp_path / "disk"
+    place.mkdir()
+    if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
+        pytest.skip("this user cannot mount a small disk")
+    yield place
+    libc.umount2(os.fsencode(place), 2)
+
+
+def test_a_full_disk_is_waited_for_by_the_commit(small_disk, make_target, totals) -> None:
+    """A commit that finds the disk full loses nothing, says what to do, and succeeds when there is room."""
+    target = make_target(partition_by=("customer",))
+    target.folder.symlink_to(small_disk)
+    committer = target.led()
+    committable = target.staged(1, totals(1))
+    _fill(small_disk)
+    with pytest.raises(StoreUnavailable, match=rf"The disk of {target.folder} is full.* make room there"):
+        committer.commit(committable, 1)
+    (small_disk / "ballast").unlink()
+    assert committer.commit(committable, 1)
+    assert target.lines() == [{"cents": 1}]
+
+
+def _fill(place: Path) -> None:
+    with open(place / "ballast", "wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            return
+
+
+def test_a_full_disk_fails_the_sink(small_disk, make_target, totals, stage) -> None:
+    """A writer that finds the disk full fails, and the job begins again: the next attempt cleans and has room."""
+    target = make_target()
+    target.folder.symlink_to(small_disk)
+    committer = target.led()
+    opened = target.open()
+    with pytest.raises(SinkFailed, match=r"sink 'out' cannot write files: The disk of .* is full.* Nothing is lost"):
+        stage(opened, 1, totals(*range(40_000)))
+    committer.clean(1, 2)
+    assert committer.commit(target.staged(1, totals(1), attempt=2), 1)
+    assert target.cents() == [1]
+
+
+def test_a_disk_without_renameat2_uses_links(tmp_path, monkeypatch) -> None:
+    """Where the file system does not know how to rename without overwriting, a second name does it."""
+    monkeypatch.setattr(folders, "_LIBC", type("Old", (), {})())
+    (tmp_path / "old").write_text("x")
+    folders.rename_new(tmp_path / "old", tmp_path / "new")
+    assert os.listdir(tmp_path) == ["new"]
+
+
+def test_partitions_on_another_disk_are_an_error(small_disk, make_target, totals) -> None:
+    """A folder of the target that is on another file system cannot be renamed into, and is named."""
+    target = make_target(partition_by=("customer",))
+    committer = target.led()
+    committable = target.staged(1, totals(1))
+    (target.folder / "customer=ann").symlink_to(small_disk)
+    with pytest.raises(StoreError, match=r"is on another file system than .*: all of the folder has to be on one"):
+        committer.commit(committable, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "text"),
+    [
+        ("EROFS", StoreUnavailable, "read-only: mount it so that it can be written"),
+        ("EIO", StoreUnavailable, "Input/output error"),
+        ("EDQUOT", StoreUnavailable, "quota is used up"),
+        ("ENAMETOOLONG", StoreError, "File name too long"),
+    ],
+)
+def test_other_errors_of_the_system_are_told(code: str, kind: type[Exception], text: str) -> None:
+    """What another attempt would meet again is an error of the store; all else is a store that is away."""
+    import errno
+
+    number = getattr(errno, code)
+    with pytest.raises(kind, match=text), folders.explained(Path("/data")):
+        raise OSError(number, os.strerror(number), "/data/x")

@@ -1,0 +1,228 @@
+"""A commit that is interrupted, or is interleaved with another coordinator, at each call on the file system."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
+from exactlyonce.sinks.files import folders
+
+STEPS = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.link", "os.rmdir"}
+
+
+class Stepper:
+    """Calls *action* right before the *number*-th call on the file system, once."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.number = self.left = 0
+        self.action: Callable[[], object] | None = None
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, arguments: Any) -> None:
+        if self.action is None or event not in STEPS or threading.get_ident() != self.thread:
+            return
+        self.left -= 1
+        if self.left < 0:
+            action, self.action = self.action, None
+            action()
+
+    def run(self, number: int, action: Callable[[], object], function: Callable[[], object]) -> bool:
+        """Run *function*; whether it came as far as that step."""
+        self.left, self.action = number, action
+        try:
+            function()
+        finally:
+            reached, self.action = self.action is None, None
+        return reached
+
+
+_STEPPER = Stepper()  # a hook cannot be taken away: there is one
+
+
+@pytest.fixture
+def stepper() -> Stepper:
+    """Interrupts at a call on the file system."""
+    return _STEPPER
+
+
+@pytest.fixture(autouse=True)
+def disk_is_quick(monkeypatch):
+    """What is written is not waited for: it is processes that end here, not machines."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class Crash(BaseException):
+    """The process is gone: no handler of errors takes it."""
+
+
+@pytest.fixture(params=["renameat2", "link"])
+def renaming(request, monkeypatch):
+    """Both ways of renaming without overwriting."""
+    if request.param == "link":
+        monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
+
+
+@pytest.fixture
+def decided(make_target, totals, stage):
+    """Makes a target with a committable of two files that was decided, and one behind it that may be."""
+
+    def make() -> Any:
+        target = make_target(roll_bytes=1 << 10)
+        target.led(1)
+        opened = target.open()
+        for part in (totals(*range(60)), totals(*range(60, 80))):
+            opened.writer.write(opened.encoder.encode(part))
+        first = stage(opened, 1, []).staged.committable
+        return target, first
+
+    return make
+
+
+def as_new_leader(target, committable, totals) -> Callable[[], None]:
+    """A new life: it raises the fence, finishes what was decided, cleans, and commits what comes next."""
+
+    def run() -> None:
+        committer = target.led(2)
+        committer.commit(committable, 2)
+        committer.clean(2, 1)
+        assert committer.commit(target.staged(2, totals(80), 1, incarnation=2), 2)
+
+    return run
+
+
+@pytest.mark.parametrize("action", ["commit", "fence"])
+def test_a_zombie_is_overtaken_at_any_step(decided, totals, stepper, renaming, action) -> None:
+    """A new leader that does all of its work at any step of a zombie's commit, or fence, ends with each row once; the
+    zombie does nothing behind it."""
+    for step in range(200):
+        target, committable = decided()
+        zombie = target.led(1)
+        calls = {"commit": partial(zombie.commit, committable, 1), "fence": partial(target.led, 1)}
+        overtaken = as_new_leader(target, committable, totals)
+        reached = True
+        try:
+            reached = stepper.run(step, overtaken, calls[action])
+        except Fenced:
+            pass
+        except StoreUnavailable:  # what it was writing was cleaned away: it asks again
+            with pytest.raises(Fenced):
+                calls[action]()
+        if not reached:
+            assert step > 5
+            return
+        assert target.cents() == list(range(81)), step
+        assert [(each["checkpoint"], each["rows"]) for each in target.entries()] == [(1, 80), (2, 1)]
+    raise AssertionError("a commit has an end")
+
+
+def test_a_zombie_commits_within_a_new_leaders_work(decided, totals, stepper, renaming) -> None:
+    """A zombie that commits as a whole at any step of a new leader's life ends with each row once."""
+    outcomes = set()
+    for step in range(300):
+        target, committable = decided()
+        zombie = target.led(1)
+
+        def late(zombie=zombie, committable=committable) -> None:
+            try:
+                outcomes.add(zombie.commit(committable, 1))
+            except Fenced:
+                outcomes.add("fenced")
+
+        reached = stepper.run(step, late, as_new_leader(target, committable, totals))
+        assert target.cents() == list(range(81)), step
+        if not reached:
+            break
+    assert {True, "fenced"} <= outcomes
+
+
+def test_a_crash_at_any_step_is_finished(decided, totals, stepper, renaming) -> None:
+    """A commit that ends at any step, as by a crash, is finished by the next life, with each row once."""
+    for step in range(200):
+        target, committable = decided()
+        committer = target.led(1)
+        try:
+            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1))
+        except Crash:
+            reached = True
+        as_new_leader(target, committable, totals)()
+        assert target.cents() == list(range(81)), step
+        if not reached:
+            return
+    raise AssertionError("a commit has an end")
+
+
+def _crash() -> None:
+    raise Crash
+
+
+def _be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:
+    """A life that ends at any step of finishing what another left at its middle is finished by a third."""
+    for step in range(200):
+        target, committable = decided()
+        committer = target.led(1)
+        with pytest.raises(Crash):
+            stepper.run(12, _crash, partial(committer.commit, committable, 1))
+        try:
+            reached = stepper.run(step, _crash, lambda t=target, d=committable: t.led(2).commit(d, 2))
+        except Crash:
+            reached = True
+        committer = target.led(3)
+        committer.commit(committable, 3)
+        committer.clean(3, 1)
+        assert (target.cents(), target.waiting()) == (list(range(80)), []), step
+        if not reached:
+            return
+    raise AssertionError("a commit has an end")
+
+
+def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> None:
+    """SIGKILL at any step of a commit, which runs no clean-up, leaves what the next life finishes."""
+    for step in range(200):
+        target, committable = decided()
+        committer = target.led(1)
+        child = os.fork()
+        if not child:
+            stepper.run(step, lambda: os.kill(os.getpid(), signal.SIGKILL), partial(committer.commit, committable, 1))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        target.led(2).commit(committable, 2)
+        assert target.cents() == list(range(80)), step
+        if not os.WIFSIGNALED(status):
+            assert step > 5
+            return
+    raise AssertionError("a commit has an end")
+
+
+def test_at_most_once_loses_what_a_crash_cuts_off(make_target, totals, stage, stepper) -> None:
+    """With delivery="at_most_once" a crash at any step loses rows or none, and none twice; some do lose."""
+    found = set()
+    for step in range(200):
+        target = make_target(delivery="at_most_once", roll_bytes=1 << 10)
+        committer = target.led(1)
+        opened = target.open()
+        opened.writer.write(opened.encoder.encode(totals(*range(60))))
+        opened.writer.write(opened.encoder.encode(totals(*range(60, 80))))
+        committable = stage(opened, 1, []).staged.committable
+        try:
+            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1))
+        except Crash:
+            reached = True
+        target.led(2).commit(committable, 2)
+        assert len(set(target.cents())) == len(target.cents())
+        found.add(len(target.cents()))
+        if not reached:
+            break
+    assert found == {0, 60, 80}

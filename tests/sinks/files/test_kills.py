@@ -1,0 +1,77 @@
+"""Writer and coordinator in one process, which is killed again and again at random instants."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
+
+ROWS_OF_INTERVAL = 50
+
+
+def decisions(log: Path) -> list[StoreCommittable]:
+    """What was decided; a line that was cut off by a kill is no decision."""
+    whole, _, _ = log.read_bytes().rpartition(b"\n")
+    return [msgspec.json.decode(line, type=StoreCommittable) for line in whole.splitlines()]
+
+
+def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals: Any) -> None:
+    """One life: it finishes what was decided, cleans, and goes on until all rows are committed."""
+    committer = target.led(incarnation)
+    decided = decisions(log)
+    checkpoint, done = (decided[-1].checkpoint, len(decided) * ROWS_OF_INTERVAL) if decided else (0, 0)
+    if decided:
+        committer.commit(decided[-1], incarnation)
+    committer.clean(incarnation, 1)
+    whole = sum(len(msgspec.json.encode(each)) + 1 for each in decided)
+    os.truncate(log, whole)
+    opened = target.open(incarnation=incarnation)
+    while done < rows:
+        checkpoint += 1
+        staged = stage(opened, checkpoint, totals(*range(done, done + ROWS_OF_INTERVAL))).staged.committable
+        committable = msgspec.structs.replace(staged, previous=checkpoint - 1)
+        with open(log, "ab", buffering=0) as file:
+            file.write(msgspec.json.encode(committable) + b"\n")
+            os.fsync(file.fileno())
+        committer.commit(committable, incarnation)
+        done += ROWS_OF_INTERVAL
+
+
+@pytest.mark.parametrize(
+    ("rows", "kills"), [(1_500, 8), pytest.param(30_000, 150, marks=pytest.mark.exhaustive)]
+)
+def test_rows_come_once_through_kills(make_target, totals, stage, tmp_path, rows, kills) -> None:
+    """Whatever process is killed whenever, all rows are there once in the end, and nothing waits."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    target, log = make_target(partition_by=("customer",), roll_bytes=1 << 10), tmp_path / "decisions"
+    log.touch()
+    for incarnation in range(1, 10_000):
+        child = os.fork()
+        if not child:
+            try:
+                live(target, log, incarnation, rows, stage, totals)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        if incarnation <= kills:
+            threading.Event().wait(chance.uniform(0.01, 0.3))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+        if not os.WIFSIGNALED(status):
+            break
+    assert target.cents() == list(range(rows))
+    assert sum(entry["rows"] for entry in target.entries()) == rows
+    committer = target.led(20_000)
+    committer.clean(20_000, 1)
+    assert target.waiting() == []

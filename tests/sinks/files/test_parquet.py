@@ -1,0 +1,163 @@
+"""Columns of Parquet files, read by pyarrow as any reader does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+
+from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.files.parquet import Parquet
+
+
+class Colour(Enum):
+    """An enum of text."""
+
+    RED = "red"
+
+
+class Line(NamedTuple):
+    """A record within a record."""
+
+    article: str
+    pieces: int
+
+
+class EncodedPart(TypedDict, total=False):
+    """A record of which a field may be absent."""
+
+    name: str
+
+
+@dataclass
+class Everything:
+    """A field of each type."""
+
+    flag: bool
+    number: int
+    real: float
+    text: str
+    raw: bytes
+    price: Decimal
+    at: datetime
+    local: Annotated[datetime, msgspec.Meta(tz=False)]
+    day: date
+    clock: time
+    id: UUID
+    colour: Colour
+    kind: Literal["a", "b"]
+    maybe: int | None
+    either: int | float
+    tags: list[str]
+    lines: tuple[Line, ...]
+    by_name: dict[str, list[int]]
+    part: EncodedPart | None = None
+    colours: set[Colour] = field(default_factory=set)
+
+
+ROW = Everything(
+    True, 2**62, 1.5, "ü", b"\x00", Decimal("-1.5"), datetime(2026, 11, 22, 1, tzinfo=timezone(timedelta(hours=2))),
+    datetime(2026, 11, 22, 1, 2, 3, 4), date(2026, 11, 22), time(1, 2, 3, 4), UUID(int=1), Colour.RED, "b", None, 3,
+    ["x"], (Line("nut", 2),), {"k": [1, 2]}, EncodedPart(), {Colour.RED},
+)  # fmt: skip
+
+
+def test_every_type_comes_back(make_target, stage) -> None:
+    """What was written is read with its values and types: nothing is rounded, cut or moved to another time."""
+    target = make_target(Everything, format="parquet")
+    committable = stage(target.open() if target.led() else None, 1, [ROW]).staged.committable
+    target.committer().commit(committable, 1)
+    table = pa.dataset.dataset(target.folder).to_table()
+    (row,) = table.to_pylist()
+    assert row == {
+        "flag": True, "number": 2**62, "real": 1.5, "text": "ü", "raw": b"\x00", "price": Decimal("-1.5"),
+        "at": datetime(2026, 11, 21, 23, tzinfo=timezone.utc), "local": datetime(2026, 11, 22, 1, 2, 3, 4),
+        "day": date(2026, 11, 22), "clock": time(1, 2, 3, 4), "id": str(UUID(int=1)), "colour": "red", "kind": "b",
+        "maybe": None, "either": 3.0, "tags": ["x"], "lines": [{"article": "nut", "pieces": 2}],
+        "by_name": [("k", [1, 2])], "part": {"name": None}, "colours": ["red"],
+    }  # fmt: skip
+    assert {name: str(table.schema.field(name).type) for name in ("price", "at", "local")} == {
+        "price": "decimal128(38, 18)", "at": "timestamp[us, tz=UTC]", "local": "timestamp[us]",
+    }  # fmt: skip
+    assert [field.nullable for field in table.schema][:14] == [False] * 13 + [True]
+
+
+def test_readers_see_partitions_as_columns(make_target, stage) -> None:
+    """A reader that knows Hive's folders has the fields of their names again, and sees nothing that is hidden."""
+    target = make_target(Line, format="parquet", partition_by=("article",))
+    target.led()
+    records = [Line(name, count) for count, name in enumerate(["a/b", "ü %", "x=1", "a/b"])]
+    target.committer().commit(stage(target.open(), 1, records).staged.committable, 1)
+    target.staged(2, records)
+    found = pa.dataset.dataset(target.folder, partitioning="hive").to_table().to_pylist()
+    assert sorted((row["pieces"], row["article"]) for row in found) == [(0, "a/b"), (1, "ü %"), (2, "x=1"), (3, "a/b")]
+
+
+class One(msgspec.Struct):
+    """A record of one field, which a test fills."""
+
+    it: Any
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "reason"),
+    [
+        (int, 2**63, "larger than 64 bits"),
+        (int, "1", "'1' is str, not int"),
+        (int, None, "None"),
+        (str, "\ud800", "surrogates not allowed"),
+        (Decimal, Decimal("1e-19"), "data loss"),
+        (Decimal, Decimal("NaN"), "NaN"),
+        (datetime, datetime(2026, 1, 1), "has no time zone: give it one"),
+        (Annotated[datetime, msgspec.Meta(tz=False)], datetime(2026, 1, 1, tzinfo=timezone.utc), "has a time zone"),
+        (time, time(1, tzinfo=timezone.utc), "has a time zone"),
+        (date, datetime(2026, 1, 1), "not date"),
+        (list[int], ["x"], "Could not convert 'x'"),
+        (dict[str, int], {"a": 2**64}, "larger than 64 bits"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_the_records_fault(type_: Any, value: Any, reason: str) -> None:
+    """A value that a column cannot hold is refused when it is encoded, by the name of its field."""
+    record = msgspec.defstruct("Made", [("it", type_)])
+    with pytest.raises((ValueError, TypeError), match=rf"^it: .*{reason}"):
+        Parquet(columns_of(record)).encode([[record(value)]])
+
+
+class Loop(msgspec.Struct):
+    """A record within itself."""
+
+    next: Loop | None
+
+
+@pytest.mark.parametrize(
+    ("type_", "reason"),
+    [
+        (int | str, "it has values of several types"),
+        (Any, "it has a type that Parquet does not have: declare what it holds"),
+        (timedelta, "write a duration as an int"),
+        (tuple[int, str], "a tuple of several types is a NamedTuple"),
+        (list[int | str], r"it \(item\) has values of several types"),
+        (None, "it has a type that Parquet does not have"),
+        (Loop, "is a Loop within itself"),
+        (Literal["a", 1], "it has a type that Parquet does not have"),
+    ],
+)
+def test_types_that_parquet_cannot_hold_are_refused(type_: Any, reason: str) -> None:
+    """A type without a column is refused by the name of its field, and what to write."""
+    with pytest.raises(UnsupportedType, match=reason):
+        columns_of(msgspec.defstruct("Made", [("it", type_)]))
+
+
+def test_a_record_without_fields_is_refused() -> None:
+    """Parquet needs a column."""
+    with pytest.raises(UnsupportedType, match=r"Made has no fields"):
+        columns_of(msgspec.defstruct("Made", []))

@@ -1,0 +1,114 @@
+"""The description of a file sink."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.sinks import FileSink
+from exactlyonce.sinks.committer import Committing
+
+
+class Total(msgspec.Struct):
+    """A record."""
+
+    customer: str
+    cents: int
+
+
+@dataclass
+class Odd:
+    """A record with a field that Parquet does not have."""
+
+    took: timedelta
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"path": "totals"}, "must be the folder's path from / on"),
+        ({"path": "s3://bucket/totals"}, "s3:// cannot be written yet"),
+        ({"path": "hdfs://host/totals"}, "hdfs:// cannot be written yet"),
+        ({"path": "file:///totals"}, "name the folder by its path"),
+        ({"path": "/"}, "cannot be the folder"),
+        ({"path": "/a\0b"}, "has a NUL in it"),
+        ({"format": "avro"}, 'format="avro" is not there yet'),
+        ({"format": "csv"}, "format='csv' must be one of 'parquet', 'jsonl'"),
+        ({"delivery": "sometimes"}, "delivery='sometimes' must be one of 'exactly_once', 'at_least_once'"),
+        ({"roll_bytes": 0}, "roll_bytes=0 must be a number of bytes from 1,024 on"),
+        ({"roll_bytes": True}, "roll_bytes=True must be"),
+        ({"roll_interval": "soon"}, "roll_interval is 'soon': write a number with a unit"),
+        ({"partition_by": "customer"}, "partition_by='customer' must be names of fields"),
+        ({"partition_by": ("customer", "customer")}, "names a field twice"),
+        ({"partition_by": ("day",)}, "names 'day', which is no field of the record: it has customer, cents"),
+        ({"partition_by": ("customer", "cents")}, "names all fields, and nothing would be left"),
+    ],
+)
+def test_problems_say_what_is_wrong(options: dict[str, Any], problem: str) -> None:
+    """Each wrong option is one sentence that says how to fix it."""
+    sink: FileSink[Total] = FileSink(**{"path": "/data/totals", **options})
+    (found,) = sink.problems(Total)
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("type_", "options", "problem"),
+    [
+        (Odd, {}, "took has a type that Parquet does not have: write a duration as an int"),
+        (str, {}, "str has no fields to be columns"),
+        (Total | None, {}, "admits None, which is no row"),
+        (str, {"format": "jsonl", "partition_by": ("x",)}, "str has no fields to be columns"),
+        (object, {"format": "jsonl"}, "object cannot be encoded"),
+        (str, {"format": "jsonl"}, None),
+        (Odd, {"format": "jsonl"}, None),
+        (UNKNOWN, {}, None),
+    ],
+)
+def test_types_that_a_format_cannot_hold_are_problems(type_: Any, options: dict[str, Any], problem: str | None) -> None:
+    """Parquet needs fields with types that it has; a line takes whatever JSON does."""
+    sink: FileSink[Any] = FileSink("/data/totals", **options)
+    found = list(sink.problems(type_))
+    assert (problem in found[0] and len(found) == 1) if problem else not found
+
+
+def test_a_pipeline_with_it_can_be_built() -> None:
+    """A pipeline refuses a wrong description when it is built, and describes a right one."""
+    pipeline = Pipeline("totals")
+    stream = pipeline.source("in", KafkaSource("totals", value=Total))
+    stream.sink("out", FileSink("/data/totals", partition_by=("customer",)))
+    (sink,) = pipeline.build().sinks
+    assert isinstance(sink.sink, Committing)
+    assert sink.sink.describe(Total) == {
+        "sink": "files", "path": "/data/totals", "format": "parquet", "partition_by": ["customer"],
+        "delivery": "exactly_once", "value": {"record": "Total", "fields": [["customer", "str"], ["cents", "int"]]},
+    }  # fmt: skip
+    stream.sink("again", FileSink("totals"))
+    with pytest.raises(GraphError, match=r"from / on"):
+        pipeline.build()
+
+
+def test_parquet_without_pyarrow_says_what_to_install(make_target, monkeypatch) -> None:
+    """Where pyarrow is missing the first that needs it says so, and JSON lines go on."""
+    real = builtins.__import__
+
+    def missing(name: str, *arguments: Any) -> Any:
+        if name.startswith("pyarrow"):
+            raise ImportError("No module named 'pyarrow'")
+        return real(name, *arguments)
+
+    monkeypatch.delitem(sys.modules, "exactlyonce.sinks.files.parquet", raising=False)
+    monkeypatch.setattr(builtins, "__import__", missing)
+    for use in ("committer", "open"):
+        with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[files\]'"):
+            getattr(make_target(format="parquet"), use)()
+    make_target().open()
