@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, TypeVar
 
+from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
+from exactlyonce.sinks.write_ahead.direct import DirectWriter, Packing
 from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.sinks.write_ahead.writer import BoundedRows, RowsWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
@@ -16,7 +19,10 @@ T = TypeVar("T")
 
 
 class WriteAheadSink(Sink[T]):
-    """A sink whose rows wait in the checkpoint topic until their checkpoint is decided; see the package."""
+    """A sink whose rows wait in the checkpoint topic until their checkpoint is decided; see the package.
+
+    Where its `delivery` is not exactly once they do not: its writers write to the store themselves.
+    """
 
     @abstractmethod
     def store(self, type_: Any) -> Store:
@@ -33,5 +39,10 @@ class WriteAheadSink(Sink[T]):
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask, and the store's encoder, which may look at the store."""
-        encoder = BoundedRows(self.store(context.type).encoder())
-        return Opened(RowsWriter(context.sink, context.subtask, context.staging), encoder)
+        encoder = self.store(context.type).encoder()
+        if self.delivery == EXACTLY_ONCE:
+            return Opened(RowsWriter(context.sink, context.subtask, context.staging), BoundedRows(encoder))
+        if self.delivery == AT_LEAST_ONCE:
+            return Opened(DirectWriter(context.sink, self.store(context.type), None), encoder)
+        direct = DirectWriter(context.sink, self.store(context.type), context.note)
+        return Opened(DeferredWriter(direct, Packing()), encoder)

@@ -24,7 +24,7 @@ from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.order_log import OrderRuns, order_runs
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import GraphError, require
+from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
@@ -33,6 +33,7 @@ from exactlyonce.state.table import KeyedTable
 
 BLOCKS_TIMEOUT_S = 120.0
 BLOCKS_PENDING_MAX = 200
+WAIT_S = 0.05
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Unit)
@@ -133,15 +134,11 @@ class _Writing:
         self.written: list[BlockRef] = []
 
     def staged(self, writer: SinkWriter) -> list[StagedAck]:
-        """What a sink has set aside."""
+        """What a sink has set aside, once all that it was given is flushed."""
         writer.barrier(self._unit.checkpoint)
-        self._blocks.wait(BLOCKS_TIMEOUT_S)
-        writer.poll()
-        self._blocks.wait(BLOCKS_TIMEOUT_S)  # its index, if it has one
-        writer.poll()
-        flushed = writer.take_flushed(self._unit.checkpoint)
-        require(flushed is not None, "what a sink sets aside is durable once its blocks are")
-        assert flushed is not None
+        while (flushed := writer.take_flushed(self._unit.checkpoint)) is None:
+            self._blocks.wait(BLOCKS_TIMEOUT_S)
+            writer.poll(WAIT_S)
         self.written += flushed.written
         return [flushed.staged] if flushed.staged is not None else []
 
