@@ -6,7 +6,6 @@ a record that was not delivered fails the sink, and is not produced again by thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +82,11 @@ def open_writer(topic: str, context: WriterContext) -> PlainWriter:
     return PlainWriter(sink=context.sink, topic=topic, producers=context.clients.producers(topic))
 
 
-Header = tuple[str, str | bytes | None]
-
-
 class _Packed(msgspec.Struct, array_like=True):
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None] | None
-    headers: Sequence[Sequence[Header]] | None
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    headers: list[list[tuple[str, Any]]] | None
+    """Their values are bytes, or text."""
 
 
 class Packing:
@@ -105,9 +102,9 @@ class Packing:
 
     def pack(self, outputs: Outputs) -> bytes:
         """All of *outputs*."""
-        return self._encode(_Packed(outputs.values, outputs.keys, outputs.headers))
+        return self._encode((outputs.values, outputs.keys, outputs.headers))
 
-    def unpack(self, packed: bytes) -> Any:
+    def unpack(self, packed: bytes) -> Outputs:
         """What was packed."""
         found = self._decode(packed)
-        return Outputs(found.values, found.keys, found.headers)  # type: ignore[arg-type]  # as they were given
+        return Outputs(found.values, found.keys, found.headers)

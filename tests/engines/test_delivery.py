@@ -20,7 +20,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = pytest.mark.broker
 
 COUNT = 3000
-ONE_CHECKPOINT = ("--checkpoint-interval", "1h")
+ONE_CHECKPOINT = ("--checkpoint-interval", "5m")
 """The last one, at the end of the input: what a crash there doubles or loses is all of it."""
 
 
