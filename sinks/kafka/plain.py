@@ -89,7 +89,7 @@ class _Packed(msgspec.Struct, array_like=True):
     """Their values are bytes, or text."""
 
 
-class Packing:
+class OutputsPacking:
     """Encoded outputs as bytes that wait in a file."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What writers to Kafka share: outputs go to a producer in their order, and a barrier waits for all before it.
+"""The producing loop that writers to Kafka share: outputs go out in their order, and a barrier waits for all before it.
 
 Invariants: what was written before a barrier is flushed before anything behind it is produced (order within a
 partition); a delivery error poisons the writer, which then raises and acknowledges nothing. Writing never blocks: what

@@ -97,7 +97,7 @@ class KafkaSink(Sink[T], Generic[T]):
         made = plain.open_writer(self.topic, context)
         if self.delivery == AT_LEAST_ONCE:
             return Opened(made, encoder)
-        return Opened(DeferredWriter(made, plain.Packing()), encoder)
+        return Opened(DeferredWriter(made, plain.OutputsPacking()), encoder)
 
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with the topic, the functions, or the type for the codec."""

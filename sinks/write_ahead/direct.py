@@ -135,7 +135,7 @@ def _size(rows: list[bytes]) -> int:
     return sum(map(len, rows))
 
 
-class Packing:
+class RowsPacking:
     """Rows as bytes that wait in a file."""
 
     def __init__(self) -> None:

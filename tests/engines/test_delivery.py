@@ -102,7 +102,9 @@ def test_killed_before_the_decision(delivered: Delivered, failpoint: Any, tmp_pa
 
 
 @pytest.mark.exhaustive(but=["coordinator-finalized"])
-@pytest.mark.parametrize("name", ["worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-finalized"])
+@pytest.mark.parametrize(
+    "name", ["worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-finalized"]
+)
 def test_killed_behind_the_decision(delivered: Delivered, failpoint: Any, tmp_path: Path, name: str) -> None:
     """What is decided and not written is lost at most once, and is there once by the other deliveries."""
     nth = 2 if name == "coordinator-finalized" else 1  # the first is before anything is read

@@ -11,10 +11,10 @@ import pytest
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import deferred
 from exactlyonce.sinks.deferred import DeferredWriter
-from exactlyonce.sinks.kafka.plain import Packing as OutputsPacking
+from exactlyonce.sinks.kafka.plain import OutputsPacking
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.write_ahead import direct
-from exactlyonce.sinks.write_ahead.direct import DirectWriter, Packing
+from exactlyonce.sinks.write_ahead.direct import DirectWriter, RowsPacking
 from exactlyonce.sinks.writer import SinkFailed
 
 AWAY = StoreUnavailable("the store is away.")
@@ -163,7 +163,7 @@ def test_a_writer_that_is_abandoned_closes_its_store() -> None:
 def test_outputs_wait_for_their_checkpoint() -> None:
     """Nothing is written before the checkpoint is finalized; then all of it, in order, and no more than that."""
     inner, store = made()
-    writer = DeferredWriter(inner, Packing())
+    writer = DeferredWriter(inner, RowsPacking())
     writer.write(rows(0, 3))
     writer.write(rows(3, 4))
     writer.barrier(1)
@@ -183,7 +183,7 @@ def test_outputs_wait_for_their_checkpoint() -> None:
 def test_outputs_of_an_aborted_checkpoint_wait_for_the_next() -> None:
     """A finalized checkpoint releases everything that was cut before, and nothing that was cut behind it."""
     inner, store = made()
-    writer = DeferredWriter(inner, Packing())
+    writer = DeferredWriter(inner, RowsPacking())
     for checkpoint in (1, 2, 3):
         writer.write(rows(10 * checkpoint, 10 * checkpoint + 2))
         writer.barrier(checkpoint)
@@ -197,7 +197,7 @@ def test_much_waits_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "MEMORY_BYTES_MAX", 100)
     monkeypatch.setattr(deferred, "UNWRITTEN_BYTES_MAX", 1000)
     inner, store = made()
-    writer = DeferredWriter(inner, Packing())
+    writer = DeferredWriter(inner, RowsPacking())
     for first in range(0, 2000, 50):
         writer.write(rows(first, first + 50))
     writer.barrier(1)
@@ -211,7 +211,7 @@ def test_much_waits_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_disk_fails_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be kept aside fails the sink, with the folder that has no room."""
-    writer = DeferredWriter(made()[0], Packing())
+    writer = DeferredWriter(made()[0], RowsPacking())
 
     def refuse(self: Any, packed: bytes, records: int) -> None:
         raise OSError(28, "No space left on device")
