@@ -19,6 +19,7 @@ NAMES = {
     "worker-blocks": "the state's blocks are durable; the index is not",
     "worker-flushed": "a sink has flushed its transaction; the acknowledgement is not sent",
     "worker-acknowledged": "the acknowledgement is sent",
+    "worker-finalized": "a worker is told that a checkpoint is finalized; what waited for that is not written",
     "worker-restored": "a worker has restored its state and reads nothing yet",
     "coordinator-triggered": "the barrier is on its way to the workers",
     "coordinator-checked": "all have acknowledged, the broker has confirmed; the manifest is produced, not committed",

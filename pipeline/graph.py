@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
@@ -188,6 +189,8 @@ class LogicalGraph:
             described["source"] = node.source.describe()
         if node.sink:
             described["sink"] = node.sink.describe(self.type_of(node.inputs[0]))
+            if node.sink.delivery != EXACTLY_ONCE:
+                described["delivery"] = node.sink.delivery
         return described
 
     def explain(self) -> str:
@@ -201,6 +204,8 @@ class LogicalGraph:
         end = node.source or node.sink
         if end:
             line += f"{' ' if node.inputs else ''}{type(end).__name__} {end.topic or ''}".rstrip()
+        if node.sink and node.sink.delivery != EXACTLY_ONCE:
+            line += f"  {node.sink.delivery}"
         if node.state_type is not None:
             line += f"  state {schema.type_name(node.state_type)}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"

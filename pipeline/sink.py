@@ -6,11 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
+
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Sink(ABC, Generic[T_contra]):
     """Where records go."""
+
+    delivery: str = EXACTLY_ONCE
+    """What a failure does to an output: a `pipeline.delivery.Delivery`."""
 
     @property
     def needs_type(self) -> bool:
@@ -25,7 +30,7 @@ class Sink(ABC, Generic[T_contra]):
     @property
     def transactional(self) -> bool:
         """Whether it writes in transactions that a checkpoint commits."""
-        return True
+        return self.delivery == EXACTLY_ONCE
 
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with this description for records of this type, each as a sentence that says how to fix it."""

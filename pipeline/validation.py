@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
@@ -80,6 +81,7 @@ def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield _unknown(graph, node.inputs[0], "the sink encodes them by it")
     if node.sink.topic == checkpoint_topic(graph.pipeline_id):
         yield f"topic {node.sink.topic!r} holds the checkpoints: write to another"
+    yield from delivery_problems(node.sink.delivery)
     yield from node.sink.problems(type_)
 
 

@@ -55,5 +55,9 @@ class CommitterContext:
 class Committing(Protocol):
     """The description of a sink whose output the leader commits to a store."""
 
+    @property
+    def stages(self) -> bool:
+        """Whether its writers set anything aside; else they write to the store themselves, which is only checked."""
+
     def open_committer(self, context: CommitterContext) -> Committer:
         """Its committer; nothing is asked yet."""

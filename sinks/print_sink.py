@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from exactlyonce.pipeline.delivery import AT_LEAST_ONCE
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.writer import FlushedInterval, Opened, WriterContext
 
@@ -19,15 +20,11 @@ class PrintSink(Sink[object]):
     """
 
     prefix: str = ""
+    delivery: str = field(default=AT_LEAST_ONCE, init=False, repr=False)
 
     @property
     def needs_type(self) -> bool:
         """False: anything has a repr."""
-        return False
-
-    @property
-    def transactional(self) -> bool:
-        """False: a printed line is out."""
         return False
 
     def describe(self, type_: Any) -> dict[str, Any]:
@@ -53,6 +50,7 @@ class _Printer:
 
     sink: str
     records: int = 0
+    unwritten: int = 0
     full: bool = False
     open_transactions: int = 0
     _cut: set[int] = field(default_factory=set)

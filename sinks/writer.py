@@ -40,6 +40,8 @@ class SinkWriter(Protocol):
     sink: str
     records: int
     """How many were written, or set aside, in all."""
+    unwritten: int
+    """Records that wait to be written though their checkpoint is finalized: a clean end waits for them."""
 
     def write(self, outputs: Any, /) -> None:
         """Take what its `SinkEncoder` made of a batch."""
@@ -120,6 +122,8 @@ class WriterContext:
     staging: BlockStaging
     prepared: Callable[[str], None]
     """To be called with each transactional id whose producer is ready, and is to be granted."""
+    note: Callable[[str], None]
+    """To be called, on the worker's loop, with what a person should know."""
 
 
 class Opened(NamedTuple):

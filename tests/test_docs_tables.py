@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -14,6 +15,7 @@ from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
 from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _RUN, options_from
 from exactlyonce.pipeline import errors
+from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
@@ -125,3 +127,11 @@ def test_the_diagrams_of_states_are_those_of_the_code() -> None:
     checkpoint = {(a.value, b.value) for a, after in CHECKPOINT_TRANSITIONS.items() for b in after}
     slot = {(a.value, b.value) for a, b in SLOT_TRANSITIONS.items()}
     assert drawn == {"job": job, "checkpoint": checkpoint, "slot": slot}
+
+
+def test_the_deliveries_are_those_of_the_code(table: Table) -> None:
+    """The page on delivery has a row, and a column of what a reader sees, for each."""
+    page = "docs/delivery.md"
+    rows = table(page, "`delivery`", "what it does", "choose it when")
+    assert [code(row["`delivery`"]) for row in rows] == [[each] for each in get_args(Delivery)]
+    assert table(page, "", *(f"`{each}`" for each in get_args(Delivery)))

@@ -22,11 +22,24 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.delivery import AT_MOST_ONCE
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 
 CHUNK_RECORDS = 5_000_000
 """What one checkpoint reads at most: some minutes of work, and of open transactions some seconds."""
 FOLLOW_PAUSE_S = 1.0
+
+
+def refuse_at_most_once(graph: LogicalGraph) -> None:
+    """Raise ConfigError where a sink's outputs would have to wait for the decision in a process that lives on."""
+    for node in graph.sinks:
+        if node.sink is not None and node.sink.delivery == AT_MOST_ONCE:
+            raise ConfigError(
+                f"Sink {node.id!r} delivers at most once, which bounded work cannot do: a unit has ended, or is tried "
+                f"again, before its checkpoint is decided. Give the sink another delivery, or use `exactlyonce run`."
+            )
 
 
 class CatchUpProgress(Protocol):
@@ -82,6 +95,7 @@ class CatchingUp:
     def run(self) -> Summary:
         """Until the stop offsets are reached or, when it follows, until it is stopped."""
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
+        refuse_at_most_once(physical.graph)
         leader = PipelineLeader(
             physical, self.options, self.progress.note, lambda *_, **__: None,
             self.loaded.reference, (self.submit, self.staging),

@@ -46,6 +46,8 @@ class Built:
     """Those of them that this worker writes to."""
     functions: list[Any] = field(default_factory=list)
     """The user's functions, as they were made here."""
+    notes: list[str] = field(default_factory=list)
+    """What sinks have to say since the last report."""
 
     def close(self) -> None:
         """At a clean end: what the user's operators opened is closed."""
@@ -210,6 +212,7 @@ class _Builder:
             clients=self.clients,
             staging=StagedBlocks(self.built.blocks, self.names, node.id, start.subtask),
             prepared=lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
+            note=self.built.notes.append,
         )
         opened = cast("Writable", node.sink).open_writer(context)
         writers.append(opened.writer)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator, ToWorker
 from exactlyonce.engines.local.worker import serve
-from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Hurried, WorkerHandle
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Heard, Hurried, WorkerHandle, hear_out
 
 T = TypeVar("T")
 
@@ -36,12 +36,15 @@ class InlineWorker:
         self._connections.put(Connection(theirs, ToWorker, waits=True))
         return self.alive
 
-    def finish(self, timeout_s: float, hurried: Hurried) -> None:
+    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
         deadline = time.monotonic() + timeout_s
         for worker in self.alive:
             worker.connection.send(Shutdown())
-        while not self._ended.wait(LOOK_INTERVAL_S) and time.monotonic() < deadline and not hurried():
-            pass
+        ended = False
+        while not ended and time.monotonic() < deadline and not hurried():
+            ended = self._ended.wait(LOOK_INTERVAL_S)
+            if hear_out(self.alive, heard):
+                deadline = time.monotonic() + timeout_s
 
     def kill(self, hurried: Hurried) -> None:
         """There is nothing to kill: the worker ends when its channel does, or by the KeyboardInterrupt of a hurry."""

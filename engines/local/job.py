@@ -36,7 +36,7 @@ from exactlyonce.pipeline.failpoints import hit
 
 NEVER_S = float("inf")
 FINISH_TIMEOUT_S = 30.0
-"""How long the user's operators may take to close at a clean end."""
+"""How long workers may take to close the user's operators at a clean end, or to go on with what they still write."""
 
 
 def _monotonic_ms() -> int:
@@ -85,6 +85,8 @@ class Job:
         """Before the next deployment: what the restart strategy says."""
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
         self._end: events.End | None = None
+        self._failed_last: ExactlyOnceError | None = None
+        """Why a worker could not write what waited for the last checkpoint, if another run would meet it again."""
         self.recovered = False
         """Whether this incarnation got as far as fencing its predecessors."""
 
@@ -381,11 +383,21 @@ class Job:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
+    def _last_words(self, message: object) -> None:
+        """Of a worker that was told to end."""
+        match message:
+            case msg.Progress():
+                self.report.progress(message)
+            case msg.WorkerFailed(subtask, name, said):
+                text = self.options.client.redact(said)
+                self.report.note(f"worker {subtask} failed at its end, after the last checkpoint: {text}")
+                self._failed_last = made_from(name, text) if name else self._failed_last
+
     def _conclude(self, end: events.End) -> Manifest | None:
         if end.error is not None:
             raise end.error
         self._unwatch()
-        self.workers.finish(FINISH_TIMEOUT_S, self._hurried)
+        self.workers.finish(FINISH_TIMEOUT_S, self._hurried, self._last_words)
         self.workers.kill(self._hurried)
         if self.leader is not None and end.manifest is not None:
             concluding = self._broker.submit(self.leader.conclude)
@@ -393,6 +405,8 @@ class Job:
             self._wait()
             concluding.result()
         self.report.ended(end.manifest)
+        if self._failed_last is not None:
+            raise self._failed_last
         if self.options.until == "latest" and self._finished != self._sources:
             raise EndedEarly(
                 "Stopped, as asked for, before all was read that was there at the start. The end is clean, nothing is "

@@ -110,10 +110,22 @@ class Worker:
         return moved
 
     def close(self) -> None:
-        """At a clean end: what was opened is closed."""
+        """At a clean end: what may only be written now is written, what was opened is closed."""
         if not self._running:
+            self.activity.phase("writing what waited for the last checkpoint")
+            while any(writer.unwritten for writer in self.built.writers) and not self.connection.closed:
+                self._write_on()
             self.activity.phase("closing its operators")
             self.built.close()
+
+    def _write_on(self) -> None:
+        """The coordinator waits for as long as it is told of progress."""
+        self.activity.turn()
+        for writer in self.built.writers:
+            writer.poll(BUSY_WAIT_S)
+        written = not any(writer.unwritten for writer in self.built.writers)
+        if written or self.clients.monotonic_s() >= self._progress_at:
+            self._report(self.clients.monotonic_s())
 
     def _send(self, message: msg.ToCoordinator) -> None:
         """An acknowledgement comes after the figures that belong to it."""
@@ -167,6 +179,7 @@ class Worker:
             case msg.Granted():
                 self.built.granted(message)
             case msg.CheckpointFinalized(checkpoint):
+                hit("worker-finalized")
                 for writer in self.built.writers:
                     writer.finalized(checkpoint)
             case msg.Hold(held):
@@ -202,7 +215,7 @@ class Worker:
                 first_record_ms=self._first_record_ms,
                 lag=sum(source.reader.lag() for source in self._sources),
                 waiting=[waiting for source in self._sources if (waiting := source.reader.waiting)],
-                notes=[note for source in self._sources for note in source.notes],
+                notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 busiest=busiest,
                 busiest_ms=busiest_ms,
                 busiest_share=busiest_share,
@@ -210,6 +223,7 @@ class Worker:
         )
         for source in self._sources:
             source.notes.clear()
+        self.built.notes.clear()
         self._longest_gap_s = 0.0
 
 

@@ -14,15 +14,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from exactlyonce.engines.local.messages import Connection, Shutdown, ToCoordinator
+from exactlyonce.engines.local.messages import Connection, Progress, Shutdown, ToCoordinator
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline.errors import ConfigError
 
 Hurried = Callable[[], bool]
+Heard = Callable[[object], None]
+"""Given each message of a worker that was told to end."""
 LOOK_INTERVAL_S = 0.05
 """How often somebody who waits looks whether it is in a hurry."""
 OTHER_FILES = 100
@@ -62,8 +64,9 @@ class Workers(Protocol):
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         """Start a worker for each list of sockets, which it inherits under the same numbers."""
 
-    def finish(self, timeout_s: float, hurried: Hurried) -> None:
-        """Tell all to end, and wait a while until they have: the user's operators may have something to close."""
+    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
+        """Tell all to end, and wait until they have; no longer than *timeout_s* without a word of progress: sinks may
+        have something to write, and the user's operators something to close. *heard* gets their last words."""
 
     def kill(self, hurried: Hurried) -> None:
         """SIGKILL to all, and wait until they are gone."""
@@ -78,6 +81,17 @@ def refuse_too_many(plan: Plan) -> None:
             f"parallelism {plan.parallelism} takes about {needed:,} open files, and a process may have {allowed:,}: "
             f"choose less, or allow more (`ulimit -n`)."
         )
+
+
+def hear_out(workers: Iterable[WorkerHandle], heard: Heard) -> bool:
+    """Hand over what workers that are to end have said since; whether one has told of progress."""
+    progress = False
+    for worker in workers:
+        worker.connection.flush()
+        for message in worker.connection.receive():
+            heard(message)
+            progress = progress or isinstance(message, Progress)
+    return progress
 
 
 class WorkerProcesses:
@@ -99,13 +113,14 @@ class WorkerProcesses:
                 each.close()
         return self.alive
 
-    def finish(self, timeout_s: float, hurried: Hurried) -> None:
-        deadline = time.monotonic() + timeout_s
+    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
+        deadline, left = time.monotonic() + timeout_s, self.alive
         for worker in self.alive:
             worker.connection.send(Shutdown())
-        for worker in self.alive:
-            while not _gone(worker, LOOK_INTERVAL_S) and time.monotonic() < deadline and not hurried():
-                worker.connection.flush()
+        while left and time.monotonic() < deadline and not hurried():
+            left = [worker for worker in left if not _gone(worker, LOOK_INTERVAL_S)]
+            if hear_out(self.alive, heard):
+                deadline = time.monotonic() + timeout_s
 
     def kill(self, hurried: Hurried) -> None:
         for worker in self.alive:

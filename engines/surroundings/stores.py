@@ -15,7 +15,7 @@ from exactlyonce.sinks.committer import Committer, CommitterContext, Committing
 
 def stages(graph: LogicalGraph) -> bool:
     """Whether any sink of *graph* sets something aside for a store."""
-    return any(isinstance(node.sink, Committing) for node in graph.sinks)
+    return any(isinstance(node.sink, Committing) and node.sink.stages for node in graph.sinks)
 
 
 class PipelineStores:
@@ -23,22 +23,32 @@ class PipelineStores:
 
     def __init__(self, graph: LogicalGraph, blocks: Blocks) -> None:
         self._committers: dict[str, Committer] = {}
+        self._writing: list[Committer] = []
+        """Of sinks whose writers write to the store themselves: they are only checked."""
         for node in graph.sinks:
             sink = node.sink
             if isinstance(sink, Committing):
                 type_ = graph.type_of(node.inputs[0])
                 context = CommitterContext(pipeline=graph.pipeline_id, sink=node.id, type=type_, blocks=blocks)
-                self._committers[node.id] = sink.open_committer(context)
+                committer = sink.open_committer(context)
+                if sink.stages:
+                    self._committers[node.id] = committer
+                else:
+                    self._writing.append(committer)
 
     @property
     def sinks(self) -> tuple[str, ...]:
         """Those whose output is committed to a store."""
         return tuple(self._committers)
 
+    @property
+    def _all(self) -> list[Committer]:
+        return [*self._committers.values(), *self._writing]
+
     def check(self) -> None:
         """Before anything is fenced: StoreError where a store cannot take what its sink writes, StoreUnavailable where
         it is away."""
-        for each in self._committers.values():
+        for each in self._all:
             each.check()
 
     def __call__(self, request: ask.Request) -> Any:
@@ -58,12 +68,13 @@ class PipelineStores:
         if found is None or found.kind != committable.kind:
             raise Halt(
                 f"Checkpoint {committable.checkpoint} was decided with {committable.records} records of sink "
-                f"{committable.sink!r}, set aside as {committable.kind!r}, and the pipeline has no such sink any more. "
+                f"{committable.sink!r}, set aside as {committable.kind!r}, and the pipeline has no such sink any more, "
+                f"or one with another delivery. "
                 f"Run it once as it was, until that checkpoint is finalized; then change it."
             )
         return found
 
     def close(self) -> None:
         """Let go of all connections."""
-        for each in self._committers.values():
+        for each in self._all:
             each.close()

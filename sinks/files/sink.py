@@ -32,7 +32,6 @@ from exactlyonce.sinks.writer import Opened, WriterContext
 T = TypeVar("T")
 
 FORMATS = ("parquet", "jsonl")
-DELIVERIES = ("exactly_once", "at_least_once", "at_most_once")
 ROLL_BYTES_MIN = 1 << 10
 
 
@@ -88,8 +87,6 @@ class FileSink(Sink[T]):
             yield 'format="avro" is not there yet: write "parquet" or "jsonl"'
         elif self.format not in FORMATS:
             yield f"format={self.format!r} must be one of {', '.join(map(repr, FORMATS))}"
-        if self.delivery not in DELIVERIES:
-            yield f"delivery={self.delivery!r} must be one of {', '.join(map(repr, DELIVERIES))}"
         if (
             isinstance(self.roll_bytes, bool)
             or not isinstance(self.roll_bytes, int)
@@ -132,6 +129,11 @@ class FileSink(Sink[T]):
         }
 
     # --- what it is made of -----------------------------------------------------------------------------------------
+
+    @property
+    def stages(self) -> bool:
+        """Unless it is at least once: at most once, the ledger has what is published next."""
+        return self.delivery != "at_least_once"
 
     def open_committer(self, context: CommitterContext) -> FilesCommitter:
         """Who publishes its files."""

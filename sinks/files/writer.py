@@ -42,7 +42,7 @@ class FilesWriter:
         publish: Callable[[Sequence[WaitingFile]], None] | None = None,
     ) -> None:
         self.sink, self.subtask = sink, subtask
-        self.records = 0
+        self.records = self.unwritten = 0
         self._files = files
         self._publish = publish
         self._records_of_interval = 0

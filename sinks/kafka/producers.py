@@ -33,8 +33,8 @@ class Pending(Protocol[T_co]):
         """Its result, once it is done; raises what it raised."""
 
 
-class TransactionalProducer(Protocol):
-    """A producer whose transaction has begun."""
+class SinkProducer(Protocol):
+    """A producer that is ready: if it has a transaction, that has begun."""
 
     @property
     def produce(self) -> Callable[..., None]:
@@ -50,7 +50,7 @@ class Transaction:
     """A producer that writes one transaction."""
 
     transactional_id: str
-    producer: TransactionalProducer
+    producer: SinkProducer
     producer_id: int = -1
     epoch: int = -1
     records: int = 0
@@ -61,10 +61,11 @@ class Transaction:
 class Producers(Protocol):
     """Of one sink subtask."""
 
-    def make(self, transactional_id: str, failed: Failed) -> Pending[TransactionalProducer]:
-        """Initialise a producer; it has written nothing. *failed* is called while it is polled or flushed."""
+    def make(self, transactional_id: str | None, failed: Failed) -> Pending[SinkProducer]:
+        """Initialise a producer, whose transaction has begun, unless it is to have none (None); it has written nothing.
+        *failed* is called while it is polled or flushed."""
 
-    def flush(self, producer: TransactionalProducer) -> Pending[int]:
+    def flush(self, producer: SinkProducer) -> Pending[int]:
         """-> how much is outstanding, which is more than 0 only after `abandon`. Failures are told before."""
 
     def wait(self, pending: Pending[Any], timeout_s: float) -> None:
@@ -88,10 +89,10 @@ class KafkaProducers:
         self._flusher = ThreadPoolExecutor(1, "flush")
         self._abandoned = False
 
-    def make(self, transactional_id: str, failed: Failed) -> Future[Producer]:
+    def make(self, transactional_id: str | None, failed: Failed) -> Future[Producer]:
         return self._executor.submit(self._make, transactional_id, failed)
 
-    def _make(self, transactional_id: str, failed: Failed) -> Producer:
+    def _make(self, transactional_id: str | None, failed: Failed) -> Producer:
         """Runs on the executor's thread."""
 
         def undelivered(error: KafkaError | None, message: Message) -> None:
@@ -102,19 +103,20 @@ class KafkaProducers:
             if error.fatal():
                 failed(f"the producer failed: {error.str()}")
 
+        transactions = {"transactional.id": transactional_id, "transaction.timeout.ms": self._timeout_ms}
         producer = make_producer(
             {
                 **self._config,
-                "transactional.id": transactional_id,
-                "transaction.timeout.ms": self._timeout_ms,
+                **({"enable.idempotence": True} if transactional_id is None else transactions),
                 "delivery.report.only.error": True,
                 "on_delivery": undelivered,
                 "error_cb": broken,
             }
         )
         connect(producer, self._topic, PREPARE_TIMEOUT_S)
-        producer.init_transactions(PREPARE_TIMEOUT_S)
-        producer.begin_transaction()
+        if transactional_id is not None:
+            producer.init_transactions(PREPARE_TIMEOUT_S)
+            producer.begin_transaction()
         return producer
 
     def flush(self, producer: Any) -> Future[int]:

@@ -11,10 +11,12 @@ import msgspec
 
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for
+from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 if TYPE_CHECKING:
@@ -26,13 +28,15 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 @dataclass(frozen=True, eq=False)
 class KafkaSink(Sink[T], Generic[T]):
-    """Writes to a topic, exactly once: a read_committed consumer sees every output once, after its checkpoint.
+    """Writes to a topic: a read_committed consumer sees every output once, after its checkpoint.
 
     - *value*: a type or a codec; None: by the type of the stream (bytes as they are, str in UTF-8, all else JSON). None
       as an output is a null value, Kafka's tombstone.
     - *key*: a function from the output to its key: bytes as they are, str in UTF-8, None as null, all else JSON.
     - *headers*: a function from the output to (name, bytes) pairs.
     - *create_partitions*: how many partitions the topic is created with if it is missing; None makes that an error.
+    - *delivery*: "exactly_once", or what is weaker and needs no transactions: "at_least_once", whose outputs come at
+      once, and again after a failure, or "at_most_once", whose outputs come after their checkpoint, or never.
 
     A stream of `Record[T]` is written with each record's own value, key and headers; so a tombstone with a key is
     ``Record(key="ann", value=None)``. *key* and *headers*, where given, win.
@@ -43,6 +47,7 @@ class KafkaSink(Sink[T], Generic[T]):
     key: Callable[[T], object] | None = None
     headers: Callable[[T], Headers] | None = None
     create_partitions: int | None = 4
+    delivery: str = EXACTLY_ONCE
 
     def __init__(
         self,
@@ -52,9 +57,11 @@ class KafkaSink(Sink[T], Generic[T]):
         key: Callable[[T], object] | None = None,
         headers: Callable[[T], Headers] | None = None,
         create_partitions: int | None = 4,
+        delivery: Delivery = EXACTLY_ONCE,
     ) -> None:
         fields = {
-            "topic_name": topic, "value": value, "key": key, "headers": headers, "create_partitions": create_partitions
+            "topic_name": topic, "value": value, "key": key, "headers": headers,
+            "create_partitions": create_partitions, "delivery": delivery,
         }  # fmt: skip
         for field, content in fields.items():
             object.__setattr__(self, field, content)
@@ -81,10 +88,16 @@ class KafkaSink(Sink[T], Generic[T]):
         return KafkaEncoder(self.codec(type_), records, key, headers)
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask; its transactional ids are those of this attempt."""
-        from exactlyonce.sinks.kafka.writer import open_writer
+        """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
+        from exactlyonce.sinks.kafka import plain, writer
 
-        return Opened(open_writer(self.topic, context), self.encoder(context.type))
+        encoder = self.encoder(context.type)
+        if self.delivery == EXACTLY_ONCE:
+            return Opened(writer.open_writer(self.topic, context), encoder)
+        made = plain.open_writer(self.topic, context)
+        if self.delivery == AT_LEAST_ONCE:
+            return Opened(made, encoder)
+        return Opened(DeferredWriter(made, plain.OutputsPacking()), encoder)
 
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with the topic, the functions, or the type for the codec."""

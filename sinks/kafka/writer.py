@@ -1,10 +1,7 @@
 """One subtask of a Kafka sink: a transaction per checkpoint, flushed at the barrier, committed by the coordinator.
 
 Invariants: a transaction holds the records between two barriers and no others; the next transaction's first record is
-produced only after the last one's flush (order within a partition); a delivery error poisons the writer, which then
-raises and acknowledges nothing; no code path closes a producer that has begun a transaction. Writing never blocks: what
-cannot be produced now waits in a backlog, bounded by records and bytes, and `full` asks the caller to pause. Producers
-are made, flushed and dropped by its `Producers`, elsewhere.
+produced only after the last one's flush; no code path closes a producer that has begun a transaction.
 """
 
 from __future__ import annotations
@@ -12,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import repeat
-from operator import length_hint
 
 from confluent_kafka import KafkaException
 
@@ -21,48 +16,27 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.pipeline.errors import require
-from exactlyonce.sinks.kafka.producers import Pending, Producers, Transaction, TransactionalProducer
-from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.kafka.producers import Pending, SinkProducer, Transaction
+from exactlyonce.sinks.kafka.producing import ProducingWriter
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, WriterContext
 
-BACKLOG_RECORDS_MAX = 50_000
-BACKLOG_BYTES_MAX = 32 << 20
 
+@dataclass(kw_only=True)
+class KafkaWriter(ProducingWriter):
+    """See the module. `prepared` is called with each transactional id whose producer is ready."""
 
-@dataclass
-class _Barrier:
-    checkpoint: int
-
-
-@dataclass
-class KafkaWriter:
-    """Writes to *topic*; see the module. `prepared` is called with each transactional id whose producer is ready."""
-
-    sink: str
     subtask: int
-    topic: str
     pool: TransactionPool
-    producers: Producers
     prepared: Callable[[str], None]
     clock: Clock
-    _preparing: dict[str, Pending[TransactionalProducer]] = field(default_factory=dict)
+    _preparing: dict[str, Pending[SinkProducer]] = field(default_factory=dict)
     _waiting: dict[str, Transaction] = field(default_factory=dict)
     _ready: deque[Transaction] = field(default_factory=deque)
     _current: Transaction | None = None
     _draining: Transaction | None = None
-    _flushing: Pending[int] | None = None
-    _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
-    _backlog_records: int = 0
-    _backlog_bytes: int = 0
-    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
-    _error: str = ""
-    records: int = 0
 
     # --- producers ----------------------------------------------------------------------------------------------
-
-    def _failed(self, reason: str) -> None:
-        self._error = self._error or reason
 
     def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
         """The coordinator has read whose the id is: it may be written with."""
@@ -93,30 +67,9 @@ class KafkaWriter:
     # --- records and barriers -----------------------------------------------------------------------------------
 
     @property
-    def full(self) -> bool:
-        """Whether the caller should pause: too much waits to be produced."""
-        return self._backlog_records > BACKLOG_RECORDS_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
-
-    @property
     def open_transactions(self) -> int:
         """Transactions of this subtask that are open on the broker."""
         return self.pool.open
-
-    def write(self, outputs: Outputs) -> None:
-        """Produce *outputs*, now or as soon as possible."""
-        if not outputs.left:
-            return
-        if self._backlog or not self._activate() or not self._produce(outputs):
-            self._backlog.append(outputs)
-            self._backlog_records += outputs.left
-            self._backlog_bytes += outputs.size
-
-    def barrier(self, checkpoint: int) -> None:
-        """What was written before belongs to *checkpoint*; `take_flushed` tells when it is flushed."""
-        if self._backlog:
-            self._backlog.append(_Barrier(checkpoint))
-        else:
-            self._cut(checkpoint)
 
     def _activate(self) -> bool:
         """Make sure that there is a transaction to write with."""
@@ -129,28 +82,13 @@ class KafkaWriter:
         self._current.opened_ms = self.clock.monotonic_ms()
         return True
 
-    def _produce(self, outputs: Outputs) -> bool:
-        """Produce until librdkafka's queue is full; True if all went."""
+    @property
+    def _producer(self) -> SinkProducer | None:
+        return None if self._current is None else self._current.producer
+
+    def _produced(self, count: int) -> None:
         assert self._current is not None
-        produce, topic, begin = self._current.producer.produce, self.topic, outputs.done
-        values = iter(outputs.values[begin:])
-        keys = repeat(None) if outputs.keys is None else outputs.keys[begin:]
-        full = False
-        try:
-            if outputs.headers is None:
-                for value, key in zip(values, keys):  # noqa: B905 - keys may be endless
-                    produce(topic, value, key)
-            else:
-                for value, key, headers in zip(values, keys, outputs.headers[begin:]):  # noqa: B905 - so may they here
-                    produce(topic, value, key, headers=[*headers])
-        except BufferError:
-            full = True
-        except KafkaException as error:
-            raise SinkFailed(f"sink {self.sink!r} cannot write to {topic}: {error.args[0].str()}") from None
-        outputs.done = len(outputs.values) - length_hint(values) - full
-        self._current.records += outputs.done - begin
-        self.records += outputs.done - begin
-        return not outputs.left
+        self._current.records += count
 
     def _cut(self, checkpoint: int) -> None:
         transaction, self._current = self._current, None
@@ -161,39 +99,6 @@ class KafkaWriter:
         self.pool.move(transaction.transactional_id, SlotState.DRAINING)
         self._draining = transaction
         self._flushing = self.producers.flush(transaction.producer)
-
-    def abandon(self) -> None:
-        """The worker ends, however: a flush that is under way need not."""
-        self.producers.abandon()
-
-    def poll(self, wait_s: float = 0.0) -> bool:
-        """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`.
-
-        Who has nothing else to do gives the producer *wait_s* for it.
-        """
-        self._prepare()
-        moved = self._drain(wait_s)
-        while self._backlog and self._draining is None:
-            entry = self._backlog[0]
-            if isinstance(entry, _Barrier):
-                self._cut(entry.checkpoint)
-            elif not self._activate() or not self._work_off(entry):
-                break
-            self._backlog.popleft()
-            moved = True
-        if self._current is not None:
-            self._current.producer.poll(wait_s)
-        if self._error:
-            raise SinkFailed(f"sink {self.sink!r}: {self._error}")
-        return moved
-
-    def _work_off(self, outputs: Outputs) -> bool:
-        before = outputs.left
-        finished = self._produce(outputs)
-        self._backlog_records -= before - outputs.left
-        if finished:
-            self._backlog_bytes -= outputs.size
-        return finished
 
     def _drain(self, wait_s: float) -> bool:
         transaction, flushing = self._draining, self._flushing
@@ -219,10 +124,6 @@ class KafkaWriter:
         self._flushed[transaction.checkpoint] = FlushedInterval(precommit)
         self.producers.drop(transaction)
         return True
-
-    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
-        return self._flushed.pop(checkpoint, None)
 
 
 def open_writer(topic: str, context: WriterContext) -> KafkaWriter:

@@ -75,7 +75,7 @@ class MySQLSink(WriteAheadSink[T], Generic[T]):
             yield 'dsn= must be a URL, or where it is: dsn="env:ORDERS_DSN"'
         elif not is_reference(self.dsn):
             yield from _dsn_problems(self.dsn)
-        problems = list(description_problems(self.mode, self.key, self.delivery, self.create))
+        problems = list(description_problems(self.mode, self.key, self.create))
         yield from problems
         if self.commit != "write_ahead":
             yield f"commit={self.commit!r} is not there for MySQL, only commit='write_ahead'"

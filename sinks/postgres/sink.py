@@ -61,7 +61,7 @@ class PostgresSink(WriteAheadSink[T], Generic[T]):
             yield "dsn= has a password written out: put the connection string into a variable, dsn='env:NAME'"
         if self.commit != "write_ahead":
             yield f"commit={self.commit!r} must be 'write_ahead': rows wait in the checkpoint topic"
-        wrong = list(description_problems(self.mode, self.key, self.delivery, self.create))
+        wrong = list(description_problems(self.mode, self.key, self.create))
         yield from wrong
         if not wrong and type_ is not UNKNOWN:
             yield from row_problems(type_, self.key)

@@ -11,6 +11,7 @@ from msgspec import inspect
 
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
-Delivery = Literal["exactly_once", "at_least_once", "at_most_once"]
 PART_ROWS_MAX = 100_000
 
 
@@ -91,8 +91,6 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
             yield f"the URL of the server is wrong: {problem}; write redis://user:password@host:6379/0, or env:NAME"
         if self.kind not in KINDS:
             yield f"kind={self.kind!r} must be one of {', '.join(KINDS)}"
-        if self.delivery not in get_args(Delivery):
-            yield f"delivery={self.delivery!r} must be one of {', '.join(get_args(Delivery))}"
         if self.key is None and not _holds_records(type_):
             yield "key= is missing: give a function from the output to its key; only a Record has one by itself"
         elif self.key is not None and not callable(self.key):

@@ -11,7 +11,6 @@ from exactlyonce.pipeline import schema
 from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
 
 MODES = ("append", "upsert", "delete")
-DELIVERIES = ("exactly_once", "at_least_once", "at_most_once")
 
 
 class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +32,10 @@ def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...
     return fields if mode != "delete" else tuple(field for field in fields if field.name in key)
 
 
-def description_problems(mode: Any, key: Any, delivery: Any, create: Any) -> Iterator[str]:
+def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
     """What is wrong with the arguments that every SQL sink has, each as a sentence that says how to fix it."""
     if mode not in MODES:
         yield f"mode={mode!r} must be one of {', '.join(map(repr, MODES))}"
-    if delivery not in DELIVERIES:
-        yield f"delivery={delivery!r} must be one of {', '.join(map(repr, DELIVERIES))}"
     if not isinstance(create, bool):
         yield f"create={create!r} must be True or False"
     if not isinstance(key, tuple) or not all(isinstance(name, str) and name for name in key):

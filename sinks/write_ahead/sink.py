@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, TypeVar
 
+from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
+from exactlyonce.sinks.write_ahead.direct import DirectWriter, RowsPacking
 from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.sinks.write_ahead.writer import BoundedRows, RowsWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
@@ -16,7 +19,10 @@ T = TypeVar("T")
 
 
 class WriteAheadSink(Sink[T]):
-    """A sink whose rows wait in the checkpoint topic until their checkpoint is decided; see the package."""
+    """A sink whose rows wait in the checkpoint topic until their checkpoint is decided; see the package.
+
+    Where its `delivery` is not exactly once they do not: its writers write to the store themselves.
+    """
 
     @abstractmethod
     def store(self, type_: Any) -> Store:
@@ -27,11 +33,25 @@ class WriteAheadSink(Sink[T]):
         """False: its rows need no transaction to wait in."""
         return False
 
+    @property
+    def stages(self) -> bool:
+        """Where it is to be exactly once."""
+        return self.delivery == EXACTLY_ONCE
+
     def open_committer(self, context: CommitterContext) -> RowsCommitter:
         """Who applies its rows to the store."""
         return RowsCommitter(context, self.store(context.type))
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask, and the store's encoder, which may look at the store."""
-        encoder = BoundedRows(self.store(context.type).encoder())
-        return Opened(RowsWriter(context.sink, context.subtask, context.staging), encoder)
+        store = self.store(context.type)
+        try:
+            encoder = store.encoder()
+        finally:
+            store.close()
+        if self.delivery == EXACTLY_ONCE:
+            return Opened(RowsWriter(context.sink, context.subtask, context.staging), BoundedRows(encoder))
+        if self.delivery == AT_LEAST_ONCE:
+            return Opened(DirectWriter(context.sink, self.store(context.type), None), encoder)
+        direct = DirectWriter(context.sink, self.store(context.type), context.note)
+        return Opened(DeferredWriter(direct, RowsPacking()), encoder)

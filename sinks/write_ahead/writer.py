@@ -80,6 +80,7 @@ class RowsWriter:
     subtask: int
     staging: BlockStaging
     records: int = 0
+    unwritten: int = 0
     _rows: list[bytes] = field(default_factory=list)
     _size: int = 0
     _tickets: list[Ticket] = field(default_factory=list)
@@ -103,7 +104,7 @@ class RowsWriter:
         """Take rows; they go as soon as they make a block."""
         self.records += len(outputs)
         self._interval_records += len(outputs)
-        for chunk in _chunks(outputs):
+        for chunk in chunks_of(outputs):
             size = sum(map(len, chunk))
             if self._size + size > CHUNK_SIZE:
                 self._send()
@@ -169,7 +170,7 @@ def _durable(tickets: list[Ticket]) -> tuple[BlockRef, ...] | None:
     return tuple(ref for ref in refs if ref is not None) if all(refs) else None
 
 
-def _chunks(rows: list[bytes]) -> Iterator[list[bytes]]:
+def chunks_of(rows: list[bytes]) -> Iterator[list[bytes]]:
     """*rows* in order, in parts that a block has room for."""
     if sum(map(len, rows)) <= CHUNK_SIZE:
         yield rows

@@ -135,7 +135,8 @@ class ContractHooks:
         self._lives += 1
         context = WriterContext(
             pipeline=pipeline, sink=sink, subtask=subtask, incarnation=self._lives, attempt=0, type=self.type, slots=1,
-            clients=_Clients(), staging=MemoryStaging(self._blocks, sink, subtask, self._lives), prepared=_unasked,
+            clients=_Clients(), staging=MemoryStaging(self._blocks, sink, subtask, self._lives),
+            prepared=_unasked, note=_unasked,
         )  # fmt: skip
         writer, encoder = self.sink().open_writer(context)
         writer.write(encoder.encode([self.record(*row) for row in rows]))

@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from pipelines import Order, Total, add, stopper
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
@@ -112,8 +113,8 @@ class SqliteStore:
 class SqliteSink(WriteAheadSink[Any]):
     """Rows of a table, as JSON."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, delivery: Delivery = "exactly_once") -> None:
+        self._path, self.delivery = path, delivery
 
     def describe(self, type_: Any) -> dict[str, Any]:
         return {"sink": "sqlite", "path": self._path}
@@ -135,6 +136,25 @@ def totals(name: str, database: str, folder: str = "") -> Pipeline:
     sums = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
     sums.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     sums.sink("rows", SqliteSink(database))
+    return pipeline
+
+
+def deliveries(name: str, folder: str) -> Pipeline:
+    """Topic NAME-in, by every delivery, to a topic and to a database of its own in *folder*."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    for delivery in get_args(Delivery):
+        orders.sink(f"kafka-{delivery}", KafkaSink(f"{name}-{delivery}", delivery=delivery))
+        orders.sink(f"rows-{delivery}", SqliteSink(f"{folder}/{delivery}.db", delivery))
+    return pipeline
+
+
+def changing(name: str, database: str, delivery: Delivery) -> Pipeline:
+    """Topic NAME-in to NAME-out and to the database, both by a delivery that the test chooses."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    orders.sink("out", KafkaSink(f"{name}-out", delivery=delivery))
+    orders.sink("rows", SqliteSink(database, delivery))
     return pipeline
 
 

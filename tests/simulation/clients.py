@@ -204,8 +204,9 @@ class SimulatedProducers:
     def __init__(self, process: Process, topic: str) -> None:
         self.process, self.world, self.topic = process, process.world, topic
 
-    def make(self, transactional_id: str, failed: Failed) -> Making:
+    def make(self, transactional_id: str | None, failed: Failed) -> Making:
         making = Making()
+        assert transactional_id is not None, "the sinks of a simulation deliver exactly once"
 
         def initialise() -> Steps:
             answer = yield from self.world.until_answered(

@@ -37,7 +37,7 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import plan, share_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
-from exactlyonce.sinks.kafka import writer
+from exactlyonce.sinks.kafka import producing
 from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
@@ -63,7 +63,7 @@ BOUNDS = (
     (decision_log, "STABLE_TIMEOUT_MS", 400),
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
     (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
-    (writer, "BACKLOG_RECORDS_MAX", 30),
+    (producing, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
 )
 """What is met here by few records and in little time, too."""

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.checkpoint.records.history import History
@@ -38,8 +38,10 @@ from exactlyonce.engines.bounded.audit.compare import (
 from exactlyonce.engines.bounded.replay.recompute import CheckpointInterval, Recomputed, interval_of, recomputed
 from exactlyonce.engines.bounded.replay.sharing import RecomputedOutput, flat
 from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.sink import Sink
 
 FOREIGN_SHOWN = 100
 """Of a partition; more are counted."""
@@ -161,12 +163,15 @@ class Audit:
         self._removed: set[tuple[SinkSubtask, int]] = set()
         self._history: History
         self._report = AuditReport(loaded.pipeline.name)
+        self._graph = loaded.pipeline.build()
+        self._weaker = {node.id: node.sink for node in self._graph.sinks if node.sink and _is_weaker(node.sink)}
+        """By id, the sinks that need not be exact."""
 
     def run(self, first: int | None = None, last: int | None = None) -> AuditReport:
         """Judge the checkpoints from *first* to *last*, as far as they are retained."""
         try:
             self._history = read_history(self._client.confluent(), self._loaded.pipeline.name)
-            intervals = self._chosen(first, last)
+            intervals = self._chosen(first, last) if self._has_exact_sinks() else []
             if intervals:
                 self._progress.began(intervals[-1].manifest, sum(each.offsets for each in intervals))
             self._look_at(intervals)
@@ -182,6 +187,14 @@ class Audit:
         return self._report
 
     # --- what is judged
+
+    def _has_exact_sinks(self) -> bool:
+        """Whether there is anything to judge; the other sinks are told."""
+        for id, sink in self._weaker.items():
+            self._report.unjudged.append(
+                f"sink {id} delivers {sink.delivery.replace('_', ' ')}: no checkpoint says what it has written"
+            )
+        return len(self._weaker) < len(self._graph.sinks)
 
     def _chosen(self, first: int | None, last: int | None) -> list[CheckpointInterval]:
         """The intervals that can be computed again, oldest first."""
@@ -338,7 +351,10 @@ class Audit:
         ours |= {producer_id for producer_id, _ in known}
         first = intervals[0]
         sinks = {topic: sink for sink, topic, _ in intervals[-1].manifest.sinks}
+        shared = {sink.topic for sink in self._weaker.values()}
         for (topic, partition), look in sorted(self._looks.items()):
+            if topic in shared:  # a sink that leaves no trace in the log writes to it too
+                continue
             extents = {claim: look.scanned.extents[writer] for writer, claim in look.claims.items()}
             end = max((each.stop for each in extents.values()), default=look.start)
             edge = max(
@@ -356,6 +372,10 @@ class Audit:
                 self._report.unjudged.append(
                     f"{look.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"
                 )
+
+
+def _is_weaker(sink: Sink[Any]) -> bool:
+    return sink.delivery != EXACTLY_ONCE
 
 
 def _record(output: RecomputedOutput) -> PlainRecord:

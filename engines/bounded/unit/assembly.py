@@ -6,6 +6,7 @@ Invariant: it runs the operators that a local worker runs, made by the same func
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.graph import Input, Kind, Node
+from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext
 from exactlyonce.state.table import KeyedTable
@@ -48,9 +50,11 @@ class Assembly:
     sendings: list[Sending] = field(default_factory=list)
     stagings: list[Staging] = field(default_factory=list)
     writers: list[SinkWriter] = field(default_factory=list)
-    """Of the sinks that set their output aside in blocks, or show it."""
+    """Of the sinks that set their output aside in blocks, write it at once, or show it."""
     decoders: list[SourceDecoder] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
+    producers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "producers"))
+    """Makes the producers of sinks that write at once."""
 
     @property
     def partitions(self) -> list[PartitionLane]:
@@ -62,13 +66,12 @@ class Assembly:
         close_functions(self.functions)
         for writer in self.writers:
             writer.abandon()
+        self.producers.shutdown(wait=False)
         for lane in self.partitions:
             lane.reader.close()
 
 
-def assemble(
-    unit: Unit, plan: Plan, task: Task, label: str, blocks: BlockWriter | None, names: BlockNames
-) -> Assembly:
+def assemble(unit: Unit, plan: Plan, task: Task, label: str, blocks: BlockWriter | None, names: BlockNames) -> Assembly:
     """Make all that *unit* needs; its state is restored, nothing is read yet.
 
     *blocks* writes what it sets aside; None: it computes again what is there already.
@@ -166,7 +169,7 @@ class _Assembler:
         self.operators[node.id] = ops.SinkOutput(node.id, staging, encoder)
 
     def _staged(self, node: Node) -> ops.SinkOutput:
-        """What a sink sets aside, or shows, is new: the unit computes nothing again."""
+        """What a sink sets aside, writes or shows is new: the unit computes nothing again."""
         assert self.blocks_written is not None
         unit, type_ = self.unit, self.plan.graph.type_of(node.inputs[0])
         context = WriterContext(
@@ -177,9 +180,10 @@ class _Assembler:
             attempt=unit.attempt,
             type=type_,
             slots=0,
-            clients=_Clients(),
+            clients=_Clients(self.config, self.made.producers),
             staging=StagedBlocks(self.blocks_written, self.names, node.id, unit.subtask),
-            prepared=lambda name: None,
+            prepared=_refuse,
+            note=_refuse,
         )
         opened = cast("Writable", node.sink).open_writer(context)
         self.made.writers.append(opened.writer)
@@ -210,18 +214,26 @@ class _Waiting:
 
     def write(self, outputs: Any) -> None:
         self.writer.write(outputs)
+        self.writer.poll()
         while self.writer.full:
             self.blocks.poll(WAIT_S)
+            self.writer.poll()
 
 
 @dataclass(frozen=True)
 class _Clients:
     """Of a sink that needs no transaction."""
 
+    config: ClientConfig
+    executor: ThreadPoolExecutor
     clock: SystemClock = field(default_factory=SystemClock)
 
-    def producers(self, topic: str) -> Any:
-        raise InvariantViolation(f"a unit opens no transaction, but one for {topic} was asked for")
+    def producers(self, topic: str) -> KafkaProducers:
+        return KafkaProducers(topic, self.config.confluent(), 0, self.executor)
+
+
+def _refuse(said: str) -> None:
+    raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {said}")
 
 
 def _nothing(batch: ops.Batch) -> None:

@@ -134,7 +134,7 @@ class _Writing:
         self.written: list[BlockRef] = []
 
     def staged(self, writer: SinkWriter) -> list[StagedAck]:
-        """What a sink has set aside."""
+        """What a sink has set aside, once all that it was given is flushed."""
         writer.barrier(self._unit.checkpoint)
         while (flushed := writer.take_flushed(self._unit.checkpoint)) is None:
             self._blocks.wait(BLOCKS_TIMEOUT_S)

@@ -64,7 +64,7 @@ class Target:
     def open(self, *, incarnation: int = 1, attempt: int = 1, subtask: int = 0) -> Opened:
         context = WriterContext(
             pipeline="totals", sink="out", subtask=subtask, incarnation=incarnation, attempt=attempt, type=self.type,
-            slots=0, clients=self.clients, staging=cast(Any, None), prepared=lambda name: None,
+            slots=0, clients=self.clients, staging=cast(Any, None), prepared=lambda name: None, note=lambda text: None,
         )  # fmt: skip
         opened = self.sink.open_writer(context)
         self.opened_writers.append(opened.writer)

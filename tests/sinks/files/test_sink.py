@@ -44,7 +44,6 @@ class Odd:
         ({"path": "/a\0b"}, "has a NUL in it"),
         ({"format": "avro"}, 'format="avro" is not there yet'),
         ({"format": "csv"}, "format='csv' must be one of 'parquet', 'jsonl'"),
-        ({"delivery": "sometimes"}, "delivery='sometimes' must be one of 'exactly_once', 'at_least_once'"),
         ({"roll_bytes": 0}, "roll_bytes=0 must be a number of bytes from 1,024 on"),
         ({"roll_bytes": True}, "roll_bytes=True must be"),
         ({"roll_interval": "soon"}, "roll_interval is 'soon': write a number with a unit"),

@@ -46,7 +46,6 @@ def test_what_is_right_has_no_problems(mode: str) -> None:
         ({"mode": "merge"}, "mode='merge' must be one of 'append', 'upsert', 'delete'"),
         ({"mode": "upsert"}, "needs the columns by which it finds a row"),
         ({"mode": "upsert", "key": ("name",)}, "key= names 'name', and Total has customer, cents"),
-        ({"delivery": "perhaps"}, "delivery='perhaps' must be one of"),
         ({"create": 1}, "create=1 must be True or False"),
         ({"commit": "xa"}, "commit='xa' is not there for MySQL, only commit='write_ahead'"),
         ({"type_": UNKNOWN}, "the type of the stream is unknown"),

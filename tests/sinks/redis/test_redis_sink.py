@@ -57,7 +57,6 @@ def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
         ({"url": "redis://cache:6379/orders"}, "a database that is no number"),
         ({"url": 7}, "must be text"),
         ({"kind": "list"}, "kind='list' must be one of string, hash, stream"),
-        ({"delivery": "twice"}, "delivery='twice' must be one of exactly_once"),
         ({"key": None}, "key= is missing"),
         ({"key": "total"}, "key='total' must be a function"),
         ({"durable": "yes"}, "durable='yes' must be True or False"),

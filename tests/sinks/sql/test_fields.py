@@ -194,11 +194,11 @@ def test_a_type_without_fields_is_refused(type_: Any, text: str) -> None:
 
 def test_the_arguments_of_a_description() -> None:
     """Each argument that cannot be is one sentence."""
-    assert list(description_problems("upsert", ("a",), "exactly_once", True)) == []
-    wrong = list(description_problems("merge", ["a"], "twice", 1))
-    assert [text.split("=")[0] for text in wrong] == ["mode", "delivery", "create", "key"]
-    assert "needs the columns" in next(description_problems("delete", (), "exactly_once", False))
-    assert "twice" in next(description_problems("append", ("a", "a"), "exactly_once", False))
+    assert list(description_problems("upsert", ("a",), True)) == []
+    wrong = list(description_problems("merge", ["a"], 1))
+    assert [text.split("=")[0] for text in wrong] == ["mode", "create", "key"]
+    assert "needs the columns" in next(description_problems("delete", (), False))
+    assert "twice" in next(description_problems("append", ("a", "a"), False))
 
 
 def test_a_key_is_made_of_scalars_that_are_there() -> None:

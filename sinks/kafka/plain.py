@@ -1,0 +1,110 @@
+"""One subtask of a Kafka sink whose delivery is not exactly once: an idempotent producer, no transaction.
+
+Invariants: what was produced is visible at once, and nothing takes it back; the client repeats requests, not records;
+a record that was not delivered fails the sink, and is not produced again by this writer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaException
+
+from exactlyonce.pipeline.errors import require
+from exactlyonce.sinks.kafka.producers import Pending, SinkProducer
+from exactlyonce.sinks.kafka.producing import ProducingWriter
+from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, WriterContext
+
+
+@dataclass(kw_only=True)
+class PlainWriter(ProducingWriter):
+    """See the module."""
+
+    open_transactions: int = 0
+    _made: SinkProducer | None = None
+    _making: Pending[SinkProducer] | None = None
+    _draining: int = 0
+    """The checkpoint of the flush that is under way."""
+    _unflushed: int = 0
+    """Records that were produced since the last flush began."""
+
+    def _prepare(self) -> None:
+        if self._made is not None:
+            return
+        if self._making is None:
+            self._making = self.producers.make(None, self._failed)
+        if self._making.done():
+            try:
+                self._made = self._making.result()
+            except KafkaException as error:
+                raise SinkFailed(f"sink {self.sink!r}: no producer could be made: {error.args[0].str()}") from None
+
+    def _activate(self) -> bool:
+        return self._made is not None and self._flushing is None
+
+    @property
+    def _producer(self) -> SinkProducer | None:
+        return self._made
+
+    def _produced(self, count: int) -> None:
+        self._unflushed += count
+
+    def _cut(self, checkpoint: int) -> None:
+        if not self._unflushed:
+            self._flushed[checkpoint] = FlushedInterval()
+            return
+        assert self._made is not None
+        self._draining, self._unflushed = checkpoint, 0
+        self._flushing = self.producers.flush(self._made)
+
+    def _drain(self, wait_s: float) -> bool:
+        flushing = self._flushing
+        if flushing is None:
+            return False
+        if wait_s:
+            self.producers.wait(flushing, wait_s)
+        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
+            return False
+        require(flushing.result() == 0, "nothing is outstanding after a flush")
+        self._flushing = None
+        self._flushed[self._draining] = FlushedInterval()
+        return True
+
+    def finalized(self, checkpoint: int) -> None:
+        """It was visible before."""
+
+
+def open_writer(topic: str, context: WriterContext) -> PlainWriter:
+    """The writer of one sink subtask."""
+    return PlainWriter(sink=context.sink, topic=topic, producers=context.clients.producers(topic))
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    headers: list[list[tuple[str, Any]]] | None
+    """Their values are bytes, or text."""
+
+
+class OutputsPacking:
+    """Encoded outputs as bytes that wait in a file."""
+
+    def __init__(self) -> None:
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(_Packed).decode
+
+    def count(self, outputs: Outputs) -> int:
+        """How many records."""
+        return outputs.left
+
+    def pack(self, outputs: Outputs) -> bytes:
+        """All of *outputs*."""
+        return self._encode((outputs.values, outputs.keys, outputs.headers))
+
+    def unpack(self, packed: bytes) -> Outputs:
+        """What was packed."""
+        found = self._decode(packed)
+        return Outputs(found.values, found.keys, found.headers)

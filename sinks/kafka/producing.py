@@ -1,0 +1,154 @@
+"""The producing loop that writers to Kafka share: outputs go out in their order, and a barrier waits for all before it.
+
+Invariants: what was written before a barrier is flushed before anything behind it is produced (order within a
+partition); a delivery error poisons the writer, which then raises and acknowledges nothing. Writing never blocks: what
+cannot be produced now waits in a backlog, bounded by records and bytes, and `full` asks the caller to pause.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import length_hint
+
+from confluent_kafka import KafkaException
+
+from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer
+from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+
+BACKLOG_RECORDS_MAX = 50_000
+BACKLOG_BYTES_MAX = 32 << 20
+
+
+@dataclass
+class _Barrier:
+    checkpoint: int
+
+
+@dataclass(kw_only=True)
+class ProducingWriter(ABC):
+    """Writes to *topic*; see the module. Its producers are made, flushed and dropped by `producers`, elsewhere."""
+
+    sink: str
+    topic: str
+    producers: Producers
+    records: int = 0
+    unwritten: int = 0
+    _flushing: Pending[int] | None = None
+    _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
+    _backlog_records: int = 0
+    _backlog_bytes: int = 0
+    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
+    _error: str = ""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make producers, as many as are wanted."""
+
+    @abstractmethod
+    def _activate(self) -> bool:
+        """Make sure that there is a producer to write with."""
+
+    @property
+    @abstractmethod
+    def _producer(self) -> SinkProducer | None:
+        """The one to write with, if there is one now."""
+
+    @abstractmethod
+    def _produced(self, count: int) -> None:
+        """So many more records were taken by it."""
+
+    @abstractmethod
+    def _cut(self, checkpoint: int) -> None:
+        """All that belongs to *checkpoint* was produced: begin to flush it."""
+
+    @abstractmethod
+    def _drain(self, wait_s: float) -> bool:
+        """Whether a flush that was under way is done."""
+
+    def _failed(self, reason: str) -> None:
+        self._error = self._error or reason
+
+    @property
+    def full(self) -> bool:
+        """Whether the caller should pause: too much waits to be produced."""
+        return self._backlog_records > BACKLOG_RECORDS_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
+
+    def write(self, outputs: Outputs) -> None:
+        """Produce *outputs*, now or as soon as possible."""
+        if not outputs.left:
+            return
+        if self._backlog or not self._activate() or not self._produce(outputs):
+            self._backlog.append(outputs)
+            self._backlog_records += outputs.left
+            self._backlog_bytes += outputs.size
+
+    def barrier(self, checkpoint: int) -> None:
+        """What was written before belongs to *checkpoint*; `take_flushed` tells when it is flushed."""
+        if self._backlog:
+            self._backlog.append(_Barrier(checkpoint))
+        else:
+            self._cut(checkpoint)
+
+    def _produce(self, outputs: Outputs) -> bool:
+        """Produce until librdkafka's queue is full; True if all went."""
+        assert self._producer is not None
+        produce, topic, begin = self._producer.produce, self.topic, outputs.done
+        values = iter(outputs.values[begin:])
+        keys = repeat(None) if outputs.keys is None else outputs.keys[begin:]
+        full = False
+        try:
+            if outputs.headers is None:
+                for value, key in zip(values, keys):  # noqa: B905 - keys may be endless
+                    produce(topic, value, key)
+            else:
+                for value, key, headers in zip(values, keys, outputs.headers[begin:]):  # noqa: B905 - so may they here
+                    produce(topic, value, key, headers=[*headers])
+        except BufferError:
+            full = True
+        except KafkaException as error:
+            raise SinkFailed(f"sink {self.sink!r} cannot write to {topic}: {error.args[0].str()}") from None
+        outputs.done = len(outputs.values) - length_hint(values) - full
+        self._produced(outputs.done - begin)
+        self.records += outputs.done - begin
+        return not outputs.left
+
+    def abandon(self) -> None:
+        """The worker ends, however: a flush that is under way need not."""
+        self.producers.abandon()
+
+    def poll(self, wait_s: float = 0.0) -> bool:
+        """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`.
+
+        Who has nothing else to do gives the producer *wait_s* for it.
+        """
+        self._prepare()
+        moved = self._drain(wait_s)
+        while self._backlog and self._flushing is None:
+            entry = self._backlog[0]
+            if isinstance(entry, _Barrier):
+                self._cut(entry.checkpoint)
+            elif not self._activate() or not self._work_off(entry):
+                break
+            self._backlog.popleft()
+            moved = True
+        if self._producer is not None:
+            self._producer.poll(wait_s)
+        if self._error:
+            raise SinkFailed(f"sink {self.sink!r}: {self._error}")
+        return moved
+
+    def _work_off(self, outputs: Outputs) -> bool:
+        before = outputs.left
+        finished = self._produce(outputs)
+        self._backlog_records -= before - outputs.left
+        if finished:
+            self._backlog_bytes -= outputs.size
+        return finished
+
+    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
+        """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
+        return self._flushed.pop(checkpoint, None)

@@ -1,0 +1,155 @@
+"""One subtask of a sink over a `Store` whose delivery is not exactly once: rows go to the store as they come.
+
+Invariants: rows are written in the order in which they came, one transaction after the other, on a thread of its own; a
+barrier is flushed once everything before it was written, or has been given up. No block, no committable, no ledger: a
+transaction that fails is not tried again. What that means is the sink's delivery: the job restarts and the rows come
+again, or they are lost, and it goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import msgspec
+
+from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.sinks.write_ahead.store import Store
+from exactlyonce.sinks.write_ahead.writer import chunks_of
+from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+
+BACKLOG_BYTES_MAX = 32 << 20
+TRANSACTION_BYTES = 4 << 20
+"""A transaction takes no more batches once it has so much."""
+
+
+@dataclass
+class DirectWriter:
+    """See the module. *lost* is told, in words, what was given up; None: what fails fails the sink."""
+
+    sink: str
+    store: Store
+    lost: Callable[[str], None] | None
+    records: int = 0
+    open_transactions: int = 0
+    unwritten: int = 0
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "store"))
+    _backlog: deque[list[bytes]] = field(default_factory=deque)
+    _backlog_bytes: int = 0
+    _writing: tuple[Future[None], int] | None = None
+    """The transaction that is under way, and how many rows it has."""
+    _done: int = 0
+    """How many of `records` were written, or given up."""
+    _barriers: deque[tuple[int, int]] = field(default_factory=deque)
+    """Each with how many records were before it."""
+    _flushed: set[int] = field(default_factory=set)
+    _lost: int = 0
+    _lost_why: str = ""
+
+    @property
+    def full(self) -> bool:
+        """Whether too much waits to be written."""
+        return self._backlog_bytes > BACKLOG_BYTES_MAX
+
+    def write(self, outputs: list[bytes]) -> None:
+        """Take rows; `poll` begins to write them."""
+        if outputs:
+            self.records += len(outputs)
+            self._backlog.append(outputs)
+            self._backlog_bytes += _size(outputs)
+
+    def barrier(self, checkpoint: int) -> None:
+        """All rows so far belong to *checkpoint*."""
+        self._barriers.append((checkpoint, self.records))
+
+    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
+        """An empty interval, once; None while some rows before its barrier are not written."""
+        self._reach()
+        if checkpoint not in self._flushed:
+            return None
+        self._flushed.remove(checkpoint)
+        return FlushedInterval()
+
+    def poll(self, wait_s: float = 0.0) -> bool:
+        """Write on; True if a transaction has ended. `SinkFailed` or `StoreError` where it cannot be written."""
+        moved = self._settle(wait_s)
+        if self._writing is None and self._backlog:
+            rows = self._next()
+            self._writing = self._thread.submit(self.store.write, map(b"".join, chunks_of(rows))), len(rows)
+        return moved
+
+    def _next(self) -> list[bytes]:
+        """The rows of the next transaction."""
+        rows: list[bytes] = []
+        size = 0
+        while self._backlog and size < TRANSACTION_BYTES:
+            batch = self._backlog.popleft()
+            size += _size(batch)
+            rows += batch
+        self._backlog_bytes -= size
+        return rows
+
+    def _settle(self, wait_s: float) -> bool:
+        if self._writing is None:
+            return False
+        future, count = self._writing
+        if wait_s:
+            wait([future], wait_s)
+        if not future.done():
+            return False
+        self._writing = None
+        try:
+            future.result()
+        except StoreUnavailable as error:
+            if self.lost is None:
+                raise SinkFailed(f"sink {self.sink!r}: {error}") from error
+            self._lost += count
+            self._lost_why = str(error)
+        self._done += count
+        return True
+
+    def _reach(self) -> None:
+        """Barriers whose rows are done with are flushed."""
+        while self._barriers and self._barriers[0][1] <= self._done:
+            checkpoint, _ = self._barriers.popleft()
+            self._flushed.add(checkpoint)
+            if self._lost and self.lost is not None:
+                self.lost(
+                    f"sink {self.sink!r}: {self._lost:,} rows up to checkpoint {checkpoint} are lost, as delivery "
+                    f"at_most_once allows: {self._lost_why}"
+                )
+                self._lost = 0
+
+    def finalized(self, checkpoint: int) -> None:
+        """They were written before."""
+
+    def abandon(self) -> None:
+        """What is not under way is not written; nobody waits for what is."""
+        self._thread.submit(self.store.close)
+        self._thread.shutdown(wait=False)
+
+
+def _size(rows: list[bytes]) -> int:
+    return sum(map(len, rows))
+
+
+class RowsPacking:
+    """Rows as bytes that wait in a file."""
+
+    def __init__(self) -> None:
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[bytes]).decode
+
+    def count(self, outputs: list[bytes]) -> int:
+        """How many."""
+        return len(outputs)
+
+    def pack(self, outputs: list[bytes]) -> bytes:
+        """All of *outputs*."""
+        return self._encode(outputs)
+
+    def unpack(self, packed: bytes) -> list[bytes]:
+        """What was packed."""
+        return self._decode(packed)

@@ -1,0 +1,234 @@
+"""The writers of weaker deliveries: what they write when, what they keep, what they give up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks import deferred
+from exactlyonce.sinks.deferred import DeferredWriter
+from exactlyonce.sinks.kafka.plain import OutputsPacking
+from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.write_ahead import direct
+from exactlyonce.sinks.write_ahead.direct import DirectWriter, RowsPacking
+from exactlyonce.sinks.writer import SinkFailed
+
+AWAY = StoreUnavailable("the store is away.")
+WAIT_S = 10.0
+
+
+class Store:
+    """Keeps each transaction; answers as it is told to, once it may."""
+
+    def __init__(self) -> None:
+        self.transactions: list[list[bytes]] = []
+        self.answers: list[Exception | None] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.closed = threading.Event()
+
+    def write(self, chunks: Iterable[bytes]) -> None:
+        assert self.may_answer.wait(60)
+        rows = [line for chunk in chunks for line in chunk.splitlines()]
+        if self.answers and (error := self.answers.pop(0)) is not None:
+            raise error
+        self.transactions.append(rows)
+
+    def close(self) -> None:
+        self.closed.set()
+
+    @property
+    def rows(self) -> list[bytes]:
+        """All, in the order in which they were written."""
+        return [row for rows in self.transactions for row in rows]
+
+
+def rows(first: int, last: int) -> list[bytes]:
+    return [b"%d\n" % i for i in range(first, last)]
+
+
+def lines(first: int, last: int) -> list[bytes]:
+    return [b"%d" % i for i in range(first, last)]
+
+
+def made(lost: Callable[[str], None] | None = None) -> tuple[DirectWriter, Store]:
+    store: Any = Store()
+    return DirectWriter("db", store, lost), store
+
+
+def flush(writer: DirectWriter, checkpoint: int) -> None:
+    """Poll until the barrier is flushed."""
+    while writer.take_flushed(checkpoint) is None:
+        writer.poll(WAIT_S)
+
+
+def settle(writer: DeferredWriter) -> None:
+    """Poll until all that is finalized is written."""
+    while writer.unwritten:
+        writer.poll(WAIT_S)
+
+
+def test_a_barrier_waits_for_what_was_written_before() -> None:
+    """Rows are written in order, those behind a barrier as well; it is flushed with the last one before it."""
+    writer, store = made()
+    store.may_answer.clear()
+    writer.write(rows(0, 5))
+    writer.poll()
+    writer.write(rows(5, 9))
+    writer.barrier(1)
+    writer.write(rows(9, 12))
+    writer.poll()
+    assert writer.take_flushed(1) is None
+    store.may_answer.set()
+    flush(writer, 1)
+    writer.barrier(2)
+    flush(writer, 2)
+    assert (store.rows, writer.records) == (lines(0, 12), 12)
+    assert writer.take_flushed(2) is None, "it is told once"
+
+
+def test_a_transaction_takes_what_has_come_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is under way the next one grows, up to a bound; too much that waits makes the writer full."""
+    monkeypatch.setattr(direct, "TRANSACTION_BYTES", 40)
+    monkeypatch.setattr(direct, "BACKLOG_BYTES_MAX", 50)
+    writer, store = made()
+    store.may_answer.clear()
+    for first in range(0, 60, 10):
+        writer.write(rows(first, first + 10))
+        writer.poll()
+    assert writer.full
+    store.may_answer.set()
+    writer.barrier(1)
+    flush(writer, 1)
+    assert not writer.full
+    assert [len(each) for each in store.transactions] == [10, 20, 20, 10]
+    assert store.rows == lines(0, 60)
+
+
+def test_a_store_that_is_away_fails_an_at_least_once_sink() -> None:
+    """The sink fails and names itself and the reason: the job restarts, and the rows come again."""
+    writer, store = made()
+    store.answers = [AWAY]
+    writer.write(rows(0, 3))
+    writer.barrier(1)
+    with pytest.raises(SinkFailed, match="sink 'db': the store is away"):
+        flush(writer, 1)
+
+
+def test_a_store_that_is_away_loses_rows_at_most_once() -> None:
+    """The rows of the transaction are given up, a note says how many and why, and the next ones are written."""
+    notes: list[str] = []
+    writer, store = made(notes.append)
+    store.answers = [AWAY]
+    writer.write(rows(0, 3))
+    writer.barrier(1)
+    flush(writer, 1)
+    writer.write(rows(3, 5))
+    writer.barrier(2)
+    flush(writer, 2)
+    assert store.rows == lines(3, 5), "nothing is tried again"
+    (note,) = notes
+    assert note.startswith("sink 'db': 3 rows up to checkpoint 1 are lost")
+    assert note.endswith(str(AWAY))
+
+
+@pytest.mark.parametrize("lost", [None, str], ids=["at least once", "at most once"])
+def test_a_store_that_refuses(lost: Callable[[str], None] | None) -> None:
+    """What the store says is the error, for it says what to do."""
+    writer, store = made(lost)
+    store.answers = [StoreError("no table 'orders'. Create it.")]
+    writer.write(rows(0, 3))
+    writer.barrier(1)
+    with pytest.raises(StoreError, match="no table 'orders'"):
+        flush(writer, 1)
+
+
+def test_a_writer_that_is_abandoned_closes_its_store() -> None:
+    """The connection goes once what is under way has ended; what waits is not written."""
+    writer, store = made()
+    store.may_answer.clear()
+    writer.write(rows(0, 3))
+    writer.poll()
+    writer.write(rows(3, 6))
+    writer.abandon()
+    store.may_answer.set()
+    assert store.closed.wait(60)
+    assert store.rows == lines(0, 3)
+
+
+def test_outputs_wait_for_their_checkpoint() -> None:
+    """Nothing is written before the checkpoint is finalized; then all of it, in order, and no more than that."""
+    inner, store = made()
+    writer = DeferredWriter(inner, RowsPacking())
+    writer.write(rows(0, 3))
+    writer.write(rows(3, 4))
+    writer.barrier(1)
+    assert writer.take_flushed(1) is not None, "a barrier waits for nothing"
+    writer.write(rows(4, 6))
+    writer.poll()
+    assert (store.rows, writer.unwritten) == ([], 0)
+    writer.finalized(1)
+    assert writer.unwritten == 4
+    settle(writer)
+    assert (store.rows, writer.records) == (lines(0, 4), 6)
+    writer.finalized(1)
+    settle(writer)
+    assert store.rows == lines(0, 4), "once"
+
+
+def test_outputs_of_an_aborted_checkpoint_wait_for_the_next() -> None:
+    """A finalized checkpoint releases everything that was cut before, and nothing that was cut behind it."""
+    inner, store = made()
+    writer = DeferredWriter(inner, RowsPacking())
+    for checkpoint in (1, 2, 3):
+        writer.write(rows(10 * checkpoint, 10 * checkpoint + 2))
+        writer.barrier(checkpoint)
+    writer.finalized(2)
+    settle(writer)
+    assert store.rows == lines(10, 12) + lines(20, 22)
+
+
+def test_much_waits_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interval that is larger than memory may hold comes back as it was; only what is finalized makes it full."""
+    monkeypatch.setattr(deferred, "MEMORY_BYTES_MAX", 100)
+    monkeypatch.setattr(deferred, "UNWRITTEN_BYTES_MAX", 1000)
+    inner, store = made()
+    writer = DeferredWriter(inner, RowsPacking())
+    for first in range(0, 2000, 50):
+        writer.write(rows(first, first + 50))
+    writer.barrier(1)
+    assert not writer.full, "or no barrier could be taken that would end it"
+    writer.finalized(1)
+    assert writer.full
+    settle(writer)
+    assert not writer.full
+    assert store.rows == lines(0, 2000)
+
+
+def test_a_full_disk_fails_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be kept aside fails the sink, with the folder that has no room."""
+    writer = DeferredWriter(made()[0], RowsPacking())
+
+    def refuse(self: Any, packed: bytes, records: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(deferred._Interval, "keep", refuse)
+    with pytest.raises(SinkFailed, match=r"No space left on device\. Make room there, or set TMPDIR"):
+        writer.write(rows(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers"),
+    [(None, None), ([b"k", None], [[("by", b"x"), ("as", None)], [("text", "y")]])],
+    ids=["values", "keys and headers"],
+)
+def test_outputs_for_kafka_come_back_as_they_were(keys: Any, headers: Any) -> None:
+    """Nulls, keys and headers survive their waiting."""
+    packing, outputs = OutputsPacking(), Outputs([b"1", None], keys, headers)
+    back = packing.unpack(packing.pack(outputs))
+    assert (back.values, back.keys, back.left) == (outputs.values, outputs.keys, packing.count(outputs))
+    assert headers is None or [list(map(tuple, each)) for each in back.headers or ()] == headers
