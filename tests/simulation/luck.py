@@ -23,6 +23,8 @@ class Luck:
     """Attributes of the fault injector, with their values."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the pipeline, with their values."""
+    stores: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the store, with their values."""
     parallelism: int | None = None
     output_partitions: int | None = None
 

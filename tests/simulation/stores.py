@@ -1,0 +1,208 @@
+"""The store of a simulation, what goes wrong with it, and how a simulated coordinator reaches it.
+
+A request is carried out at once or late, its answer may be lost, the store may be away; people restore it from a backup
+or make the checkpoint topic anew, and then every run must halt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from clients import TOPIC, Awaited, FetchedBlocks, Steps
+from faults import EXPIRY_MS
+from ledgers import WatchedStore
+from watched import demand
+
+from exactlyonce.checkpoint import requests
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.pipeline.errors import Fenced, Halt, StoreUnavailable
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.testing.store import Contents, MemorySink
+
+if TYPE_CHECKING:
+    from coordinator import SimulatedCoordinator
+    from world import World
+
+RESTORED, ANEW = "restored from a backup", ("another checkpoint topic", "the topic was deleted")
+"""What the halts say."""
+FORGOTTEN_MS = EXPIRY_MS + 10_000
+AGAIN_STEPS = 200
+"""After so many steps it is tried again to put the store back, if it had nothing to lose."""
+
+
+class StoreAnswers:
+    """Answers what a leader asks of stores, as a process does: by the shipped `PipelineStores`."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self._coordinator, self._world = coordinator, coordinator.world
+        self._blocks = FetchedBlocks()
+        self._stores = PipelineStores(self._world.graph, self._blocks)
+        self.sinks = self._stores.sinks
+
+    def __call__(self, request: requests.FenceStore | requests.CommitStaged) -> Steps:
+        """Blocks are read anew for each request; before the store is asked the process may end or sleep once more."""
+        self._blocks.found.clear()
+        while True:
+            try:
+                return self._stores(request)
+            except Awaited as wanted:
+                refs = wanted.refs
+            yield from self._blocks.get(self._world, refs)
+            self._coordinator.step_name = "store-committing"
+            self._world.faults.before_request(self._coordinator)
+            yield None
+
+
+class Stores:
+    """The one store of a world, and the network before it: a `StoreServer`."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.rng, self.clock = world, world.rng, world.clock
+        self.model = WatchedStore()
+        choice = self.rng.choice
+        self.timeout_ms = choice((300, 2_000, 6_000))
+        self.network_chance = choice((0.0, 0.05, 0.3))
+        self.away_chance = choice((0.0, 0.0, 0.001, 0.004))
+        self.rescale_chance = choice((0.0, 0.0, 0.5))
+        puts_back = self.rng.random()
+        self._puts_back = self._restore_while_down if puts_back < 0.04 else None
+        if 0.04 <= puts_back < 0.08:
+            self._puts_back = self._restore_while_away
+        elif 0.08 <= puts_back < 0.1:
+            self._puts_back = self._make_topic_anew
+        self._backup_at = self.rng.randint(0, 2_500)
+        self._puts_back_at = self._backup_at + self.rng.randint(1, 3_000)
+        self._backup: Contents | None = None
+        self._away_until_ms = 0
+        self._connected = 0
+        """Grows whenever all connections break: what was under way is lost then."""
+
+    def tilt(self, chances: Mapping[str, Any]) -> None:
+        """As the luck of the world has it."""
+        for name, value in chances.items():
+            setattr(self, name, value)
+
+    def sink(self, name: str) -> MemorySink[Any]:
+        """The description of a sink that writes to it."""
+        return MemorySink(name, self)
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
+        found: Mapping[int, int] = self._asked("fence", partial(self.model.fence, pipeline, sink, incarnation, origin))
+        return found
+
+    def apply(self, rows: Sequence[bytes], entry: LedgerEntry) -> bool:
+        applied: bool = self._asked("apply", partial(self.model.apply, rows, entry))
+        self.world.seen["applied" if applied else "applied before"] += 1
+        return applied
+
+    def write(self, rows: Sequence[bytes]) -> None:
+        raise NotImplementedError("nothing is written here without the ledger")
+
+    def _asked(self, name: str, request: Callable[[], Any]) -> Any:
+        if self.clock.monotonic_ms() < self._away_until_ms and self.world.chaos:
+            self.world.seen["store away"] += 1
+            raise StoreUnavailable(f"{name}: it is away")
+        if not self.world.chaos or self.rng.random() >= self.network_chance:
+            return request()
+        fault = self.rng.choice(("lost", "answer lost", "late", "late"))
+        self.world.seen[f"store request {fault}"] += 1
+        self.world.note(f"{name} at the store: {fault}")
+        if fault == "answer lost":
+            self._carry_out(name, request)
+        elif fault == "late":
+            delay_ms = self.rng.randint(1, self.rng.choice((20, 200, 2_000, 6_000)))
+            self.clock.call_after(delay_ms, partial(self._land, name, request, self._connected))
+        raise StoreUnavailable(f"{name}: {fault}")
+
+    def _land(self, name: str, request: Callable[[], Any], connected: int) -> None:
+        if connected == self._connected:
+            self._carry_out(f"late {name}", request)
+
+    def _carry_out(self, name: str, request: Callable[[], Any]) -> None:
+        """Nobody hears the answer."""
+        try:
+            answer = request()
+        except (Fenced, ForeignLedger, LedgerBehind) as error:
+            answer = type(error).__name__
+        self.world.seen[f"{name}: {answer if name.endswith('apply') else 'fence'}"] += 1
+        self.world.note(f"{name} is carried out: {answer}")
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """Perhaps something happens to the store now."""
+        world = self.world
+        if not world.chaos or world.finished:
+            return
+        if self.away_chance and self.rng.random() < self.away_chance:
+            self.go_away()
+        if world.steps == self._backup_at:
+            self._backup = self.model.backup()
+        if self._puts_back is not None and world.steps >= self._puts_back_at:
+            self._puts_back_at += AGAIN_STEPS
+            self._puts_back()
+
+    def go_away(self) -> None:
+        """For a moment, or for longer than anybody waits. All that was under way is lost."""
+        away_ms = self.rng.choice((10, 200, 1_000, self.timeout_ms + 500))
+        self.world.note(f"the store is away for {away_ms} ms")
+        self._away_until_ms = self.clock.monotonic_ms() + away_ms
+        self._connected += 1
+
+    def _restore_while_down(self) -> None:
+        if self._would_lose():
+            self.world.faults.everybody_down(self.rng.randint(0, 3_000))
+            self._restore()
+
+    def _restore_while_away(self) -> None:
+        if self._would_lose():
+            self.go_away()
+            self._restore()
+
+    def _would_lose(self) -> bool:
+        return self._backup is not None and bool(self.model.ledgers.lost(self._backup))
+
+    def _restore(self) -> None:
+        assert self._backup is not None
+        self._connected += 1
+        self.model.ledgers.look(self.model.contents)
+        self.model.restore(self._backup)
+        self.model.ledgers.restored(self._backup)
+        self.world.note(f"the store is put back: {sorted(self.model.ledgers.behind)} are behind")
+        self.world.seen["store put back"] += 1
+        self._puts_back = None
+
+    def _make_topic_anew(self) -> None:
+        """Everybody is down, most often until the broker has forgotten all ids: who begins then finds nothing."""
+        world = self.world
+        if not self.model.contents.ledger or not world.faults.broker_is_up or world.broker.has_hanging():
+            return
+        world.faults.everybody_down(FORGOTTEN_MS if self.rng.random() < 0.8 else 0)
+        world.broker.delete_topic(TOPIC)
+        world.broker.create_topic(TOPIC, world.block_partitions, compact=True)
+        world.topic = TopicInfo(TOPIC, world.broker.topic_id(TOPIC) or "", world.block_partitions, 1)
+        self.model.ledgers.made_anew = True
+        world.note("the checkpoint topic is made anew")
+        world.seen["checkpoint topic made anew"] += 1
+        self._puts_back = None
+
+    @property
+    def halts(self) -> bool:
+        """Whether every run must halt from now on."""
+        return self.model.ledgers.put_back or self.model.ledgers.made_anew
+
+    def explains(self, error: Exception | None) -> bool:
+        """Whether *error* is the halt that what was done to the store, or to the topic, must lead to."""
+        if not isinstance(error, Halt):
+            return False
+        put_back = self.model.ledgers.put_back and RESTORED in str(error)
+        return put_back or (self.model.ledgers.made_anew and any(text in str(error) for text in ANEW))
+
+    def close(self) -> None:
+        """At the end of everything."""
+        demand(self.world.halted or not self.halts, "nobody has noticed that the store, or the topic, is another one")
