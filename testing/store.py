@@ -1,6 +1,6 @@
 """A store in memory that keeps a ledger: what a `Store` promises, and no more; and the sink that writes to it.
 
-Invariants: rows and their entry of the ledger come in one step; of a subtask, the ledger's checkpoint only grows, and so
+Invariants: rows and their entry of the ledger come in one step; the ledger's checkpoint of a subtask only grows, and so
 does the incarnation that may write; whoever is refused has changed nothing.
 """
 

@@ -69,6 +69,27 @@ LUCK = {
         kinds=("sleep_at_start", "sleep_at_start", "kill_worker"),
         chances={"_chance": 0.01, "wakes_apart": True},
     ),
+    "stores": Luck(
+        kinds=("crash_coordinator", "kill_worker"),
+        fates=("crash", "sleep"),
+        chances={"_chance": 0.002, "_network_chance": 0.0, "_request_chance": 0.1},
+        stores={"network_chance": 0.3, "away_chance": 0.001, "rescale_chance": 0.5, "harm": ""},
+    ),
+    "late rows": Luck(
+        kinds=("kill_writing_worker",),
+        chances={"_chance": 0.03, "_network_chance": 0.0, "_request_chance": 0.0, "last_chance": 1.0},
+        settings={"interval_ms": 60, "max_concurrent": 1},
+        stores={"harm": ""},
+    ),
+    "restored while down": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "restore_while_down", "network_chance": 0.0}
+    ),
+    "restored while away": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "restore_while_away", "network_chance": 0.0}
+    ),
+    "topic made anew": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "make_topic_anew", "network_chance": 0.0}
+    ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }
 """By name."""

@@ -151,6 +151,11 @@ class Oracle:
             self.look()
             self._transaction(transaction, list(records))
 
+    def topic_made_anew(self) -> None:
+        """The checkpoint topic is another one, and empty; nothing may be decided in it."""
+        self.ledgers.made_anew = True
+        self._decisions_read, self._blocks_read = 0, [0] * self._block_partitions
+
     def _transaction(self, transaction: tuple[int, int], records: list[Record]) -> None:
         self.read_blocks(transaction)
         keys = [DecisionKey.parse(text_of(each.key)) for each in records]
@@ -312,13 +317,13 @@ class Oracle:
         return set(self._live)
 
     def _finalized(self, mark: Finalized) -> None:
-        demand(
-            self.unfinalized is not None and self.unfinalized.checkpoint == mark.checkpoint,
-            f"checkpoint {mark.checkpoint} is finalized in its turn",
-        )
+        pending = self.unfinalized
+        in_turn = pending is not None and pending.checkpoint == mark.checkpoint
+        demand(in_turn, f"checkpoint {mark.checkpoint} is finalized in its turn")
+        assert pending is not None
         for name, producer_id, epoch in self.binding.values():
             demand(self._committed(name, producer_id, epoch), f"{name} is finalized though it is not committed")
-        self.ledgers.finished(self.unfinalized)
+        self.ledgers.finished(pending)
         self.unfinalized, self.binding = None, {}
 
     def _committed(self, name: str, producer_id: int, epoch: int) -> bool:

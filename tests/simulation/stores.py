@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RESTORED, ANEW = "restored from a backup", ("another checkpoint topic", "the topic was deleted")
 """What the halts say."""
+HARMS = ("restore_while_down", "restore_while_away", "make_topic_anew")
 FORGOTTEN_MS = EXPIRY_MS + 10_000
 AGAIN_STEPS = 200
 """After so many steps it is tried again to put the store back, if it had nothing to lose."""
@@ -67,15 +68,13 @@ class Stores:
         self.network_chance = choice((0.0, 0.05, 0.3))
         self.away_chance = choice((0.0, 0.0, 0.001, 0.004))
         self.rescale_chance = choice((0.0, 0.0, 0.5))
-        puts_back = self.rng.random()
-        self._puts_back = self._restore_while_down if puts_back < 0.04 else None
-        if 0.04 <= puts_back < 0.08:
-            self._puts_back = self._restore_while_away
-        elif 0.08 <= puts_back < 0.1:
-            self._puts_back = self._make_topic_anew
-        self._backup_at = self.rng.randint(0, 2_500)
-        self._puts_back_at = self._backup_at + self.rng.randint(1, 3_000)
+        self.harm = choice(HARMS) if self.rng.random() < 0.2 else ""
+        """What people do to the store or to the checkpoint topic: a method."""
+        self._backup_at = self.rng.randint(0, 2_000)
+        self._harm_at = self._backup_at + self.rng.randint(1, 2_000)
         self._backup: Contents | None = None
+        self._coordinators_harmed = 0
+        """How many coordinators had begun when it was done."""
         self._away_until_ms = 0
         self._connected = 0
         """Grows whenever all connections break: what was under way is lost then."""
@@ -143,9 +142,9 @@ class Stores:
             self.go_away()
         if world.steps == self._backup_at:
             self._backup = self.model.backup()
-        if self._puts_back is not None and world.steps >= self._puts_back_at:
-            self._puts_back_at += AGAIN_STEPS
-            self._puts_back()
+        if self.harm and not self.harmed and world.steps >= self._harm_at:
+            self._harm_at += AGAIN_STEPS
+            getattr(self, self.harm)()
 
     def go_away(self) -> None:
         """For a moment, or for longer than anybody waits. All that was under way is lost."""
@@ -154,12 +153,14 @@ class Stores:
         self._away_until_ms = self.clock.monotonic_ms() + away_ms
         self._connected += 1
 
-    def _restore_while_down(self) -> None:
+    def restore_while_down(self) -> None:
+        """The store is put back while nobody runs the pipeline."""
         if self._would_lose():
             self.world.faults.everybody_down(self.rng.randint(0, 3_000))
             self._restore()
 
-    def _restore_while_away(self) -> None:
+    def restore_while_away(self) -> None:
+        """The store is away, and comes back as it was; the pipeline waits for it."""
         if self._would_lose():
             self.go_away()
             self._restore()
@@ -175,9 +176,9 @@ class Stores:
         self.model.ledgers.restored(self._backup)
         self.world.note(f"the store is put back: {sorted(self.model.ledgers.behind)} are behind")
         self.world.seen["store put back"] += 1
-        self._puts_back = None
+        self._coordinators_harmed = len(self.world.coordinators)
 
-    def _make_topic_anew(self) -> None:
+    def make_topic_anew(self) -> None:
         """Everybody is down, most often until the broker has forgotten all ids: who begins then finds nothing."""
         world = self.world
         if not self.model.contents.ledger or not world.faults.broker_is_up or world.broker.has_hanging():
@@ -186,13 +187,13 @@ class Stores:
         world.broker.delete_topic(TOPIC)
         world.broker.create_topic(TOPIC, world.block_partitions, compact=True)
         world.topic = TopicInfo(TOPIC, world.broker.topic_id(TOPIC) or "", world.block_partitions, 1)
-        self.model.ledgers.made_anew = True
+        world.oracle.topic_made_anew()
         world.note("the checkpoint topic is made anew")
         world.seen["checkpoint topic made anew"] += 1
-        self._puts_back = None
+        self._coordinators_harmed = len(self.world.coordinators)
 
     @property
-    def halts(self) -> bool:
+    def harmed(self) -> bool:
         """Whether every run must halt from now on."""
         return self.model.ledgers.put_back or self.model.ledgers.made_anew
 
@@ -203,6 +204,11 @@ class Stores:
         put_back = self.model.ledgers.put_back and RESTORED in str(error)
         return put_back or (self.model.ledgers.made_anew and any(text in str(error) for text in ANEW))
 
+    def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
+        """Nobody who has begun since then does."""
+        since = self.harmed and self.world.coordinators.index(coordinator) >= self._coordinators_harmed
+        demand(not since, f"{coordinator} goes on to a clean end though the store was put back, or the topic made anew")
+
     def close(self) -> None:
         """At the end of everything."""
-        demand(self.world.halted or not self.halts, "nobody has noticed that the store, or the topic, is another one")
+        demand(self.world.halted or not self.harmed, "nobody has noticed that the store, or the topic, is another one")

@@ -355,8 +355,10 @@ class World:
         ends = {(each.source, each.partition): each.offset for each in end.manifest.offsets}
         goal = {(s, p): len(r) for s, each in self.inputs.items() for p, r in enumerate(each.partitions)}
         made_anew = self.faults.made_anew and end.manifest.completed_at_ms > self.faults.made_anew_ms
+        if self.stores:
+            self.stores.ended_cleanly(coordinator)
         demand(not made_anew, "an input topic that was made anew is read on")
-        self.finished = ends == goal and not (self.stores and self.stores.halts)
+        self.finished = ends == goal and not (self.stores and self.stores.harmed)
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
