@@ -33,7 +33,7 @@ class Writer(NamedTuple):
 
 
 @dataclass
-class Contents:
+class StoreContents:
     """All that a store keeps."""
 
     rows: dict[Target, list[bytes]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class StoreModel:
     """The server: what is applied here can be read in `contents`."""
 
     def __init__(self) -> None:
-        self.contents = Contents()
+        self.contents = StoreContents()
         self.unledgered: list[bytes] = []
         """What was written without the ledger."""
 
@@ -102,11 +102,11 @@ class StoreModel:
         """See `Store.write`."""
         self.unledgered += rows
 
-    def backup(self) -> Contents:
+    def backup(self) -> StoreContents:
         """All that there is now."""
         return copy.deepcopy(self.contents)
 
-    def restore(self, backup: Contents) -> None:
+    def restore(self, backup: StoreContents) -> None:
         """As it was when *backup* was made."""
         self.contents = copy.deepcopy(backup)
 

@@ -14,7 +14,7 @@ from watched import demand
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
 from exactlyonce.sinks.write_ahead.store import LedgerEntry
 from exactlyonce.sinks.write_ahead.writer import INDEXED, decode_index
-from exactlyonce.testing.store import Contents, StoreModel, decode_rows
+from exactlyonce.testing.store import StoreContents, StoreModel, decode_rows
 
 PIPELINE = "p"
 Of = tuple[str, int]
@@ -112,7 +112,7 @@ class Ledgers:
 
     # --- readers
 
-    def look(self, contents: Contents) -> None:
+    def look(self, contents: StoreContents) -> None:
         """What readers of the store see now."""
         if self.put_back:
             return
@@ -124,14 +124,14 @@ class Ledgers:
 
     # --- what people do
 
-    def restored(self, contents: Contents) -> None:
+    def restored(self, contents: StoreContents) -> None:
         """The store was put back to *contents*."""
         has = positions_of(contents)
         self.put_back = True
         self.behind = self.lost(contents)
         self.applied = {name for name in self.applied if self._is_in(name, has)}
 
-    def lost(self, contents: Contents) -> set[Of]:
+    def lost(self, contents: StoreContents) -> set[Of]:
         """The sink subtasks of which *contents* lack what is finalized."""
         has = positions_of(contents)
         return {of for of, checkpoint in self.finalized.items() if has.get(of, 0) < checkpoint}
@@ -141,7 +141,7 @@ class Ledgers:
         return committable.checkpoint <= has.get(committable.writer, 0)
 
 
-def positions_of(contents: Contents) -> dict[Of, int]:
+def positions_of(contents: StoreContents) -> dict[Of, int]:
     """What the ledger has."""
     return {(sink, subtask): checkpoint for (_, sink, subtask), checkpoint in contents.ledger.items()}
 

@@ -11,7 +11,7 @@ import msgspec
 from planting import COUNT, LEFT, TOMBSTONED, Table, unchecked
 from topologies import ANY_STORE
 
-from exactlyonce.checkpoint import decision, decision_log, leader, orphans, staged
+from exactlyonce.checkpoint import decision, decision_log, leader, orphans, references, staged
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -177,9 +177,9 @@ def _not_carried() -> Iterable[Any]:
     real = Coordinator._decide
 
     def decide(self: Coordinator, now_ms: int) -> Any:
-        effects = real(self, now_ms)
+        effects: Any = real(self, now_ms)
         for effect in effects:
-            plan = effect.plan  # type: ignore[union-attr]
+            plan = effect.plan
             plan.staged = [each for each in plan.staged if each.committable.checkpoint == plan.checkpoint]
         return effects
 
@@ -188,7 +188,7 @@ def _not_carried() -> Iterable[Any]:
 
 @mutant("carried rows are applied behind newer ones", DISORDERED, luck="carried")
 def _carried_last() -> Iterable[Any]:
-    real = leader.ledger_after
+    real = staged.ledger_after
 
     def in_order(committables: Any, before: Any) -> Any:
         newest_first = sorted(committables, key=lambda each: (-each.checkpoint, *each.writer))
@@ -225,7 +225,7 @@ def _not_ahead() -> Iterable[Any]:
 
 @mutant("no manifest stands on the rows that it has staged", TOMBSTONED)
 def _not_stood_on() -> Iterable[Any]:
-    real = leader.references_of
+    real = references.references_of
 
     def references_of(plan: PendingCheckpoint, manifest: Manifest) -> Any:
         return real(dataclasses.replace(plan, staged=[]), msgspec.structs.replace(manifest, staged=()))
@@ -236,7 +236,7 @@ def _not_stood_on() -> Iterable[Any]:
 
 @mutant("no manifest stands on rows that only an index lists", TOMBSTONED)
 def _listed_not_stood_on() -> Iterable[Any]:
-    real = leader.references_of
+    real = references.references_of
 
     def references_of(plan: PendingCheckpoint, manifest: Manifest) -> Any:
         return real(dataclasses.replace(plan, staged=[]), manifest)

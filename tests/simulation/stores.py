@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import Fenced, Halt, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
-from exactlyonce.testing.store import Contents, MemorySink
+from exactlyonce.testing.store import MemorySink, StoreContents
 
 if TYPE_CHECKING:
     from coordinator import SimulatedCoordinator
@@ -72,7 +72,7 @@ class Stores:
         """What people do to the store or to the checkpoint topic: a method."""
         self._backup_at = self.rng.randint(0, 2_000)
         self._harm_at = self._backup_at + self.rng.randint(1, 2_000)
-        self._backup: Contents | None = None
+        self._backup: StoreContents | None = None
         self._coordinators_harmed = 0
         """How many coordinators had begun when it was done."""
         self._away_until_ms = 0

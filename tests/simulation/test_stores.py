@@ -50,7 +50,7 @@ def test_no_fault_breaks_an_invariant_of_stores(seeds: int) -> None:
 @pytest.mark.parametrize("luck", HARMS)
 def test_every_run_halts_once_the_store_or_the_topic_is_another_one(luck: str) -> None:
     """A store that is put back to an earlier state, while the pipeline is down or only while the store is away, and a
-    checkpoint topic that is made anew under an old ledger: nothing is written again, nothing left out, the run halts."""
+    checkpoint topic that is made anew under an old ledger: nothing is written again or left out, the run halts."""
     halted = sum(each["halt for a store"] for each in lived(range(20), luck))
     assert halted >= 5
 
