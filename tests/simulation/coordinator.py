@@ -94,8 +94,11 @@ class SimulatedCoordinator:
         self.alive, self.paused_until_ms = True, 0
         self.end: events.End | None = None
         self.scale = scale = world.scale
-        self.core = Coordinator(world.settings, ExponentialDelay(20, 200), scale.subtasks, scale.sink_subtasks)
         self.stores = StoreAnswers(self)
+        self.core = Coordinator(
+            world.settings, ExponentialDelay(20, 200), scale.subtasks, scale.sink_subtasks,
+            staging=bool(self.stores.sinks),
+        )  # fmt: skip
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)
         self._log_answers = LogAnswers(world)
@@ -193,6 +196,10 @@ class SimulatedCoordinator:
             case events.AnnounceFinalized(checkpoint):
                 for worker in self.workers:
                     worker.tell(msg.CheckpointFinalized(checkpoint))
+            case events.Hold(held):
+                self.world.seen["held" if held else "held no more"] += 1
+                for worker in self.workers:
+                    worker.tell(msg.Hold(held))
             case events.Restart(attempt, delay_ms, reason):
                 self.world.note(f"{self} restarts: {reason}")
                 self.kill_workers()
@@ -345,7 +352,7 @@ class SimulatedCoordinator:
                 return (yield from copied(self, committable, name))
             case requests.ReplayTransaction(manifest, committable, name):
                 return (yield from replayed(self, manifest, committable, name))
-            case requests.FenceStore() | requests.CommitStaged():
+            case requests.FenceStore() | requests.CleanStore() | requests.CommitStaged():
                 return (yield from self.stores(request))
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms

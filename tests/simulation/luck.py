@@ -72,8 +72,8 @@ LUCK = {
     "stores": Luck(
         kinds=("crash_coordinator", "kill_worker"),
         fates=("crash", "sleep"),
-        chances={"_chance": 0.002, "_network_chance": 0.0, "_request_chance": 0.1},
-        stores={"network_chance": 0.3, "away_chance": 0.001, "rescale_chance": 0.5, "harm": ""},
+        chances={"_chance": 0.001, "_network_chance": 0.0, "_request_chance": 0.03},
+        stores={"network_chance": 0.2, "away_chance": 0.001, "commit_chance": 0.3, "rescale_chance": 0.5, "harm": ""},
     ),
     "late rows": Luck(
         kinds=("kill_writing_worker",),

@@ -213,7 +213,7 @@ def _carried_through_restart() -> Iterable[Any]:
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("rows are not looked for as early as they are written", LEFT, luck="late rows")
+@mutant("rows are not looked for as early as they are written", LEFT, luck="late rows", first=20)
 def _not_ahead() -> Iterable[Any]:
     real = orphans.KnownBlocks.__init__
 

@@ -43,7 +43,7 @@ class StoreAnswers:
         self._stores = PipelineStores(self._world.graph, self._blocks)
         self.sinks = self._stores.sinks
 
-    def __call__(self, request: requests.FenceStore | requests.CommitStaged) -> Steps:
+    def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
         """Blocks are read anew for each request; before the store is asked the process may end or sleep once more."""
         self._blocks.found.clear()
         while True:
@@ -54,6 +54,8 @@ class StoreAnswers:
             yield from self._blocks.get(self._world, refs)
             self._coordinator.step_name = "store-committing"
             self._world.faults.before_request(self._coordinator)
+            assert self._world.stores is not None
+            self._world.stores.before_commit(self._coordinator)
             yield None
 
 
@@ -67,6 +69,8 @@ class Stores:
         self.timeout_ms = choice((300, 2_000, 6_000))
         self.network_chance = choice((0.0, 0.05, 0.3))
         self.away_chance = choice((0.0, 0.0, 0.001, 0.004))
+        self.commit_chance = choice((0.0, 0.0, 0.1, 0.3))
+        """That a coordinator ends or sleeps right before it asks for a commit."""
         self.rescale_chance = choice((0.0, 0.0, 0.5))
         self.harm = choice(HARMS) if self.rng.random() < 0.2 else ""
         """What people do to the store or to the checkpoint topic: a method."""
@@ -130,6 +134,12 @@ class Stores:
             answer = type(error).__name__
         self.world.seen[f"{name}: {answer if name.endswith('apply') else 'fence'}"] += 1
         self.world.note(f"{name} is carried out: {answer}")
+
+    def before_commit(self, coordinator: SimulatedCoordinator) -> None:
+        """All blocks are read, and the store is about to be asked."""
+        if self.world.chaos and coordinator is self.world.coordinator and self.rng.random() < self.commit_chance:
+            self.world.seen["at store-committing"] += 1
+            self.rng.choice((self.world.faults.crash, self.world.faults.sleep))(coordinator)
 
     # --- what happens -------------------------------------------------------------------------------------------
 

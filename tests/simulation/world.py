@@ -26,6 +26,7 @@ from stores import Stores
 from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of
 from watched import Asserted, Broken, WatchedBroker, demand
 
+from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision_log, leader, staged
 from exactlyonce.checkpoint.decision import TRIES_AGAIN
 from exactlyonce.checkpoint.events import End
@@ -68,6 +69,7 @@ BOUNDS = (
     (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
     (writer, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
+    (core, "HOLD_AFTER_MS", 100),
     (leader, "UPKEEP_INTERVAL_S", 1.0),
     (staged, "PAUSE_LONGEST_MS", 400),
     (write_ahead, "CHUNK_SIZE", 500),

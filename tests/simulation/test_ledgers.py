@@ -21,7 +21,17 @@ FAULTS = {
     "zombie coordinator", "zombie worker", "rescaled",
 }  # fmt: skip
 """What is done to the job: what became of a request that nobody heard the answer to comes behind its name."""
-CONSEQUENCES = {"applied", "applied before", "rows carried", "finish", "StoreUnavailable", "Fenced", "clean end"}
+CONSEQUENCES = {
+    "applied",
+    "applied before",
+    "rows carried",
+    "held",
+    "held no more",
+    "finish",
+    "StoreUnavailable",
+    "Fenced",
+    "clean end",
+}
 """What the job had to do about it."""
 HARMS = ("restored while down", "restored while away", "topic made anew")
 """Luck: what people do to the store or to the checkpoint topic."""
