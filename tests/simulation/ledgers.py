@@ -40,8 +40,6 @@ class Ledgers:
         """Likewise, of what is finalized."""
         self.applied: set[str] = set()
         """By name, what is in the store."""
-        self.behind: set[Of] = set()
-        """Whose rows a restored store has lost though they were finalized."""
         self.put_back = self.made_anew = False
         """Whether the store was restored from a backup, or the checkpoint topic made anew."""
         self._decided: dict[str, Decided] = {}
@@ -101,7 +99,6 @@ class Ledgers:
         of, name = (entry.sink, entry.subtask), f"{entry.sink}:{entry.subtask}:{entry.checkpoint}"
         demand(not self.made_anew, f"{name} is applied under a topic that was made anew")
         demand(name in self._decided, f"{name} is applied though no durable manifest names it")
-        demand(of not in self.behind, f"{name} is applied to a store that was put back")
         demand(entry.incarnation >= self._fenced.get(entry.sink, 0), f"{name} is applied by who was fenced")
         demand(name not in self.applied, f"{name} is applied twice")
         order = self._order[of]
@@ -128,8 +125,14 @@ class Ledgers:
         """The store was put back to *contents*."""
         has = positions_of(contents)
         self.put_back = True
-        self.behind = self.lost(contents)
+        self._fenced = {sink: writer.incarnation for (_, sink), writer in contents.writers.items()}
         self.applied = {name for name in self.applied if self._is_in(name, has)}
+
+    @property
+    def lacks(self) -> list[str]:
+        """What is finalized and not there. What had been sent before the store was put back may bring it again."""
+        every = (name for names in self._order.values() for name in names)
+        return [name for name in every if self._is_in(name, self.finalized) and name not in self.applied]
 
     def lost(self, contents: StoreContents) -> set[Of]:
         """The sink subtasks of which *contents* lack what is finalized."""

@@ -32,7 +32,6 @@ DISORDERED = r"is applied before \["
 OTHER_ROWS = r"is applied with other rows than were set aside"
 SET_ASIDE = r"rows set aside, not"
 FORGOTTEN = r"says that the ledgers have"
-PUT_BACK = r"is applied to a store that was put back"
 UNNOTICED = r"goes on to a clean end though the store was put back"
 ANEW = r"in a topic that was made anew under an old ledger"
 
@@ -56,7 +55,7 @@ def _ledger_ignored() -> Iterable[Any]:
     yield patch.object(StoreModel, "apply", apply)
 
 
-@mutant("a store does not look at the checkpoint before", PUT_BACK, luck="restored while away")
+@mutant("a store does not look at the checkpoint before", DISORDERED, luck="restored while away")
 def _previous_ignored() -> Iterable[Any]:
     yield patch.object(StoreModel, "_require_reached")
 
@@ -66,7 +65,7 @@ def _fence_ignored() -> Iterable[Any]:
     yield patch.object(StoreModel, "_require_newest")
 
 
-@mutant("the checkpoint before is not named", PUT_BACK, luck="restored while away")
+@mutant("the checkpoint before is not named", DISORDERED, luck="restored while away")
 def _previous_unnamed() -> Iterable[Any]:
     real = staged.in_order
 

@@ -377,7 +377,8 @@ class Oracle:
         self.look()
         demand(self.decided == everything, "all of the input is counted")
         self.nothing_left()
-        self.readers.alike()
+        if not self.ledgers.put_back:
+            self.readers.alike()
 
     def nothing_left(self) -> None:
         """Whatever was read, of it everything is finalized, visible and closed."""

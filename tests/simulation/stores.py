@@ -184,7 +184,7 @@ class Stores:
         self.model.ledgers.look(self.model.contents)
         self.model.restore(self._backup)
         self.model.ledgers.restored(self._backup)
-        self.world.note(f"the store is put back: {sorted(self.model.ledgers.behind)} are behind")
+        self.world.note(f"the store is put back: {self.model.ledgers.lacks} are not there any more")
         self.world.seen["store put back"] += 1
         self._coordinators_harmed = len(self.world.coordinators)
 
@@ -204,8 +204,13 @@ class Stores:
 
     @property
     def harmed(self) -> bool:
-        """Whether every run must halt from now on."""
+        """Whether it was done."""
         return self.model.ledgers.put_back or self.model.ledgers.made_anew
+
+    @property
+    def halts(self) -> bool:
+        """Whether every run must halt from now on."""
+        return bool(self.model.ledgers.lacks) or self.model.ledgers.made_anew
 
     def explains(self, error: Exception | None) -> bool:
         """Whether *error* is the halt that what was done to the store, or to the topic, must lead to."""
@@ -216,9 +221,9 @@ class Stores:
 
     def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
         """Nobody who has begun since then does."""
-        since = self.harmed and self.world.coordinators.index(coordinator) >= self._coordinators_harmed
+        since = self.halts and self.world.coordinators.index(coordinator) >= self._coordinators_harmed
         demand(not since, f"{coordinator} goes on to a clean end though the store was put back, or the topic made anew")
 
     def close(self) -> None:
         """At the end of everything."""
-        demand(self.world.halted or not self.harmed, "nobody has noticed that the store, or the topic, is another one")
+        demand(self.world.halted or not self.halts, "nobody has noticed that the store, or the topic, is another one")

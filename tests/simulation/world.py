@@ -360,7 +360,7 @@ class World:
         if self.stores:
             self.stores.ended_cleanly(coordinator)
         demand(not made_anew, "an input topic that was made anew is read on")
-        self.finished = ends == goal and not (self.stores and self.stores.harmed)
+        self.finished = ends == goal and not (self.stores and self.stores.halts)
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
