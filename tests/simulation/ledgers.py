@@ -40,8 +40,10 @@ class Ledgers:
         """Likewise, of what is finalized."""
         self.applied: set[str] = set()
         """By name, what is in the store."""
-        self.put_back = self.made_anew = False
-        """Whether the store was restored from a backup, or the checkpoint topic made anew."""
+        self.put_back = False
+        """Whether the store was restored from a backup."""
+        self.made_anew = ""
+        """The id of the checkpoint topic, if it was made anew."""
         self._decided: dict[str, Decided] = {}
         self._order: dict[Of, list[str]] = {}
         """By sink subtask, the names of what is decided, in the order of the checkpoints at whose barriers it was
@@ -89,15 +91,14 @@ class Ledgers:
 
     # --- requests
 
-    def fenced(self, sink: str, incarnation: int) -> None:
+    def fenced(self, sink: str, incarnation: int, origin: str) -> None:
         """*incarnation* alone may apply from now on."""
-        demand(not self.made_anew, f"the ledger of {sink} is taken over by a topic that was made anew")
+        demand(origin != self.made_anew, f"the ledger of {sink} is taken over by a topic that was made anew")
         self._fenced[sink] = max(incarnation, self._fenced.get(sink, 0))
 
     def applied_now(self, entry: LedgerEntry, rows: Sequence[bytes]) -> None:
         """The store has taken *rows*."""
         of, name = (entry.sink, entry.subtask), f"{entry.sink}:{entry.subtask}:{entry.checkpoint}"
-        demand(not self.made_anew, f"{name} is applied under a topic that was made anew")
         demand(name in self._decided, f"{name} is applied though no durable manifest names it")
         demand(entry.incarnation >= self._fenced.get(entry.sink, 0), f"{name} is applied by who was fenced")
         demand(name not in self.applied, f"{name} is applied twice")
@@ -161,7 +162,7 @@ class WatchedStore(StoreModel):
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         found = super().fence(pipeline, sink, incarnation, origin)
-        self.ledgers.fenced(sink, incarnation)
+        self.ledgers.fenced(sink, incarnation, origin)
         return found
 
     def apply(self, rows: Sequence[bytes], entry: LedgerEntry) -> bool:

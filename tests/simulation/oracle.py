@@ -151,9 +151,9 @@ class Oracle:
             self.look()
             self._transaction(transaction, list(records))
 
-    def topic_made_anew(self) -> None:
+    def topic_made_anew(self, topic_id: str) -> None:
         """The checkpoint topic is another one, and empty; nothing may be decided in it."""
-        self.ledgers.made_anew = True
+        self.ledgers.made_anew = topic_id
         self._decisions_read, self._blocks_read = 0, [0] * self._block_partitions
 
     def _transaction(self, transaction: tuple[int, int], records: list[Record]) -> None:

@@ -197,7 +197,7 @@ class Stores:
         world.broker.delete_topic(TOPIC)
         world.broker.create_topic(TOPIC, world.block_partitions, compact=True)
         world.topic = TopicInfo(TOPIC, world.broker.topic_id(TOPIC) or "", world.block_partitions, 1)
-        world.oracle.topic_made_anew()
+        world.oracle.topic_made_anew(world.topic.topic_id)
         world.note("the checkpoint topic is made anew")
         world.seen["checkpoint topic made anew"] += 1
         self._coordinators_harmed = len(self.world.coordinators)
@@ -205,19 +205,19 @@ class Stores:
     @property
     def harmed(self) -> bool:
         """Whether it was done."""
-        return self.model.ledgers.put_back or self.model.ledgers.made_anew
+        return self.model.ledgers.put_back or bool(self.model.ledgers.made_anew)
 
     @property
     def halts(self) -> bool:
         """Whether every run must halt from now on."""
-        return bool(self.model.ledgers.lacks) or self.model.ledgers.made_anew
+        return bool(self.model.ledgers.lacks or self.model.ledgers.made_anew)
 
     def explains(self, error: Exception | None) -> bool:
         """Whether *error* is the halt that what was done to the store, or to the topic, must lead to."""
         if not isinstance(error, Halt):
             return False
         put_back = self.model.ledgers.put_back and RESTORED in str(error)
-        return put_back or (self.model.ledgers.made_anew and any(text in str(error) for text in ANEW))
+        return put_back or (bool(self.model.ledgers.made_anew) and any(text in str(error) for text in ANEW))
 
     def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
         """Nobody who has begun since then does."""
