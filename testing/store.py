@@ -67,9 +67,8 @@ class StoreModel:
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store.fence`."""
         target = (pipeline, sink)
-        writer = self.contents.writers.get(target)
-        if writer is not None and writer.origin != origin:
-            raise ForeignLedger(writer.origin)
+        if target in self.contents.writers:
+            self._require_own(target, origin)
         self._require_newest(target, incarnation)
         self.contents.writers[target] = Writer(incarnation, origin)
         return {key[2]: checkpoint for key, checkpoint in self.contents.ledger.items() if key[:2] == target}
@@ -77,6 +76,7 @@ class StoreModel:
     def apply(self, rows: Sequence[bytes], entry: LedgerEntry) -> bool:
         """See `Store.apply`."""
         target, key = (entry.pipeline, entry.sink), (entry.pipeline, entry.sink, entry.subtask)
+        self._require_own(target, entry.origin)
         self._require_newest(target, entry.incarnation)
         has = self.contents.ledger.get(key, 0)
         if has >= entry.checkpoint:
@@ -85,6 +85,11 @@ class StoreModel:
         self.contents.rows.setdefault(target, []).extend(rows)
         self.contents.ledger[key] = entry.checkpoint
         return True
+
+    def _require_own(self, target: Target, origin: str) -> None:
+        writer = self.contents.writers.get(target)
+        if writer is None or writer.origin != origin:
+            raise ForeignLedger(writer.origin if writer is not None else "none")
 
     def _require_newest(self, target: Target, incarnation: int) -> None:
         writer = self.contents.writers.get(target)

@@ -29,6 +29,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint that the ledger has by then; 0: none."""
     incarnation: int
     """Of the coordinator that applies them."""
+    origin: str
+    """The id of its checkpoint topic. Where a pipeline begins anew, incarnations and checkpoints count from 1 again: it
+    alone tells the zombies of the life before."""
 
 
 class RowEncoder(Protocol):
@@ -67,7 +70,8 @@ class Store(Protocol):
         an older checkpoint for the subtask; -> whether it did. False: they had been applied before.
 
         May be called again after any outcome, by any process. Raises `Fenced` where the ledger has a newer incarnation,
-        `LedgerBehind` where it has an older checkpoint than the one before.
+        `LedgerBehind` where it has an older checkpoint than the one before, `ForeignLedger` where it was begun for
+        another checkpoint topic, or by nobody yet.
         """
 
     def write(self, chunks: Iterable[bytes]) -> None:

@@ -87,6 +87,10 @@ LUCK = {
     "restored while away": Luck(
         chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "restore_while_away", "network_chance": 0.0}
     ),
+    "reset": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0},
+        stores={"harm": "reset", "network_chance": 0.0, "commit_chance": 0.5, "_harm_at": 0},
+    ),
     "topic made anew": Luck(
         chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "make_topic_anew", "network_chance": 0.0}
     ),

@@ -33,7 +33,7 @@ OTHER_ROWS = r"is applied with other rows than were set aside"
 SET_ASIDE = r"rows set aside, not"
 FORGOTTEN = r"says that the ledgers have"
 UNNOTICED = r"goes on to a clean end though the store was put back"
-ANEW = r"in a topic that was made anew under an old ledger"
+ANEW = r"is taken over by a topic that was made anew"
 
 
 def mutant(name: str, expected: str, *, luck: str | None = None, first: int = 0) -> Callable[[Any], None]:
@@ -65,6 +65,11 @@ def _fence_ignored() -> Iterable[Any]:
     yield patch.object(StoreModel, "_require_newest")
 
 
+@mutant("a store does not look at the topic that its ledger was begun for", UNDECIDED + "|" + OTHER_ROWS, luck="reset")
+def _origin_ignored() -> Iterable[Any]:
+    yield patch.object(StoreModel, "_require_own")
+
+
 @mutant("the checkpoint before is not named", DISORDERED, luck="restored while away")
 def _previous_unnamed() -> Iterable[Any]:
     real = staged.in_order
@@ -75,9 +80,17 @@ def _previous_unnamed() -> Iterable[Any]:
     yield patch.object(leader, "in_order", in_order)
 
 
-@mutant("no store is fenced, so no ledger is looked at, before a run goes on", ANEW, luck="topic made anew")
-def _no_fence() -> Iterable[Any]:
-    yield patch.object(StagedCommits, "fence", lambda *_: _nothing())
+@mutant("a store is fenced by whatever topic asks", ANEW, luck="topic made anew")
+def _taken_over() -> Iterable[Any]:
+    real = StoreModel.fence
+
+    def fence(self: StoreModel, pipeline: str, sink: str, incarnation: int, origin: str) -> Any:
+        writer = self.contents.writers.get((pipeline, sink))
+        if writer is not None:
+            self.contents.writers[pipeline, sink] = writer._replace(origin=origin)
+        return real(self, pipeline, sink, incarnation, origin)
+
+    yield patch.object(StoreModel, "fence", fence)
 
 
 @mutant("a ledger that is behind is fenced, and not looked at", UNNOTICED, luck="restored while down")

@@ -83,7 +83,11 @@ class Oracle:
         """The newest attempt, of the newest incarnation, that has completed a checkpoint, or is behind a clean end."""
         self._of_zombies: set[str] = set()
         """Blocks that older attempts wrote after that: nobody looks for them."""
-        self._read_to = {(sink, p): 0 for sink in self.sinks for p in range(output_partitions)}
+        self._read_to = {
+            (sink, p): broker.log_of(sink, p).end_offset if broker.topic_id(sink) else 0
+            for sink in self.sinks
+            for p in range(output_partitions)
+        }
         self._decisions_read = 0
         self._blocks_read = [0] * block_partitions
         self._live: dict[str, BlockRef | None] = {}

@@ -7,6 +7,7 @@ or make the checkpoint topic anew, and then every run must halt.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from ledgers import WatchedStore
 from watched import demand
 
 from exactlyonce.checkpoint import requests
+from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import Fenced, Halt, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.store import MemorySink, StoreContents
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 RESTORED, ANEW = "restored from a backup", ("another checkpoint topic", "the topic was deleted")
 """What the halts say."""
-HARMS = ("restore_while_down", "restore_while_away", "make_topic_anew")
+HARMS = ("restore_while_down", "restore_while_away", "make_topic_anew", "reset")
 FORGOTTEN_MS = EXPIRY_MS + 10_000
 AGAIN_STEPS = 200
 """After so many steps it is tried again to put the store back, if it had nothing to lose."""
@@ -202,6 +205,35 @@ class Stores:
         world.seen["checkpoint topic made anew"] += 1
         self._coordinators_harmed = len(self.world.coordinators)
 
+    def reset(self) -> None:
+        """The pipeline begins anew: topic, target and ledger are emptied by hand, while an older coordinator sleeps
+        right before it asks the store."""
+        world, now_ms = self.world, self.clock.monotonic_ms()
+        asleep = [e for e in world.coordinators if e.paused_until_ms > now_ms and e.step_name == "store-committing"]
+        zombie = next((each for each in asleep if each.alive), None)
+        if zombie is None or not world.faults.broker_is_up or world.broker.has_hanging():
+            return
+        world.faults.everybody_down(FORGOTTEN_MS)
+        with suppress(NoAnswer):
+            world.network.topic_id(TOPIC)  # what was delayed arrives before it
+        if not self._forgotten():
+            return
+        self.harm = ""
+        zombie.alive = True
+        zombie.paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(0, 2_000)
+        world.broker.delete_topic(TOPIC)
+        world.broker.create_topic(TOPIC, world.block_partitions, compact=True)
+        world.topic = TopicInfo(TOPIC, world.broker.topic_id(TOPIC) or "", world.block_partitions, 1)
+        self.model.contents = StoreContents()
+        world.judge_anew()
+        world.note("the pipeline is reset")
+        world.seen["reset"] += 1
+
+    def _forgotten(self) -> bool:
+        """Whether the broker knows no transaction of any sink: only then does a run begin anew by itself."""
+        names = (each.transactional_id for each in self.world.broker.list_transactions("eo:p:"))
+        return not any(TransactionalId.parse(name) for name in names)
+
     @property
     def harmed(self) -> bool:
         """Whether it was done."""
@@ -218,6 +250,10 @@ class Stores:
             return False
         put_back = self.model.ledgers.put_back and RESTORED in str(error)
         return put_back or (bool(self.model.ledgers.made_anew) and any(text in str(error) for text in ANEW))
+
+    def outlives(self, error: Exception | None) -> bool:
+        """Whether *error* ends a coordinator that has lived on through a reset."""
+        return isinstance(error, Halt) and bool(self.world.seen["reset"]) and ANEW[0] in str(error)
 
     def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
         """Nobody who has begun since then does."""

@@ -65,6 +65,12 @@ def test_every_run_halts_once_the_store_or_the_topic_is_another_one(luck: str) -
     assert halted >= 5
 
 
+def test_who_has_lived_on_through_a_reset_applies_nothing() -> None:
+    """Topic, target and ledger are emptied, and checkpoints and incarnations count from 1 again, while an older leader
+    sleeps right before it asks the store: what it asks then is refused, for the ledger is of another topic."""
+    assert sum(each["reset"] for each in lived(range(20), "reset")) >= 10
+
+
 @pytest.mark.parametrize("shape", STORE_SHAPES)
 def test_every_topology_with_a_store_comes_to_its_end(shape: str) -> None:
     """Whatever the seed draws beside it."""

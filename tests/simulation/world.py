@@ -112,11 +112,7 @@ class World:
         self.settings = self._settings()
         self.broker = WatchedBroker(self.clock, self._broker_settings())
         self.network = UnreliableBroker(self.broker, self.clock)
-        self.oracle = self.broker.oracle = Oracle(
-            self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
-            block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
-            store=self.stores.model if self.stores else None,
-        )  # fmt: skip
+        self.judge_anew()
         self.faults = FaultInjector(self, self.luck)
         self._topics()
 
@@ -136,6 +132,14 @@ class World:
         self.block_partitions = rng.randint(2, 3)
         self._steps_per_record = rng.choice((1, 5, 15))
         self._fed = {(source, p): 0 for source, each in self.inputs.items() for p in range(len(each.partitions))}
+
+    def judge_anew(self) -> None:
+        """Nothing is decided, and what is visible now is nobody's business."""
+        self.oracle = self.broker.oracle = Oracle(
+            self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
+            block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
+            store=self.stores.model if self.stores else None,
+        )  # fmt: skip
 
     def scaled(self, parallelism: int) -> Scale:
         """The pipeline with that many subtasks of each task."""
@@ -331,7 +335,8 @@ class World:
             return
         again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)
         # Of what a zombie replays, a newer one may have dropped blocks.
-        outlived = not self.is_newest(coordinator) and isinstance(end.error, DamagedBlock)
+        foreign = self.stores is not None and self.stores.outlives(end.error)
+        outlived = not self.is_newest(coordinator) and (foreign or isinstance(end.error, DamagedBlock))
         if end.error is not None and not (outlived or again or isinstance(end.error, SURVIVABLE)):
             raise Asserted(f"{coordinator} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
