@@ -1,7 +1,7 @@
 # make demo | test | test-all | simulate | bench | lint | help: each sets up what it needs in .venv, once.
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
-# make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
+# make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
 # make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves nothing out.
 
 .PHONY: demo test test-all simulate bench lint image clean kafka help

@@ -334,7 +334,8 @@ class Leader:
         return verdict
 
     def _commit_staged(self, manifest: Manifest, *, accept_loss: bool = False) -> Procedure[dict[str, str]]:
-        return (yield from self._staged.commit(manifest, self.incarnation.incarnation, accept_loss=accept_loss))
+        number, origin = self.incarnation.incarnation, self.log.topic.topic_id
+        return (yield from self._staged.commit(manifest, number, origin, accept_loss=accept_loss))
 
     def _keep_alive(self) -> Procedure[None]:
         """While a store is waited for: a heartbeat, whenever one is due."""

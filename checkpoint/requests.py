@@ -157,7 +157,7 @@ class ReplayTransaction:
 
 class FenceStore(NamedTuple):
     """-> dict[int, int]: by subtask, the checkpoint in the ledger of *sink*. From now on nobody of an older incarnation
-    commits anything there. `ForeignLedger` where another checkpoint topic than *origin* has begun it."""
+    commits there. `ForeignLedger`, here and below, where another checkpoint topic than *origin* has begun it."""
 
     sink: str
     incarnation: int
@@ -173,10 +173,11 @@ class CleanStore(NamedTuple):
 
 
 class CommitStaged(NamedTuple):
-    """-> bool: whether it was committed now, with its ledger; `LedgerBehind` if that lacks what came before."""
+    """-> bool: whether it was committed now, with its ledger. `LedgerBehind` if that lacks what came before."""
 
     committable: StoreCommittable
     incarnation: int
+    origin: str
 
 
 # --- what a leader asks of the topics that its pipeline reads and writes
@@ -197,9 +198,7 @@ class CheckContinuity:
 @dataclass(frozen=True)
 class LookAtInputs:
     """-> None. Raises Halt if an input is not the one that is read any more; takes note of partitions that were added.
-
-    *newest* is the newest manifest.
-    """
+    *newest* is the newest manifest."""
 
     newest: Manifest
 

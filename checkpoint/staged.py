@@ -95,7 +95,9 @@ class StagedCommits:
         for sink in sinks:
             yield from self._persistently(CleanStore(sink, incarnation, attempt), sink)
 
-    def commit(self, manifest: Manifest, incarnation: int, *, accept_loss: bool = False) -> Procedure[dict[str, str]]:
+    def commit(
+        self, manifest: Manifest, incarnation: int, origin: str, *, accept_loss: bool = False
+    ) -> Procedure[dict[str, str]]:
         """Commit what *manifest*, which is durable, has staged: the fate of each, by name.
 
         With *accept_loss*, what a store refuses is given up, and its ledger says that it was committed.
@@ -103,15 +105,17 @@ class StagedCommits:
         fates: dict[str, str] = {}
         for each in manifest.staged:
             try:
-                yield from self._persistently(CommitStaged(each, incarnation), each.sink)
+                yield from self._persistently(CommitStaged(each, incarnation, origin), each.sink)
                 fates[each.name] = "committed"
+            except ForeignLedger as foreign:
+                raise Halt(_foreign(each.sink, origin, str(foreign))) from None
             except LedgerBehind as behind:
                 raise Halt(_behind(each.sink, each.subtask, int(str(behind)), each.previous)) from None
             except StoreError as error:
                 if not accept_loss:
                     raise Halt(_refused(manifest, each, error)) from error
                 nothing = msgspec.structs.replace(each, records=0, blocks=(), body=b"")
-                yield from self._persistently(CommitStaged(nothing, incarnation), each.sink)
+                yield from self._persistently(CommitStaged(nothing, incarnation, origin), each.sink)
                 fates[each.name] = LOSS_ACCEPTED
             yield Reached("store-committed")
         return fates

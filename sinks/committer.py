@@ -32,7 +32,7 @@ class Committer(Protocol):
         """What older attempts than that one have set aside outside of the checkpoint topic, and nobody has committed,
         goes. See `checkpoint.requests.CleanStore`."""
 
-    def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
+    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """-> whether it was committed now; False: it had been. See `checkpoint.requests.CommitStaged`."""
 
     def close(self) -> None:

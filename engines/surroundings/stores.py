@@ -58,9 +58,9 @@ class PipelineStores:
                 return dict(self._committers[sink].fence(incarnation, origin))
             case ask.CleanStore(sink, incarnation, attempt):
                 return self._committers[sink].clean(incarnation, attempt)
-            case ask.CommitStaged(committable, incarnation):
+            case ask.CommitStaged(committable, incarnation, origin):
                 hit("store-committing")
-                return self._committer(committable).commit(committable, incarnation)
+                return self._committer(committable).commit(committable, incarnation, origin)
         return NotImplemented
 
     def _committer(self, committable: StoreCommittable) -> Committer:

@@ -70,10 +70,11 @@ class FilesCommitter:
         with folders.explained(self._folder.target):
             return self._ledger.fence(incarnation, origin)
 
-    def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
+    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """See `Committer.commit`."""
         with folders.explained(self._folder.target):
             self._require_there()
+            self._ledger.require_origin(origin)
             self._ledger.require_not_fenced(incarnation)
             if self._ledger.has(committable.subtask, committable.checkpoint):
                 return False

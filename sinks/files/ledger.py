@@ -36,9 +36,7 @@ class FileLedger:
             self._tree.make(each)
         self.require_not_fenced(incarnation)
         if not folders.write_new(folder.origin, origin.encode(), folder.temporary / f"{incarnation}-origin"):
-            found = folder.origin.read_text()
-            if found != origin:
-                raise ForeignLedger(found)
+            self.require_origin(origin)
         (folder.fence / str(incarnation)).touch()
         folders.sync_folder(folder.fence)
         for older in self._incarnations():
@@ -48,6 +46,15 @@ class FileLedger:
         self.require_not_fenced(incarnation)
         names = filter(_NUMBER.match, folders.names_in(folder.ledger))
         return {subtask: self.position(subtask) for subtask in sorted(map(int, names))}
+
+    def require_origin(self, origin: str) -> None:
+        """Raise `ForeignLedger` unless the ledger was begun for the checkpoint topic of that id."""
+        try:
+            found = self._folder.origin.read_text()
+        except FileNotFoundError:
+            found = ""
+        if found != origin:
+            raise ForeignLedger(found)
 
     def _incarnations(self) -> list[int]:
         return [int(name) for name in folders.names_in(self._folder.fence) if _NUMBER.match(name)]

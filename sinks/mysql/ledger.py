@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from exactlyonce.pipeline.errors import Fenced, StoreError
 from exactlyonce.sinks.mysql.session import MySQLSession, quoted
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
 
 LEDGER = "exactlyonce_ledger"
 CREATE = f"""CREATE TABLE IF NOT EXISTS {LEDGER} (
@@ -56,7 +56,7 @@ def advance(session: MySQLSession, entry: LedgerEntry) -> bool:
     To be called first in the transaction that writes the rows.
     """
     writer = session.ask(
-        f"SELECT incarnation FROM {LEDGER} {_ROW} LOCK IN SHARE MODE", entry.pipeline, entry.sink, WRITER
+        f"SELECT incarnation, origin FROM {LEDGER} {_ROW} LOCK IN SHARE MODE", entry.pipeline, entry.sink, WRITER
     )
     if not writer:
         raise StoreError(
@@ -71,13 +71,9 @@ def advance(session: MySQLSession, entry: LedgerEntry) -> bool:
         session.ask(_MAKE_ROW, *of_subtask, "")
         found = session.ask(look, *of_subtask)
     ((checkpoint, incarnation),) = found
-    newest = max(writer[0][0], incarnation)
-    if newest > entry.incarnation:
-        raise _fenced(entry.pipeline, entry.sink, entry.incarnation, newest)
-    if checkpoint >= entry.checkpoint:
+    newest, origin = max(writer[0][0], incarnation), writer[0][1]
+    if not entry.is_due(checkpoint=max(checkpoint, 0), incarnation=newest, origin=origin):
         return False
-    if max(checkpoint, 0) < entry.previous:
-        raise LedgerBehind(max(checkpoint, 0))
     changed = session.changed_by(
         f"UPDATE {LEDGER} SET checkpoint = %s, incarnation = %s {_ROW} AND checkpoint = %s",
         entry.checkpoint, entry.incarnation, *of_subtask, checkpoint,

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import PostgresConnection
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
 
 TABLE = "exactlyonce_ledger"
 SINK_ITSELF = -1
@@ -148,8 +148,12 @@ class LedgerTable:
         found = self._connection.rows(_END, (name.session, self.shown))
         return [pid for pid, _ in found]
 
-    def enter(self, entry: LedgerEntry) -> str:
-        """Part of a transaction: hold the sink's row shared, so that nobody fences; -> the ledger's origin."""
+    def claim(self, entry: LedgerEntry) -> bool:
+        """Part of a transaction: compare-and-set; whether the subtask's row was of an older checkpoint, and is of this.
+
+        The sink's row is held shared, so that nobody fences. Another one who claims the same subtask's row is waited
+        for, also where it is the row's first. Raises what `LedgerEntry.is_due` raises.
+        """
         name = SinkName(entry.pipeline, entry.sink)
         found = self._run(f"SELECT incarnation, origin FROM {{}} WHERE {_SINKS_ROW} FOR SHARE", name.values)
         if not found:
@@ -159,27 +163,15 @@ class LedgerTable:
                 f"compared with the checkpoints before anything is written."
             )
         newest, origin = found[0]
-        _refuse_older(name, entry.incarnation, newest)
-        return str(origin)
-
-    def claim(self, entry: LedgerEntry, origin: str) -> bool:
-        """Part of a transaction: compare-and-set; whether the subtask's row was of an older checkpoint, and is of this.
-
-        Another one who claims the same row is waited for, also where it is the row's first. Raises `LedgerBehind`
-        where the row is older than the entry has it.
-        """
         row = (entry.pipeline, entry.sink, entry.subtask)
         lock = f"SELECT checkpoint FROM {{}} WHERE {_SUBTASKS_ROW} FOR UPDATE"
         found = self._run(lock, row)
         if not found:
-            values = (*row, 0, entry.incarnation, origin)
+            values = (*row, 0, entry.incarnation, entry.origin)
             self._run("INSERT INTO {} VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING", values)
             found = self._run(lock, row)
-        checkpoint = found[0][0]
-        if checkpoint >= entry.checkpoint:
+        if not entry.is_due(checkpoint=found[0][0], incarnation=newest, origin=origin):
             return False
-        if checkpoint < entry.previous:
-            raise LedgerBehind(checkpoint)
         update = f"UPDATE {{}} SET checkpoint = $4, incarnation = $5 WHERE {_SUBTASKS_ROW}"
         self._run(update, (*row, entry.checkpoint, entry.incarnation))
         return True

@@ -82,7 +82,7 @@ class PostgresStore(Store):
         target, ledger = self._found(), self._ledger()
         session = SinkName(entry.pipeline, entry.sink).session
         with ledger.needed(), self._connection.transaction(session):
-            applied = ledger.claim(entry, ledger.enter(entry))
+            applied = ledger.claim(entry)
             if applied:
                 self._write(target, chunks)
         return applied

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 LEDGER_PREFIX = "exactlyonce_ledger:"
-ARGUMENTS_OF_LEDGER = 7
+ARGUMENTS_OF_LEDGER = 8
 
 _FENCE = """
 local origin = redis.call('HGET', KEYS[1], 'origin')
@@ -41,7 +41,8 @@ _LEDGER = """
 local ledger, subtask = KEYS[1], ARGV[1]
 local checkpoint, incarnation, previous = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local from, to, last = tonumber(ARGV[5]), ARGV[6], ARGV[7] == '1'
-local held = redis.call('HMGET', ledger, 'incarnation', subtask .. ':checkpoint', subtask .. ':part')
+local held = redis.call('HMGET', ledger, 'incarnation', subtask .. ':checkpoint', subtask .. ':part', 'origin')
+if held[4] and held[4] ~= ARGV[8] then return {'foreign', held[4]} end
 if held[1] and tonumber(held[1]) > incarnation then return {'fenced', held[1]} end
 local done, part, rows = tonumber(held[2] or 0), 0, 0
 if held[3] then
@@ -52,7 +53,7 @@ if done < checkpoint then
   if done < previous or (held[3] and part ~= checkpoint) then return {'behind', done} end
   if rows ~= from then return {'at', rows} end
 end
-local key, argument = 2, 8
+local key, argument = 2, 9
 """
 
 _TOUCH = """
@@ -159,7 +160,7 @@ APPLY = {
     for kind, rows in _ROWS.items()
 }
 """By kind: KEYS are the ledger and the distinct keys of the part; ARGV are subtask, checkpoint, incarnation, previous,
-rows before the part, rows with it, whether it is the last; then, by kind, the rows (`rows.Part`)."""
+rows before the part, rows with it, whether it is the last, origin; then, by kind, the rows (`rows.Part`)."""
 WRITE = {kind: Script(_NO_LEDGER + _LOOK[kind] + rows.text + "return {'applied'}", rows.commands)
          for kind, rows in _ROWS.items()}  # fmt: skip
 """The same without a ledger."""

@@ -90,9 +90,12 @@ class RedisStore:
         parts = Parts(chunks, self._kind, self._part_rows)
         while True:
             part = parts.current()
-            head = [entry.subtask, entry.checkpoint, entry.incarnation, entry.previous]
-            head += [part.first, part.after, int(part.is_last)]
+            numbers = [entry.subtask, entry.checkpoint, entry.incarnation, entry.previous]
+            numbers += [part.first, part.after, int(part.is_last)]
+            head = [*(b"%d" % each for each in numbers), entry.origin.encode()]
             answer, found = self._run(APPLY[self._kind], part, head, [ledger])[:2]
+            if answer == b"foreign":
+                raise ForeignLedger(found.decode())
             if answer == b"fenced":
                 self._fenced(found, entry.incarnation)
             if answer == b"behind":
@@ -126,9 +129,9 @@ class RedisStore:
     def _ledger(self, pipeline: str, sink: str) -> bytes:
         return f"{self._prefix}{pipeline}:{sink}".encode()
 
-    def _run(self, script: Any, part: Part, head: list[int], ledger: list[bytes]) -> list[Any]:
+    def _run(self, script: Any, part: Part, head: list[bytes], ledger: list[bytes]) -> list[Any]:
         """The answer of a script that writes *part*; raises where a key cannot take it."""
-        sent = [*(argument(b"%d" % each) for each in head), *self._before_rows, *part.arguments]
+        sent = [*map(argument, head), *self._before_rows, *part.arguments]
         count = len(head) + len(self._before_rows) + part.argument_count
         answer: list[Any] = self._server.run_with(script, [*ledger, *part.keys], sent, count)
         if answer[0] == b"type":

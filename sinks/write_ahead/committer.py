@@ -30,7 +30,7 @@ class RowsCommitter:
     def clean(self, incarnation: int, attempt: int) -> None:
         """Nothing: what nobody names in the checkpoint topic goes as every orphan does."""
 
-    def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
+    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """See `Store.apply`."""
         entry = LedgerEntry(
             pipeline=self.context.pipeline,
@@ -39,6 +39,7 @@ class RowsCommitter:
             checkpoint=committable.checkpoint,
             previous=committable.previous,
             incarnation=incarnation,
+            origin=origin,
         )
         return self.store.apply(self._chunks(committable), entry)
 

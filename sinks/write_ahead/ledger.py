@@ -19,7 +19,8 @@ class SinkLedger(msgspec.Struct, frozen=True, kw_only=True):
     """Who may write, and up to where rows are in the store. As it is made, that of a sink which has none yet.
 
     >>> ledger = SinkLedger().fenced("shop", "orders", 3, "topic-1")
-    >>> entry = LedgerEntry(pipeline="shop", sink="orders", subtask=0, checkpoint=7, previous=0, incarnation=3)
+    >>> of = {"pipeline": "shop", "sink": "orders", "subtask": 0, "incarnation": 3, "origin": "topic-1"}
+    >>> entry = LedgerEntry(checkpoint=7, previous=0, **of)
     >>> ledger = SinkLedger.decode(ledger.applied(entry).encode())
     >>> ledger.checkpoints, ledger.applied(entry)
     ({0: 7}, None)
@@ -53,6 +54,7 @@ class SinkLedger(msgspec.Struct, frozen=True, kw_only=True):
 
     def applied(self, entry: LedgerEntry) -> SinkLedger | None:
         """The ledger to write together with the rows of *entry*, or what `Store.apply` raises; None: they are there."""
-        if not entry.is_due(checkpoint=self.checkpoints.get(entry.subtask, 0), incarnation=self.incarnation):
+        checkpoint = self.checkpoints.get(entry.subtask, 0)
+        if not entry.is_due(checkpoint=checkpoint, incarnation=self.incarnation, origin=self.origin):
             return None
         return msgspec.structs.replace(self, checkpoints={**self.checkpoints, entry.subtask: entry.checkpoint})

@@ -30,17 +30,23 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint that the ledger has by then; 0: none."""
     incarnation: int
     """Of the coordinator that applies them."""
+    origin: str
+    """The id of its checkpoint topic. Where a pipeline begins anew, incarnations and checkpoints count from 1 again: it
+    alone tells the zombies of the life before."""
 
-    def is_due(self, *, checkpoint: int, incarnation: int) -> bool:
+    def is_due(self, *, checkpoint: int, incarnation: int, origin: str) -> bool:
         """Whether the rows are still to be written, by a ledger that has *checkpoint* for the subtask, 0 if it has no
-        row for it, and *incarnation* for the sink. False: they have been. Raises `Fenced`, `LedgerBehind`.
+        row for it, and *incarnation* and *origin* for the sink. False: they have been. Raises `ForeignLedger`,
+        `Fenced`, `LedgerBehind`.
 
-        Only as true as the two numbers: read them in the transaction that writes the rows, their rows locked.
+        Only as true as what it is told: read that in the transaction that writes the rows, its rows locked.
 
-        >>> entry = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=7, previous=5, incarnation=2)
-        >>> entry.is_due(checkpoint=5, incarnation=2), entry.is_due(checkpoint=7, incarnation=2)
-        (True, False)
+        >>> entry = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=7, previous=5, incarnation=2, origin="t")
+        >>> [entry.is_due(checkpoint=number, incarnation=2, origin="t") for number in (5, 7)]
+        [True, False]
         """
+        if origin != self.origin:
+            raise ForeignLedger(origin)
         if incarnation > self.incarnation:
             raise Fenced(
                 f"The ledger of sink {self.sink!r} of pipeline {self.pipeline!r} has incarnation {incarnation}: a "
@@ -89,7 +95,8 @@ class Store(Protocol):
         an older checkpoint for the subtask; -> whether it did. False: they had been applied before.
 
         May be called again after any outcome, by any process. Raises `Fenced` where the ledger has a newer incarnation,
-        `LedgerBehind` where it has an older checkpoint than the one before.
+        `LedgerBehind` where it has an older checkpoint than the one before, `ForeignLedger` where it was begun for
+        another checkpoint topic, or by nobody yet.
         """
 
     def write(self, chunks: Iterable[bytes]) -> None:

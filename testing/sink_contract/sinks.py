@@ -38,18 +38,22 @@ class SinkContract(ContractHooks):
         again(lambda: committer.fence(incarnation, ORIGIN))
         return committer
 
-    def commits(self, committer: Committer, committable: StoreCommittable, incarnation: int = 1) -> None:
+    def commits(
+        self, committer: Committer, committable: StoreCommittable, incarnation: int = 1, origin: str = ORIGIN
+    ) -> None:
         """Commit what has not been committed yet."""
         failed = f"A commit of checkpoint {committable.checkpoint}, with what the ledger has as `previous`, is to work."
-        assert works(lambda: committer.commit(committable, incarnation), failed) is True, (
+        assert works(lambda: committer.commit(committable, incarnation, origin), failed) is True, (
             f"A commit of checkpoint {committable.checkpoint}, the first, says that it had been committed: its rows "
             f"would be left out. Only a ledger row with this or a newer checkpoint, for this subtask, may say so."
         )
 
-    def has_been(self, committer: Committer, committable: StoreCommittable, incarnation: int = 1) -> None:
+    def has_been(
+        self, committer: Committer, committable: StoreCommittable, incarnation: int = 1, origin: str = ORIGIN
+    ) -> None:
         """Commit what has been committed."""
         asked_again = "What has been committed is asked again, and is no error: it returns False."
-        assert works(lambda: committer.commit(committable, incarnation), asked_again) is False, TWICE
+        assert works(lambda: committer.commit(committable, incarnation, origin), asked_again) is False, TWICE
 
     def found(self, incarnation: int, expected: dict[int, int], why: str) -> Committer:
         """The next leader's committer, whose fence finds *expected* in the ledger."""
@@ -157,10 +161,11 @@ class SinkContract(ContractHooks):
         leader = self.leader(1)
         self.commits(leader, self.staged(FIRST, 1))
         why = "The ledger has checkpoint 1, and the entry's `previous` is 3: rows are missing, and nobody would know."
-        error = refused(lambda: leader.commit(self.staged(SECOND, 4, previous=3), 1), LedgerBehind, why)
+        error = refused(lambda: leader.commit(self.staged(SECOND, 4, previous=3), 1, ORIGIN), LedgerBehind, why)
         assert int(str(error)) == 1, f"The argument of LedgerBehind is the ledger's checkpoint, 1, and not {error}."
         fresh = self.staged([(70, 0)], 4, previous=3, subtask=5)
-        error = refused(lambda: leader.commit(fresh, 1), LedgerBehind, f"Without a row it has checkpoint 0. {why}")
+        why = f"Without a row it has checkpoint 0. {why}"
+        error = refused(lambda: leader.commit(fresh, 1, ORIGIN), LedgerBehind, why)
         assert int(str(error)) == 0, f"The argument of LedgerBehind is 0 where there is no row, and not {error}."
         self.seen(FIRST, "Rows were written behind a gap.")
         self.commits(leader, self.staged(SECOND, 4, previous=1))
@@ -173,11 +178,11 @@ class SinkContract(ContractHooks):
         zombie, committable = self.leader(1), self.staged(FIRST, 1)
         leader = self.leader(2)
         why = "Incarnation 1 committed after incarnation 2 had fenced: it may commit what 2 has not decided."
-        refused(lambda: zombie.commit(committable, 1), Fenced, why)
-        refused(lambda: self.committer().commit(committable, 1), Fenced, why)
+        refused(lambda: zombie.commit(committable, 1, ORIGIN), Fenced, why)
+        refused(lambda: self.committer().commit(committable, 1, ORIGIN), Fenced, why)
         self.seen([], why)
         self.commits(leader, committable, 2)
-        refused(lambda: zombie.commit(self.staged(SECOND, 7, previous=1), 1), Fenced, why)
+        refused(lambda: zombie.commit(self.staged(SECOND, 7, previous=1), 1, ORIGIN), Fenced, why)
         self.seen(FIRST, why)
 
     def test_a_zombie_that_fences(self) -> None:
@@ -187,7 +192,7 @@ class SinkContract(ContractHooks):
         why = "fence took the ledger's incarnation back: both leaders would commit."
         refused(lambda: self.committer().fence(2, ORIGIN), Fenced, why)
         self.commits(leader, self.staged(FIRST, 1), 3)
-        refused(lambda: self.committer().commit(self.staged(SECOND, 2, previous=1), 2), Fenced, why)
+        refused(lambda: self.committer().commit(self.staged(SECOND, 2, previous=1), 2, ORIGIN), Fenced, why)
         self.seen(FIRST, why)
 
     def test_a_fence_may_be_repeated(self) -> None:
@@ -209,6 +214,10 @@ class SinkContract(ContractHooks):
         assert str(error) == ORIGIN, f"The argument of ForeignLedger is the origin in the ledger, and not {error}."
         self.commits(leader, self.staged(SECOND, 2, previous=1))
         self.seen([*FIRST, *SECOND], "A fence that was refused as foreign left its incarnation in the ledger.")
+        why = "A leader of another checkpoint topic, which counts from 1 too, committed into this one's ledger."
+        foreign = self.staged([(70, 0)], 3, previous=2)
+        refused(lambda: self.committer().commit(foreign, 1, "topic-2"), ForeignLedger, why)
+        self.seen([*FIRST, *SECOND], why)
 
     # --- who is who ---------------------------------------------------------------------------------------------------
 
@@ -232,8 +241,8 @@ class SinkContract(ContractHooks):
         ledger = known(works(lambda: other.fence(1, "topic-2"), f"{why} fenced, or held to be foreign."))
         assert ledger == {}, f"{why} told that its rows are there, and leaves them out. fence returned {ledger}."
         rows = self.staged([(20, 0)], 1, pipeline=pipeline, sink=sink)
-        self.commits(other, rows)
-        self.has_been(other, rows)
+        self.commits(other, rows, origin="topic-2")
+        self.has_been(other, rows, origin="topic-2")
         self.commits(one, self.staged([(21, 0)], 10, previous=9), 5)
         self.seen([*FIRST, (20, 0), (21, 0)], f"{why} in the way of the other.")
 
@@ -257,7 +266,7 @@ class SinkContract(ContractHooks):
         committables = [self.staged([(subtask, 0)], 1, subtask=subtask) for subtask in (0, 0, 1, 1)]
         committers = [self.committer() for _ in committables]
         both = zip(committers, committables, strict=True)
-        outcomes = _at_once([partial(again, partial(one.commit, each, 1)) for one, each in both])
+        outcomes = _at_once([partial(again, partial(one.commit, each, 1, ORIGIN)) for one, each in both])
         self._one_each(list(map(str, outcomes)))
 
     def test_commits_at_once_in_processes(self) -> None:
@@ -274,7 +283,7 @@ class SinkContract(ContractHooks):
 
     def _commit_in_child(self, committable: StoreCommittable, tell: Callable[[], None]) -> bool:
         committer = self.committer()
-        return again(lambda: committer.commit(committable, 1))
+        return again(lambda: committer.commit(committable, 1, ORIGIN))
 
     def _needs_processes(self) -> None:
         if not self.processes:
@@ -304,7 +313,7 @@ class SinkContract(ContractHooks):
     def test_another_thread(self) -> None:
         """One thread at a time uses a committer, and not always the same one."""
         leader = self.leader(1)
-        outcomes = _at_once([lambda: leader.commit(self.staged(FIRST, 1), 1)])
+        outcomes = _at_once([lambda: leader.commit(self.staged(FIRST, 1), 1, ORIGIN)])
         assert outcomes == [True], f"A committer was made in one thread, and used in another: {outcomes}"
         self.seen(FIRST, "A committer was made in one thread, and used in another.")
 
@@ -316,10 +325,10 @@ class SinkContract(ContractHooks):
         why = "The store is away, for a while: only StoreUnavailable is waited for; whatever else ends the run."
         with self.unavailable():
             for each in (leader, self.committer()):
-                refused(partial(each.commit, second, 1), StoreUnavailable, why)
+                refused(partial(each.commit, second, 1, ORIGIN), StoreUnavailable, why)
                 refused(partial(each.fence, 1, ORIGIN), StoreUnavailable, why)
                 refused(each.check, StoreUnavailable, why)
-        again(lambda: leader.commit(second, 1))
+        again(lambda: leader.commit(second, 1, ORIGIN))
         self.has_been(leader, second)
         self.seen([*FIRST, *SECOND], "The store was away, and is back: nothing is lost or doubled.")
 
@@ -333,7 +342,7 @@ class SinkContract(ContractHooks):
         third = self.staged([(2, 0)], 3, previous=2)
         for each in (self.committer(), leader):
             try:
-                again(partial(each.commit, third, 1))
+                again(partial(each.commit, third, 1, ORIGIN))
             except (LedgerBehind, StoreError):
                 continue
             raise AssertionError("The store lost checkpoint 2 to a restore, and takes checkpoint 3 as if nothing were.")
@@ -359,7 +368,7 @@ class SinkContract(ContractHooks):
             first = self.staged(FIRST, 1)
             with self.unavailable():
                 asked: dict[str, Callable[[], object]] = {
-                    "commit": partial(leader.commit, first, 1),
+                    "commit": partial(leader.commit, first, 1, ORIGIN),
                     "check": self.committer().check,
                 }
                 for name, action in asked.items():

@@ -290,5 +290,6 @@ def entry(checkpoint: int, *, previous: int | None = None, subtask: int = 0, inc
     """Of the checkpoint behind the one before, unless *previous* says another."""
     before = checkpoint - 1 if previous is None else previous
     return LedgerEntry(
-        pipeline=PIPELINE, sink=SINK, subtask=subtask, checkpoint=checkpoint, previous=before, incarnation=incarnation
-    )
+        pipeline=PIPELINE, sink=SINK, subtask=subtask, checkpoint=checkpoint, previous=before, incarnation=incarnation,
+        origin=ORIGIN,
+    )  # fmt: skip

@@ -41,6 +41,8 @@ from exactlyonce.pipeline.errors import Fenced, Halt, InvariantViolation, StoreE
 from exactlyonce.testing.clock import SimulatedClock
 
 TIMEOUT_MS = 60_000
+ORIGIN = "topic"
+"""The id of the checkpoint topic."""
 
 
 def staged(checkpoint: int, subtask: int = 0, sink: str = "db", records: int = 3) -> StoreCommittable:
@@ -77,7 +79,7 @@ class Store:
 
     def commit(self, manifest: Manifest, **more: bool) -> dict[str, str]:
         """The fates of what *manifest* has staged."""
-        return drive(self.commits.commit(manifest, 4, **more), self)
+        return drive(self.commits.commit(manifest, 4, ORIGIN, **more), self)
 
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> None:
         """As an incarnation does before it commits anything."""
@@ -142,6 +144,14 @@ def test_a_store_that_goes_back_during_a_run_is_noticed(manifest: Of) -> None:
     store.fail = [LedgerBehind(2)]
     with pytest.raises(Halt, match=r"has checkpoint 2 for subtask 0, but checkpoint 6 was committed"):
         store.commit(manifest(7, staged=in_order([staged(7)], {("db", 0): 6})))
+
+
+def test_a_leader_that_outlives_a_reset_halts(manifest: Of) -> None:
+    """Whatever it had decided belongs to a topic that the ledger does not know any more."""
+    store = Store()
+    store.fail = [ForeignLedger("another")]
+    with pytest.raises(Halt, match=r"begun for another checkpoint topic, with id another; this one has id topic"):
+        store.commit(manifest(1, staged=(staged(1),)))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,10 @@ class SqliteStore:
         with self._connected() as database:
             database.execute("begin immediate")
             ledger = "select {} from ledger where (pipeline, sink, subtask) = (?, ?, ?)"
-            (newest,) = database.execute(ledger.format("incarnation"), (entry.pipeline, entry.sink, -1)).fetchone()
+            writer = database.execute(ledger.format("incarnation, origin"), (entry.pipeline, entry.sink, -1)).fetchone()
+            newest, origin = writer or (0, "none")
+            if origin != entry.origin:
+                raise ForeignLedger(origin)
             if newest > entry.incarnation:
                 raise Fenced(f"incarnation {newest} has taken over")
             found = database.execute(

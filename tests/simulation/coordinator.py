@@ -15,6 +15,7 @@ from blocks import ends_of, scanned
 from clients import TOPIC, Steps
 from decisions import LogAnswers
 from repair import copied, replayed
+from stores import StoreAnswers
 from topics import SimulatedTopics
 from topologies import MAX_PARALLELISM
 
@@ -36,7 +37,10 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
+from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
+from exactlyonce.sinks.write_ahead.writer import INDEXED
+from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
@@ -63,9 +67,10 @@ class WatchedLeader(Leader):
         led = Led(
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint",
-            max_parallelism=MAX_PARALLELISM, parallelism=world.parallelism,
+            max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
+            staging=coordinator.stores.sinks, store_timeout_ms=world.store_timeout_ms,
         )  # fmt: skip
-        self.known_blocks = KnownBlocks(world.settings)
+        self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
 
     def sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
@@ -88,12 +93,17 @@ class SimulatedCoordinator:
         self.world = world
         self.alive, self.paused_until_ms = True, 0
         self.end: events.End | None = None
-        self.core = Coordinator(world.settings, ExponentialDelay(20, 200), world.subtasks, world.sink_subtasks)
+        self.scale = scale = world.scale
+        self.stores = StoreAnswers(self)
+        self.core = Coordinator(
+            world.settings, ExponentialDelay(20, 200), scale.subtasks, scale.sink_subtasks,
+            staging=bool(self.stores.sinks),
+        )  # fmt: skip
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)
         self._log_answers = LogAnswers(world)
         self._topics = PipelineTopics(
-            cast(Topics, SimulatedTopics(world)), world.graph, world.parallelism, world.note,
+            cast(Topics, SimulatedTopics(world)), world.graph, self.scale.parallelism, world.note,
             bounded=False,
         )  # fmt: skip
         self.workers: list[Process] = []
@@ -176,7 +186,7 @@ class SimulatedCoordinator:
         match effect:
             case events.Trigger(checkpoint, base, final):
                 for worker in self.workers:
-                    added = self.world.share(self._topics.added, worker.index)
+                    added = self.world.share(self._topics.added, self.scale.parallelism, worker.index)
                     worker.tell(msg.Trigger(checkpoint, base, final, added))
             case events.Decide(plan):
                 pinned = self.core.pinned
@@ -186,6 +196,10 @@ class SimulatedCoordinator:
             case events.AnnounceFinalized(checkpoint):
                 for worker in self.workers:
                     worker.tell(msg.CheckpointFinalized(checkpoint))
+            case events.Hold(held):
+                self.world.seen["held" if held else "held no more"] += 1
+                for worker in self.workers:
+                    worker.tell(msg.Hold(held))
             case events.Restart(attempt, delay_ms, reason):
                 self.world.note(f"{self} restarts: {reason}")
                 self.kill_workers()
@@ -247,7 +261,7 @@ class SimulatedCoordinator:
                 self._feed(events.Acknowledged(ack))
             case "source finished", task, subtask:
                 self._finished.add((task, subtask))
-                if self._finished == self.world.source_subtasks:
+                if self._finished == self.scale.source_subtasks:
                     self._feed(events.SourcesFinished())
             case "failed", reason, error:
                 self._feed(events.Failed(reason, error))
@@ -278,6 +292,8 @@ class SimulatedCoordinator:
         listed: list[BlockRef] = []
         for ref in indexes_of(manifest):
             listed += [each.ref for each in decode_index((yield from self.block(ref))).blocks]
+        for ref in (ref for each in manifest.staged if each.body == INDEXED for ref in each.blocks):
+            listed += list_of_rows((yield from self.block(ref)))
         return stands_on(manifest, listed)
 
     def block(self, ref: BlockRef) -> Steps:
@@ -299,6 +315,8 @@ class SimulatedCoordinator:
     def _asked(self, request: requests.Request) -> Steps:
         """The answer, with a chance of faults before it."""
         self.step_name = type(request).__name__
+        if isinstance(request, requests.Reached) and request.place.startswith("store-"):
+            self.step_name = request.place
         self.world.faults.before_request(self)
         yield None
         return (yield from self._answer(request))
@@ -334,6 +352,8 @@ class SimulatedCoordinator:
                 return (yield from copied(self, committable, name))
             case requests.ReplayTransaction(manifest, committable, name):
                 return (yield from replayed(self, manifest, committable, name))
+            case requests.FenceStore() | requests.CleanStore() | requests.CommitStaged():
+                return (yield from self.stores(request))
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
             case _:
@@ -346,6 +366,8 @@ class SimulatedCoordinator:
             if isinstance(each, Manifest):
                 self.carries = any(c.checkpoint < each.checkpoint for c in each.committables)
                 self.world.seen["carried"] += self.carries
+                if any(c.checkpoint < each.checkpoint for c in each.staged):
+                    self.world.seen["rows carried"] += 1
 
     def _answer_all(self, several: tuple[requests.Request, ...]) -> Steps:
         """One after the other, in any order, with a chance of faults between them."""

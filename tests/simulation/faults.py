@@ -267,15 +267,16 @@ class FaultInjector:
         if ends_ms:
             self.world.seen["downtime"] += 1
             end_ms = (choose or self.rng.choice)(ends_ms)
-            self._everybody_down(end_ms - self.clock.now_ms() + self.rng.randint(0, 400))
+            self.everybody_down(end_ms - self.clock.now_ms() + self.rng.randint(0, 400))
 
     def expire_ids(self) -> None:
         """Everybody is down until the broker has forgotten the transactional ids."""
         if self.rng.random() < 0.3 and not self.world.broker.has_hanging():
             self.world.seen["ids expired"] += 1
-            self._everybody_down(EXPIRY_MS + 10_000)
+            self.everybody_down(EXPIRY_MS + 10_000)
 
-    def _everybody_down(self, duration_ms: int) -> None:
+    def everybody_down(self, duration_ms: int) -> None:
+        """All coordinators and workers are killed; the next coordinator begins after so long."""
         self.world.note(f"everybody is down for {duration_ms} ms")
         for coordinator in self.world.coordinators:
             coordinator.kill_workers()

@@ -23,6 +23,8 @@ class Luck:
     """Attributes of the fault injector, with their values."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the pipeline, with their values."""
+    stores: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the store, with their values."""
     parallelism: int | None = None
     output_partitions: int | None = None
 
@@ -66,6 +68,31 @@ LUCK = {
     "zombies": Luck(
         kinds=("sleep_at_start", "sleep_at_start", "kill_worker"),
         chances={"_chance": 0.01, "wakes_apart": True},
+    ),
+    "stores": Luck(
+        kinds=("crash_coordinator", "kill_worker"),
+        fates=("crash", "sleep"),
+        chances={"_chance": 0.001, "_network_chance": 0.0, "_request_chance": 0.03},
+        stores={"network_chance": 0.2, "away_chance": 0.001, "commit_chance": 0.3, "rescale_chance": 0.5, "harm": ""},
+    ),
+    "late rows": Luck(
+        kinds=("kill_writing_worker",),
+        chances={"_chance": 0.03, "_network_chance": 0.0, "_request_chance": 0.0, "last_chance": 1.0},
+        settings={"interval_ms": 60, "max_concurrent": 1},
+        stores={"harm": ""},
+    ),
+    "restored while down": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "restore_while_down", "network_chance": 0.0}
+    ),
+    "restored while away": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "restore_while_away", "network_chance": 0.0}
+    ),
+    "reset": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0},
+        stores={"harm": "reset", "network_chance": 0.0, "commit_chance": 0.5, "_harm_at": 0},
+    ),
+    "topic made anew": Luck(
+        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "make_topic_anew", "network_chance": 0.0}
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }

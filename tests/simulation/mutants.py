@@ -10,9 +10,10 @@ from contextlib import ExitStack, contextmanager
 
 from mutants_of_cleaning import CLEANING
 from mutants_of_coordinators import COORDINATORS
+from mutants_of_stores import STORES
 from mutants_of_workers import WORKERS
 
-MUTANTS = {**WORKERS, **COORDINATORS, **CLEANING}
+MUTANTS = {**WORKERS, **COORDINATORS, **CLEANING, **STORES}
 """By name."""
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
+from ledgers import Ledgers, WatchedStore
 from readers import Place, Readers, Ways
 from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
 from watched import TOPIC, Broken, WatchedBroker, demand
@@ -48,6 +50,7 @@ class Oracle:
         output_partitions: int,
         block_partitions: int,
         transaction_timeout_ms: int,
+        store: WatchedStore | None,
     ) -> None:
         self.broker, self.topology, self.inputs = broker, topology, inputs
         self.sinks = topology.sinks
@@ -80,7 +83,11 @@ class Oracle:
         """The newest attempt, of the newest incarnation, that has completed a checkpoint, or is behind a clean end."""
         self._of_zombies: set[str] = set()
         """Blocks that older attempts wrote after that: nobody looks for them."""
-        self._read_to = {(sink, p): 0 for sink in self.sinks for p in range(output_partitions)}
+        self._read_to = {
+            (sink, p): broker.log_of(sink, p).end_offset if broker.topic_id(sink) else 0
+            for sink in self.sinks
+            for p in range(output_partitions)
+        }
         self._decisions_read = 0
         self._blocks_read = [0] * block_partitions
         self._live: dict[str, BlockRef | None] = {}
@@ -88,6 +95,15 @@ class Oracle:
         self._tombstones: list[tuple[int, Record]] = []
         """Those of which nobody knows yet what becomes of them, with their partitions."""
         self._bodies: dict[BlockRef, bytes] = {}
+        self._store = store
+        self.ledgers = Ledgers(self._body, self.readers.read)
+        if store is not None:
+            store.ledgers, store.before = self.ledgers, self._catch_up
+
+    def _catch_up(self) -> None:
+        """Markers that are due by now are there before a store is judged."""
+        with suppress(NoAnswer):
+            self.broker.list_transactions("")
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -138,6 +154,11 @@ class Oracle:
         for transaction, records in groupby(log.records, lambda each: (each.producer_id, each.epoch)):
             self.look()
             self._transaction(transaction, list(records))
+
+    def topic_made_anew(self, topic_id: str) -> None:
+        """The checkpoint topic is another one, and empty; nothing may be decided in it."""
+        self.ledgers.made_anew = topic_id
+        self._decisions_read, self._blocks_read = 0, [0] * self._block_partitions
 
     def _transaction(self, transaction: tuple[int, int], records: list[Record]) -> None:
         self.read_blocks(transaction)
@@ -196,6 +217,7 @@ class Oracle:
 
     def _manifest(self, manifest: Manifest) -> None:
         n = manifest.checkpoint
+        self.ledgers.decided(manifest)
         demand(n not in self.manifests, f"there are two manifests of checkpoint {n}")
         demand(n > max(self.manifests, default=-1), f"checkpoint ids only grow, not to {n}")
         demand(self.unfinalized is None, f"checkpoint {n} is decided before the one before it is finalized")
@@ -209,6 +231,10 @@ class Oracle:
         for sink in self.sinks:
             wanted = self._owed[sink] - before[sink]
             records = sum(c.records for c in manifest.committables if c.sink == sink)
+            demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
+        for sink in self.topology.stores:
+            wanted = self._owed[sink] - before[sink]
+            records = sum(c.records for c in manifest.staged if c.sink == sink)
             demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
         self._retained[n], self._stands_on[n] = manifest, self._references(manifest)
         self.manifests[n], self.unfinalized = manifest, manifest
@@ -236,7 +262,7 @@ class Oracle:
         for step in self.topology.steps:
             if step.kind in ("count", "tally"):
                 self._arrived[step.id][first if step.key == "first" else second] += len(ways[step.id])
-            elif step.kind == "sink":
+            elif step.kind in ("sink", "store"):
                 self._owed[step.id] += len(ways[step.id])
 
     def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
@@ -262,7 +288,7 @@ class Oracle:
         listed = [block.ref for each in indexes for block in decode_index(self._body(each)).blocks]
         for ref in logs:
             self._body(ref)
-        return {*indexes, *logs, *listed}
+        return {*indexes, *logs, *listed, *self.ledgers.stood_on(manifest)}
 
     def _body(self, ref: BlockRef) -> bytes:
         """What the block holds, which must be where the reference says."""
@@ -295,12 +321,13 @@ class Oracle:
         return set(self._live)
 
     def _finalized(self, mark: Finalized) -> None:
-        demand(
-            self.unfinalized is not None and self.unfinalized.checkpoint == mark.checkpoint,
-            f"checkpoint {mark.checkpoint} is finalized in its turn",
-        )
+        pending = self.unfinalized
+        in_turn = pending is not None and pending.checkpoint == mark.checkpoint
+        demand(in_turn, f"checkpoint {mark.checkpoint} is finalized in its turn")
+        assert pending is not None
         for name, producer_id, epoch in self.binding.values():
             demand(self._committed(name, producer_id, epoch), f"{name} is finalized though it is not committed")
+        self.ledgers.finished(pending)
         self.unfinalized, self.binding = None, {}
 
     def _committed(self, name: str, producer_id: int, epoch: int) -> bool:
@@ -331,11 +358,14 @@ class Oracle:
             for record in log.records:
                 self.readers.read(sink, record.value)
             self._read_to[sink, partition] = max(offset, log.last_stable_offset)
+        if self._store is not None:
+            self.ledgers.look(self._store.contents)
 
     def all_visible(self) -> None:
         """Everything decided can be read."""
         self.look()
-        for sink in self.sinks:
+        stores = [] if self.ledgers.put_back else self.topology.stores
+        for sink in (*self.sinks, *stores):
             demand(
                 self.readers.seen[sink] == self._owed[sink],
                 f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records",
@@ -351,6 +381,8 @@ class Oracle:
         self.look()
         demand(self.decided == everything, "all of the input is counted")
         self.nothing_left()
+        if not self.ledgers.put_back:
+            self.readers.alike()
 
     def nothing_left(self) -> None:
         """Whatever was read, of it everything is finalized, visible and closed."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
+from scale import Scale
 from watched import Asserted
 
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -30,14 +31,17 @@ IDLE_MS = 60
 class Attempt:
     """What the workers of one attempt have in common."""
 
-    def __init__(self, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]) -> None:
-        self.incarnation, self.number, self.manifest, self.offsets = incarnation, number, manifest, offsets
+    def __init__(
+        self, scale: Scale, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
+    ) -> None:
+        self.scale, self.incarnation, self.number = scale, incarnation, number
+        self.manifest, self.offsets = manifest, offsets
         self.pipes: dict[tuple[int, str], Pipe] = {}
 
     def connect(self, world: World, processes: list[Process]) -> None:
         """Lay the channels between *processes*."""
         size = world.rng.choice(PIPE_BYTES)
-        for edge, i, j in world.plan.channels():
+        for edge, i, j in self.scale.plan.channels():
             if i != j:
                 writer, reader = Pipe(processes[i], size), Pipe(processes[j], size)
                 writer.peer, reader.peer = reader, writer

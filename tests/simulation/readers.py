@@ -58,19 +58,21 @@ class Readers:
         """By sink."""
         self._count_before = {
             step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
-            for step in topology.of("sink")
+            for step in topology.of("sink", "store")
         }
         """By sink, the count right before it, if it is one."""
         self._ordered = {
             step.id
-            for step in topology.of("sink")
-            if (count := self._count_before[step.id]) is not None and count.key == step.key
+            for step in topology.of("sink", "store")
+            if (count := self._count_before[step.id]) is not None and (count.key == step.key or step.kind == "store")
         }
-        """Sinks that have all updates of a key in one partition."""
-        self._shown: dict[str, set[tuple[str, int, int, str]]] = {sink: set() for sink in topology.sinks}
+        """Sinks that have all updates of a key in one partition; a store has what one subtask writes in its order."""
+        every = [*topology.sinks, *topology.stores]
+        self._shown: dict[str, set[tuple[str, int, int, str]]] = {sink: set() for sink in every}
+        self._inputs_of = {step.id: step.inputs for step in topology.of("sink", "store")}
         self._newest: dict[tuple[Any, ...], int] = {}
         """By sink, place, way and keys, the offset of the newest record that is visible."""
-        self._totals: dict[str, Counter[str]] = {sink: Counter() for sink in topology.sinks}
+        self._totals: dict[str, Counter[str]] = {sink: Counter() for sink in every}
         """By sink and key, how many updates are visible."""
         self._updates: dict[tuple[str, str, int], tuple[str, int, int, str]] = {}
         """By count, key and number, the record that the update stems from: the same in every sink."""
@@ -107,6 +109,13 @@ class Readers:
         self._shown[sink].add(name)
         self._newest[stream] = offset
         self.seen[sink] += 1
+
+    def alike(self) -> None:
+        """Sinks of one stream show the same records."""
+        shown: dict[tuple[str, ...], tuple[str, set[tuple[str, int, int, str]]]] = {}
+        for sink, inputs in self._inputs_of.items():
+            other, there = shown.setdefault(inputs, (sink, self._shown[sink]))
+            demand(self._shown[sink] == there, f"{sink} does not show what {other} shows")
 
 
 _decode = msgspec.json.Decoder(Event).decode

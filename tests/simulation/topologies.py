@@ -61,6 +61,7 @@ class Step:
     - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
     - tally: likewise; its state is a mutable one.
     - sink: writes every record, keyed.
+    - store: writes every record, to a store that keeps a ledger.
     """
 
     kind: str
@@ -88,7 +89,13 @@ class Topology:
 
     @property
     def sinks(self) -> list[str]:
+        """Those that write to Kafka."""
         return [each.id for each in self.of("sink")]
+
+    @property
+    def stores(self) -> list[str]:
+        """Those that write to a store."""
+        return [each.id for each in self.of("store")]
 
 
 def topic_of(source: str) -> str:
@@ -161,7 +168,12 @@ def _key(name: str) -> Callable[[Event], str]:
 
 @lru_cache
 def graph_of(topology: Topology) -> LogicalGraph:
-    """The topology as a pipeline."""
+    """The topology, which writes to no store, as a pipeline."""
+    return built(topology, lambda id: None)
+
+
+def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
+    """The topology as a pipeline; *stored* describes a sink that writes to a store."""
     pipeline = Pipeline(PIPELINE, max_parallelism=MAX_PARALLELISM)
     streams: dict[str, Any] = {}
     for step in topology.steps:
@@ -187,6 +199,8 @@ def graph_of(topology: Topology) -> LogicalGraph:
                 streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, _tally)
             case "sink":
                 inputs[0].sink(step.id, KafkaSink(step.id, key=_key(step.key)))
+            case "store":
+                inputs[0].sink(step.id, stored(step.id))
     return pipeline.build()
 
 
@@ -298,6 +312,45 @@ SHAPES = {"chain": chain, "sinks": several_sinks, "diamond": diamond, "union": u
           "sides": side_outputs, "sources": two_sources}  # fmt: skip
 
 
+def with_stores(topology: Topology, *stores: Step, without: tuple[str, ...] = ()) -> Topology:
+    """*topology* with sinks that write to a store, and without some of its own."""
+    kept = tuple(step for step in topology.steps if step.id not in without)
+    return Topology(f"store-{topology.name}", (*kept, *stores), topology.simple)
+
+
+def store_chain(count: str) -> Topology:
+    """What is counted goes to Kafka and to a store."""
+    return with_stores(chain(count), Step("store", "rows", ("totals",)))
+
+
+def store_alone(count: str) -> Topology:
+    """To stores only: what is read, and what is counted. There is no transaction of any sink."""
+    alone = with_stores(
+        chain(count), Step("store", "rows", ("totals",)), Step("store", "raw", ("in",)), without=("out",)
+    )
+    return Topology("store-alone", alone.steps, simple=True)
+
+
+def store_diamond(count: str) -> Topology:
+    """A stream parts, and meets again; both parts and the whole are stored."""
+    return with_stores(
+        diamond(count), Step("store", "rows", ("totals",)), Step("store", "lefts", ("left",)),
+        Step("store", "rights", ("right",)),
+    )  # fmt: skip
+
+
+def store_shuffles(count: str) -> Topology:
+    """Counted by one key, then by another; both go to Kafka and to a store."""
+    return with_stores(two_shuffles(count), Step("store", "inners", ("inner",)), Step("store", "rows", ("totals",)))
+
+
+STORE_SHAPES = {"store-chain": store_chain, "store-alone": store_alone, "store-diamond": store_diamond,
+                "store-shuffles": store_shuffles}  # fmt: skip
+"""Reached by name only: what a seed draws without is what it always drew."""
+ANY_STORE = "stores"
+"""The name of any of them, as drawn."""
+
+
 @dataclass
 class Input:
     """What is written to a source's topic: the two keys of each record, by partition."""
@@ -310,8 +363,10 @@ class Input:
 def drawn(rng: random.Random, name: str | None = None) -> Topology:
     """Half of all are chains, which are cheap."""
     count = rng.choice(("count", "tally"))
+    if name == ANY_STORE:
+        return rng.choice(list(STORE_SHAPES.values()))(count)
     if name is not None:
-        return SHAPES[name](count)
+        return (SHAPES | STORE_SHAPES)[name](count)
     return chain(count) if rng.random() < 0.5 else rng.choice(COMPLEX)(count)
 
 

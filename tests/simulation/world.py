@@ -21,10 +21,13 @@ from faults import EXPIRY_MS, FaultInjector
 from luck import LUCK, NONE
 from oracle import Oracle
 from processes import Attempt, Process
-from topologies import PIPELINE, Event, drawn, graph_of, inputs_for, topic_of
+from scale import Scale
+from stores import Stores
+from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of
 from watched import Asserted, Broken, WatchedBroker, demand
 
-from exactlyonce.checkpoint import decision_log, leader
+from exactlyonce.checkpoint import coordinator as core
+from exactlyonce.checkpoint import decision_log, leader, staged
 from exactlyonce.checkpoint.decision import TRIES_AGAIN
 from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -35,9 +38,10 @@ from exactlyonce.checkpoint.transactions import markers, transactional_writer
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
-from exactlyonce.engines.plan import plan, share_of
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
+from exactlyonce.engines.plan import share_of
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, StoreUnavailable, TopicError, Undetermined
 from exactlyonce.sinks.kafka import producing
+from exactlyonce.sinks.write_ahead import writer as write_ahead
 from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
@@ -52,7 +56,7 @@ FEED_STEPS = 8
 """How often the input grows."""
 RETRY_PAUSE_MS = 10
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
-SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable)
+SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable)
 """What a coordinator may end with, and the next one goes on."""
 HALTS = (Halt, TopicError)
 """What it ends with when an input topic is not the one that was read."""
@@ -65,6 +69,13 @@ BOUNDS = (
     (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
     (producing, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
+    (core, "HOLD_AFTER_MS", 100),
+    (leader, "UPKEEP_INTERVAL_S", 1.0),
+    (staged, "PAUSE_LONGEST_MS", 400),
+    (write_ahead, "CHUNK_SIZE", 500),
+    (write_ahead, "BLOCKS_PENDING_MAX", 4),
+    (write_ahead, "NAMED_MAX", 2),
+    (write_ahead, "LISTED_MAX", 3),
 )
 """What is met here by few records and in little time, too."""
 
@@ -101,10 +112,7 @@ class World:
         self.settings = self._settings()
         self.broker = WatchedBroker(self.clock, self._broker_settings())
         self.network = UnreliableBroker(self.broker, self.clock)
-        self.oracle = self.broker.oracle = Oracle(
-            self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
-            block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
-        )  # fmt: skip
+        self.judge_anew()
         self.faults = FaultInjector(self, self.luck)
         self._topics()
 
@@ -112,19 +120,39 @@ class World:
         """The pipeline and its input."""
         rng = self.rng
         self.topology = drawn(rng, name)
-        self.graph = graph_of(self.topology)
+        self.stores = Stores(self) if self.topology.stores else None
+        if self.stores:
+            self.stores.tilt(self.luck.stores)
+        self.graph = built(self.topology, self.stores.sink) if self.stores else graph_of(self.topology)
         self.inputs = inputs_for(self.topology, rng)
-        self.parallelism = self.luck.parallelism or rng.randint(1, 3)
-        self.plan = plan(self.graph, self.parallelism)
+        self._scales: dict[int, Scale] = {}
+        self.scale = self.scaled(self.luck.parallelism or rng.randint(1, 3))
         self.sinks = self.topology.sinks
         self.output_partitions = self.luck.output_partitions or rng.randint(1, 3)
         self.block_partitions = rng.randint(2, 3)
         self._steps_per_record = rng.choice((1, 5, 15))
         self._fed = {(source, p): 0 for source, each in self.inputs.items() for p in range(len(each.partitions))}
-        every = range(self.parallelism)
-        self.subtasks = {(each.name, i) for each in self.plan.tasks for i in every}
-        self.source_subtasks = {(each.name, i) for each in self.plan.tasks if each.sources for i in every}
-        self.sink_subtasks = {(sink, i) for sink in self.sinks for i in every}
+
+    def judge_anew(self) -> None:
+        """Nothing is decided, and what is visible now is nobody's business."""
+        self.oracle = self.broker.oracle = Oracle(
+            self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
+            block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
+            store=self.stores.model if self.stores else None,
+        )  # fmt: skip
+
+    def scaled(self, parallelism: int) -> Scale:
+        """The pipeline with that many subtasks of each task."""
+        if parallelism not in self._scales:
+            self._scales[parallelism] = Scale(self.topology, self.graph, parallelism)
+        return self._scales[parallelism]
+
+    def _rescale(self) -> None:
+        """Perhaps it is run with more or fewer from now on."""
+        if self.stores and self.rng.random() < self.stores.rescale_chance:
+            self.seen["rescaled"] += 1
+            self.scale = self.scaled(self.rng.randint(1, 3))
+            self.note(f"parallelism is {self.scale.parallelism}")
 
     def _settings(self) -> CheckpointSettings:
         choice = self.rng.choice
@@ -165,6 +193,11 @@ class World:
         foreign = f"eo:{PIPELINE}-q:out:0:0.0:0"
         _, producer_id, epoch = self.broker.init_transactions(foreign, TRANSACTION_TIMEOUT_MAX_MS)
         self.broker.produce(foreign, producer_id, epoch, "foreign", 0, [(None, "x")])
+
+    @property
+    def store_timeout_ms(self) -> int:
+        """For how long a coordinator waits for a store that is away."""
+        return self.stores.timeout_ms if self.stores else 0
 
     # --- for coordinators and workers ---------------------------------------------------------------------------
 
@@ -253,8 +286,8 @@ class World:
         offsets: dict[str, dict[int, int]],
     ) -> list[Process]:
         """The processes of an attempt, which read on at *offsets*."""
-        attempt = Attempt(incarnation, number, manifest, offsets)
-        processes = [Process(self, coordinator, attempt, i) for i in range(self.parallelism)]
+        attempt = Attempt(coordinator.scale, incarnation, number, manifest, offsets)
+        processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.scale.parallelism)]
         attempt.connect(self, processes)
         return processes
 
@@ -265,15 +298,15 @@ class World:
             for source, each in self.inputs.items()
         }
         return msg.Start(
-            reference={}, parallelism=self.parallelism, subtask=index,
+            reference={}, parallelism=attempt.scale.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, slots=self.settings.slots,
             transaction_timeout_ms=self.transaction_timeout_ms, channels={}, topic=self.topic,
         )  # fmt: skip
 
-    def share(self, added: dict[str, dict[int, int]], index: int) -> dict[str, dict[int, int]]:
-        """What of it worker *index* reads."""
-        return {source: share_of(each, self.parallelism, index) for source, each in added.items()}
+    def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:
+        """What of it worker *index* of so many reads."""
+        return {source: share_of(each, parallelism, index) for source, each in added.items()}
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -293,13 +326,17 @@ class World:
         if self.faults.made_anew and isinstance(end.error, HALTS):
             self._halt("halt")
             return
+        if self.stores and self.stores.explains(end.error):
+            self._halt("halt for a store")
+            return
         unreachable = isinstance(end.error, Halt) and UNREACHABLE in str(end.error)
         if (unreachable or isinstance(end.error, ReadersHeld)) and self.broker.has_forgotten():
             self._halt("readers held by an id that is forgotten")
             return
         again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)
         # Of what a zombie replays, a newer one may have dropped blocks.
-        outlived = not self.is_newest(coordinator) and isinstance(end.error, DamagedBlock)
+        foreign = self.stores is not None and self.stores.outlives(end.error)
+        outlived = not self.is_newest(coordinator) and (foreign or isinstance(end.error, DamagedBlock))
         if end.error is not None and not (outlived or again or isinstance(end.error, SURVIVABLE)):
             raise Asserted(f"{coordinator} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
@@ -325,8 +362,10 @@ class World:
         ends = {(each.source, each.partition): each.offset for each in end.manifest.offsets}
         goal = {(s, p): len(r) for s, each in self.inputs.items() for p, r in enumerate(each.partitions)}
         made_anew = self.faults.made_anew and end.manifest.completed_at_ms > self.faults.made_anew_ms
+        if self.stores:
+            self.stores.ended_cleanly(coordinator)
         demand(not made_anew, "an input topic that was made anew is read on")
-        self.finished = ends == goal
+        self.finished = ends == goal and not (self.stores and self.stores.halts)
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
@@ -334,8 +373,11 @@ class World:
             self.steps += 1
             demand(self.steps < STEPS_MAX, f"the job has not come to its end in {STEPS_MAX} steps")
             self.faults.before_step()
+            if self.stores:
+                self.stores.before_step()
             due = self._next_coordinator_ms <= self.clock.monotonic_ms()
             if self.coordinator is None and not self.finished and due:
+                self._rescale()
                 self.coordinator = SimulatedCoordinator(self)
                 self.coordinators.append(self.coordinator)
             self._step()
@@ -345,6 +387,8 @@ class World:
                 self.oracle.look()
         self.faults.start_broker()
         self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)  # zombies die, and what they left open times out
+        if self.stores:
+            self.stores.close()
         if not self.halted:
             self.oracle.close()
 

@@ -137,7 +137,8 @@ MUTANTS = {
         "a_zombie_that_fences", "took the ledger's incarnation back",
     ),
     "fence takes any checkpoint topic": Mutant(
-        {"incarnation, origin)\n            db": "incarnation, 'any')\n            db"},
+        {"incarnation, origin)\n            db":
+         "incarnation, self.ledger(db, pipeline, sink).origin or origin)\n            db"},
         "another_checkpoint_topic", "A ledger of another checkpoint topic was taken",
     ),
     "fence begins a ledger of its own": Mutant(
@@ -191,8 +192,8 @@ MUTANTS = {
     ),
     "the ledger is kept in memory": Mutant(
         {"found = db.execute": "known = self.__dict__.setdefault('known', {})\n"
-         "        if name in known:\n            return known[name]\n        found = db.execute",
-         "return SinkLedger": "return known.setdefault(name, SinkLedger", "found[0])": "found[0]))",
+         "        if name in known and known[name].origin:\n            return known[name]\n        found = db.execute",
+         "return SinkLedger": "known[name] = SinkLedger", "found[0])": "found[0])\n        return known[name]",
          INSERTED: f"self.known[entry.pipeline, entry.sink] = ledger\n            {INSERTED}"},
         "a_store_that_was_restored", "The store lost checkpoint 2 to a restore",
     ),

@@ -33,7 +33,8 @@ def entry(
     checkpoint: int, *, subtask: int = 0, incarnation: int = 1, pipeline: str = "p", sink: str = "s"
 ) -> LedgerEntry:
     return LedgerEntry(
-        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=incarnation
+        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=incarnation,
+        origin="origin",
     )  # fmt: skip
 
 

@@ -45,8 +45,10 @@ class OnMySQL(StoreContract):
     @contextmanager
     def unavailable(self) -> Iterator[None]:
         self.server.kill()
-        yield
-        self.server.start()
+        try:
+            yield
+        finally:
+            self.server.start()
 
     def clean_up(self) -> None:
         self.server.sql("OPTIMIZE TABLE counted, exactlyonce_ledger")

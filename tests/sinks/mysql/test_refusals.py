@@ -19,7 +19,7 @@ from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 Stores = Callable[..., Any]
 SECRET = "hunter2"
-FIRST = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=1, previous=0, incarnation=1)
+FIRST = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=1, previous=0, incarnation=1, origin="origin")
 COLUMNS = "customer VARCHAR(50) COLLATE utf8mb4_bin NOT NULL, cents BIGINT NOT NULL"
 
 

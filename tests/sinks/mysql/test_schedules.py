@@ -30,7 +30,13 @@ class Total(msgspec.Struct):
 
 def entry(checkpoint: int, subtask: int = 0, incarnation: int = 1) -> LedgerEntry:
     return LedgerEntry(
-        pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=incarnation
+        pipeline="p",
+        sink="s",
+        subtask=subtask,
+        checkpoint=checkpoint,
+        previous=0,
+        incarnation=incarnation,
+        origin="origin",
     )
 
 

@@ -46,8 +46,10 @@ class OnPostgres(StoreContract):
     @contextmanager
     def unavailable(self) -> Iterator[None]:
         self.server.kill()
-        yield
-        self.server.start()
+        try:
+            yield
+        finally:
+            self.server.start()
 
     def cut(self) -> None:
         self.database.execute(

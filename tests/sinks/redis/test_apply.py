@@ -22,13 +22,13 @@ ann, bob = Total("ann", 1), Total("bob", 2, "often")
 def test_strings_are_set_with_their_ledger(server: RedisServer) -> None:
     """The values are JSON under their keys; the ledger names the checkpoint and who applied it."""
     store = store_of(server.url)
-    assert store.fence("shop", "totals", 1, "topic-1") == {}
+    assert store.fence("shop", "totals", 1, "t") == {}
     assert store.apply(chunks_of(store, [ann, bob]), entry(7, 0))
     assert server.client.get("total:ann") == '{"customer":"ann","sum":1,"note":null}'
     assert server.client.hgetall(LEDGER) == {
-        "origin": "topic-1", "incarnation": "1", "0:checkpoint": "7", "0:incarnation": "1"
+        "origin": "t", "incarnation": "1", "0:checkpoint": "7", "0:incarnation": "1"
     }  # fmt: skip
-    assert store.fence("shop", "totals", 2, "topic-1") == {0: 7}
+    assert store.fence("shop", "totals", 2, "t") == {0: 7}
 
 
 def test_of_a_key_the_last_row_counts(server: RedisServer) -> None:

@@ -37,8 +37,10 @@ class OnRedis(StoreContract):
     @contextmanager
     def unavailable(self) -> Iterator[None]:
         self.server.kill()
-        yield
-        self.server.start()
+        try:
+            yield
+        finally:
+            self.server.start()
 
     def cut(self) -> None:
         self.server.client.client_kill_filter(_type="normal", skipme=True)

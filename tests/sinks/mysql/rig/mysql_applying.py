@@ -52,6 +52,7 @@ def apply_all(store: Store, incarnation: int) -> None:
                 checkpoint=checkpoint,
                 previous=checkpoint - 1,
                 incarnation=incarnation,
+                origin="origin",
             )
             store.apply(chunks(store, subtask, checkpoint), entry)
 

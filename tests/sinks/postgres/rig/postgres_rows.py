@@ -91,7 +91,13 @@ def entry(
 ) -> LedgerEntry:
     """A row of the ledger."""
     return LedgerEntry(
-        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=previous, incarnation=incarnation
+        pipeline=pipeline,
+        sink=sink,
+        subtask=subtask,
+        checkpoint=checkpoint,
+        previous=previous,
+        incarnation=incarnation,
+        origin=ORIGIN,
     )
 
 

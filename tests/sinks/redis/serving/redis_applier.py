@@ -25,7 +25,7 @@ def rows_of(checkpoint: int, subtask: int) -> list[Total]:
 
 def run(url: str, incarnation: int) -> None:
     store = store_of(url, kind="stream", key=lambda total: f"totals-{total.customer}", part_rows=25)
-    held = dict(store.fence("shop", "totals", incarnation, "topic-1"))
+    held = dict(store.fence("shop", "totals", incarnation, "t"))
     for checkpoint in range(1, CHECKPOINTS + 1):
         for subtask in range(SUBTASKS):
             if held.get(subtask, 0) < checkpoint:

@@ -42,8 +42,9 @@ def hasty(store: RedisStore, timeout_s: float) -> RedisStore:
 
 def entry(checkpoint: int, previous: int | None = None, **others: Any) -> LedgerEntry:
     """That of a checkpoint behind the one before, unless *previous* says another."""
-    fields: dict[str, Any] = {"pipeline": "shop", "sink": "totals", "subtask": 0, "incarnation": 1, **others}
-    return LedgerEntry(checkpoint=checkpoint, previous=checkpoint - 1 if previous is None else previous, **fields)
+    fields: dict[str, Any] = {"pipeline": "shop", "sink": "totals", "subtask": 0, "incarnation": 1, "origin": "t"}
+    fields["previous"] = checkpoint - 1 if previous is None else previous
+    return LedgerEntry(checkpoint=checkpoint, **fields | others)
 
 
 def chunks_of(store: RedisStore, records: Iterable[Any], rows: int = 100) -> list[bytes]:

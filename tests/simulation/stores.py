@@ -1,0 +1,265 @@
+"""The store of a simulation, what goes wrong with it, and how a simulated coordinator reaches it.
+
+A request is carried out at once or late, its answer may be lost, the store may be away; people restore it from a backup
+or make the checkpoint topic anew, and then every run must halt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from clients import TOPIC, Awaited, FetchedBlocks, Steps
+from faults import EXPIRY_MS
+from ledgers import WatchedStore
+from watched import demand
+
+from exactlyonce.checkpoint import requests
+from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.pipeline.errors import Fenced, Halt, StoreUnavailable
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.testing.broker.interface import NoAnswer
+from exactlyonce.testing.store import MemorySink, StoreContents
+
+if TYPE_CHECKING:
+    from coordinator import SimulatedCoordinator
+    from world import World
+
+RESTORED, ANEW = "restored from a backup", ("another checkpoint topic", "the topic was deleted")
+"""What the halts say."""
+HARMS = ("restore_while_down", "restore_while_away", "make_topic_anew", "reset")
+FORGOTTEN_MS = EXPIRY_MS + 10_000
+AGAIN_STEPS = 200
+"""After so many steps it is tried again to put the store back, if it had nothing to lose."""
+
+
+class StoreAnswers:
+    """Answers what a leader asks of stores, as a process does: by the shipped `PipelineStores`."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self._coordinator, self._world = coordinator, coordinator.world
+        self._blocks = FetchedBlocks()
+        self._stores = PipelineStores(self._world.graph, self._blocks)
+        self.sinks = self._stores.sinks
+
+    def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
+        """Blocks are read anew for each request; before the store is asked the process may end or sleep once more."""
+        self._blocks.found.clear()
+        while True:
+            try:
+                return self._stores(request)
+            except Awaited as wanted:
+                refs = wanted.refs
+            yield from self._blocks.get(self._world, refs)
+            self._coordinator.step_name = "store-committing"
+            self._world.faults.before_request(self._coordinator)
+            assert self._world.stores is not None
+            self._world.stores.before_commit(self._coordinator)
+            yield None
+
+
+class Stores:
+    """The one store of a world, and the network before it: a `StoreServer`."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.rng, self.clock = world, world.rng, world.clock
+        self.model = WatchedStore()
+        choice = self.rng.choice
+        self.timeout_ms = choice((300, 2_000, 6_000))
+        self.network_chance = choice((0.0, 0.05, 0.3))
+        self.away_chance = choice((0.0, 0.0, 0.001, 0.004))
+        self.commit_chance = choice((0.0, 0.0, 0.1, 0.3))
+        """That a coordinator ends or sleeps right before it asks for a commit."""
+        self.rescale_chance = choice((0.0, 0.0, 0.5))
+        self.harm = choice(HARMS) if self.rng.random() < 0.2 else ""
+        """What people do to the store or to the checkpoint topic: a method."""
+        self._backup_at = self.rng.randint(0, 2_000)
+        self._harm_at = self._backup_at + self.rng.randint(1, 2_000)
+        self._backup: StoreContents | None = None
+        self._coordinators_harmed = 0
+        """How many coordinators had begun when it was done."""
+        self._away_until_ms = 0
+        self._connected = 0
+        """Grows whenever all connections break: what was under way is lost then."""
+
+    def tilt(self, chances: Mapping[str, Any]) -> None:
+        """As the luck of the world has it."""
+        for name, value in chances.items():
+            setattr(self, name, value)
+
+    def sink(self, name: str) -> MemorySink[Any]:
+        """The description of a sink that writes to it."""
+        return MemorySink(name, self)
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
+        found: Mapping[int, int] = self._asked("fence", partial(self.model.fence, pipeline, sink, incarnation, origin))
+        return found
+
+    def apply(self, rows: Sequence[bytes], entry: LedgerEntry) -> bool:
+        applied: bool = self._asked("apply", partial(self.model.apply, rows, entry))
+        self.world.seen["applied" if applied else "applied before"] += 1
+        return applied
+
+    def write(self, rows: Sequence[bytes]) -> None:
+        raise NotImplementedError("nothing is written here without the ledger")
+
+    def _asked(self, name: str, request: Callable[[], Any]) -> Any:
+        if self.clock.monotonic_ms() < self._away_until_ms and self.world.chaos:
+            self.world.seen["store away"] += 1
+            raise StoreUnavailable(f"{name}: it is away")
+        if not self.world.chaos or self.rng.random() >= self.network_chance:
+            return request()
+        fault = self.rng.choice(("lost", "answer lost", "late", "late"))
+        self.world.seen[f"store request {fault}"] += 1
+        self.world.note(f"{name} at the store: {fault}")
+        if fault == "answer lost":
+            self._carry_out(name, request)
+        elif fault == "late":
+            delay_ms = self.rng.randint(1, self.rng.choice((20, 200, 2_000, 6_000)))
+            self.clock.call_after(delay_ms, partial(self._land, name, request, self._connected))
+        raise StoreUnavailable(f"{name}: {fault}")
+
+    def _land(self, name: str, request: Callable[[], Any], connected: int) -> None:
+        if connected == self._connected:
+            self._carry_out(f"late {name}", request)
+
+    def _carry_out(self, name: str, request: Callable[[], Any]) -> None:
+        """Nobody hears the answer."""
+        try:
+            answer = request()
+        except (Fenced, ForeignLedger, LedgerBehind) as error:
+            answer = type(error).__name__
+        self.world.seen[f"{name}: {answer if name.endswith('apply') else 'fence'}"] += 1
+        self.world.note(f"{name} is carried out: {answer}")
+
+    def before_commit(self, coordinator: SimulatedCoordinator) -> None:
+        """All blocks are read, and the store is about to be asked."""
+        if self.world.chaos and coordinator is self.world.coordinator and self.rng.random() < self.commit_chance:
+            self.world.seen["at store-committing"] += 1
+            self.rng.choice((self.world.faults.crash, self.world.faults.sleep))(coordinator)
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """Perhaps something happens to the store now."""
+        world = self.world
+        if not world.chaos or world.finished:
+            return
+        if self.away_chance and self.rng.random() < self.away_chance:
+            self.go_away()
+        if world.steps == self._backup_at:
+            self._backup = self.model.backup()
+        if self.harm and not self.harmed and world.steps >= self._harm_at:
+            self._harm_at += AGAIN_STEPS
+            getattr(self, self.harm)()
+
+    def go_away(self) -> None:
+        """For a moment, or for longer than anybody waits. All that was under way is lost."""
+        away_ms = self.rng.choice((10, 200, 1_000, self.timeout_ms + 500))
+        self.world.note(f"the store is away for {away_ms} ms")
+        self._away_until_ms = self.clock.monotonic_ms() + away_ms
+        self._connected += 1
+
+    def restore_while_down(self) -> None:
+        """The store is put back while nobody runs the pipeline."""
+        if self._would_lose():
+            self.world.faults.everybody_down(self.rng.randint(0, 3_000))
+            self._restore()
+
+    def restore_while_away(self) -> None:
+        """The store is away, and comes back as it was; the pipeline waits for it."""
+        if self._would_lose():
+            self.go_away()
+            self._restore()
+
+    def _would_lose(self) -> bool:
+        return self._backup is not None and bool(self.model.ledgers.lost(self._backup))
+
+    def _restore(self) -> None:
+        assert self._backup is not None
+        self._connected += 1
+        self.model.ledgers.look(self.model.contents)
+        self.model.restore(self._backup)
+        self.model.ledgers.restored(self._backup)
+        self.world.note(f"the store is put back: {self.model.ledgers.lacks} are not there any more")
+        self.world.seen["store put back"] += 1
+        self._coordinators_harmed = len(self.world.coordinators)
+
+    def make_topic_anew(self) -> None:
+        """Everybody is down, most often until the broker has forgotten all ids: who begins then finds nothing."""
+        world = self.world
+        if not self.model.contents.ledger or not world.faults.broker_is_up or world.broker.has_hanging():
+            return
+        world.faults.everybody_down(FORGOTTEN_MS if self.rng.random() < 0.8 else 0)
+        world.broker.delete_topic(TOPIC)
+        world.broker.create_topic(TOPIC, world.block_partitions, compact=True)
+        world.topic = TopicInfo(TOPIC, world.broker.topic_id(TOPIC) or "", world.block_partitions, 1)
+        world.oracle.topic_made_anew(world.topic.topic_id)
+        world.note("the checkpoint topic is made anew")
+        world.seen["checkpoint topic made anew"] += 1
+        self._coordinators_harmed = len(self.world.coordinators)
+
+    def reset(self) -> None:
+        """The pipeline begins anew: topic, target and ledger are emptied by hand, while an older coordinator sleeps
+        right before it asks the store."""
+        world, now_ms = self.world, self.clock.monotonic_ms()
+        asleep = [e for e in world.coordinators if e.paused_until_ms > now_ms and e.step_name == "store-committing"]
+        zombie = next((each for each in asleep if each.alive), None)
+        if zombie is None or not world.faults.broker_is_up or world.broker.has_hanging():
+            return
+        world.faults.everybody_down(FORGOTTEN_MS)
+        with suppress(NoAnswer):
+            world.network.topic_id(TOPIC)  # what was delayed arrives before it
+        if not self._forgotten():
+            return
+        self.harm = ""
+        zombie.alive = True
+        zombie.paused_until_ms = self.clock.monotonic_ms() + self.rng.randint(0, 2_000)
+        world.broker.delete_topic(TOPIC)
+        world.broker.create_topic(TOPIC, world.block_partitions, compact=True)
+        world.topic = TopicInfo(TOPIC, world.broker.topic_id(TOPIC) or "", world.block_partitions, 1)
+        self.model.contents = StoreContents()
+        world.judge_anew()
+        world.note("the pipeline is reset")
+        world.seen["reset"] += 1
+
+    def _forgotten(self) -> bool:
+        """Whether the broker knows no transaction of any sink: only then does a run begin anew by itself."""
+        names = (each.transactional_id for each in self.world.broker.list_transactions("eo:p:"))
+        return not any(TransactionalId.parse(name) for name in names)
+
+    @property
+    def harmed(self) -> bool:
+        """Whether it was done."""
+        return self.model.ledgers.put_back or bool(self.model.ledgers.made_anew)
+
+    @property
+    def halts(self) -> bool:
+        """Whether every run must halt from now on."""
+        return bool(self.model.ledgers.lacks or self.model.ledgers.made_anew)
+
+    def explains(self, error: Exception | None) -> bool:
+        """Whether *error* is the halt that what was done to the store, or to the topic, must lead to."""
+        if not isinstance(error, Halt):
+            return False
+        put_back = self.model.ledgers.put_back and RESTORED in str(error)
+        return put_back or (bool(self.model.ledgers.made_anew) and any(text in str(error) for text in ANEW))
+
+    def outlives(self, error: Exception | None) -> bool:
+        """Whether *error* ends a coordinator that has lived on through a reset."""
+        return isinstance(error, Halt) and bool(self.world.seen["reset"]) and ANEW[0] in str(error)
+
+    def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
+        """Nobody who has begun since then does."""
+        since = self.halts and self.world.coordinators.index(coordinator) >= self._coordinators_harmed
+        demand(not since, f"{coordinator} goes on to a clean end though the store was put back, or the topic made anew")
+
+    def close(self) -> None:
+        """At the end of everything."""
+        demand(self.world.halted or not self.halts, "nobody has noticed that the store, or the topic, is another one")
