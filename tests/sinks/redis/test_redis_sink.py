@@ -40,7 +40,7 @@ def problems(type_: Any = Total, url: str = URL, **options: Any) -> list[str]:
         {"type_": Total | None, "kind": "hash"},
         {"type_": str},
     ],
-    ids=str,
+    ids=lambda options: ",".join(options) or "nothing",
 )
 def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
     """All kinds, all ways to name a server."""
