@@ -31,6 +31,8 @@ class Target(Protocol):
     """What the engine is compared with, in words."""
     ways: Sequence[str]
     """Those of `store_by_hand.py` that there are."""
+    keyed: bool
+    """Whether an order of the same number takes the place of the one before."""
 
     def empty(self, place: str) -> None:
         """Make it anew at the address *place*."""
@@ -43,6 +45,7 @@ class PostgresTarget:
     """A table without an index."""
 
     title, plain, ways = "PostgreSQL", "psycopg COPY of tuples in memory in one go", ("memory", "loop")
+    keyed = False
 
     def empty(self, place: str) -> None:
         for statement in (_DROP, TABLE, "CHECKPOINT"):
@@ -63,6 +66,7 @@ class MariaDBTarget:
     """A table without an index but its hidden one."""
 
     title, plain, ways = "MariaDB", "PyMySQL executemany of tuples in memory in one transaction", ("memory",)
+    keyed = False
 
     def empty(self, place: str) -> None:
         for statement in (_DROP, TABLE):
@@ -83,6 +87,7 @@ class RedisTarget:
     """A string for each order."""
 
     title, plain, ways = "Redis", "redis-py SETs of bytes in memory in a pipeline", ("memory",)
+    keyed = True
 
     def empty(self, place: str) -> None:
         import redis
