@@ -67,7 +67,8 @@ def to_redis(name: str, source: str, place: str) -> Pipeline:
     """Each order as JSON under a key of its own."""
     pipeline = Pipeline(name)
     (
-        pipeline.source("in", KafkaSource(source, value=Order))
-        .sink("out", RedisSink(place, key=lambda order: f"order:{order.id}"))
+        pipeline.source("in", KafkaSource(source, value=Order)).sink(
+            "out", RedisSink(place, key=lambda order: f"order:{order.id}")
+        )
     )
     return pipeline

@@ -2,10 +2,10 @@
 
     python store_by_hand.py memory|loop postgres|mariadb|redis SERVERS INPUT PLACE COUNT
 
-`memory` reads all of INPUT first, and then writes the rows, which are Python objects by then, in one go: by one COPY, by
-INSERTs of many rows in one transaction, by a pipeline of SETs. Only the writing is timed. `loop`, for PostgreSQL, reads,
-decodes and writes by turns: a COPY of what came within half a second, committed. What it read may come twice or never
-after a crash. Prints a line of JSON.
+`memory` reads all of INPUT first, and then writes the rows, which are Python objects by then, in one go: by one COPY,
+by INSERTs of many rows in one transaction, by a pipeline of SETs. Only the writing is timed. `loop`, for PostgreSQL,
+reads, decodes and writes by turns: a COPY of what came within half a second, committed. What it read may come twice or
+never after a crash. Prints a line of JSON.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 from store_servers import mysql_arguments
 
@@ -19,33 +19,36 @@ _AT_ONCE = 10_000
 class Rows(NamedTuple):
     """What the store shows to readers, whatever its order."""
 
-    count: int
+    number: int
     total: int
 
 
-class Target(Protocol):
+class Target(ABC):
     """Where rows go."""
 
     title: str
     plain: str
     """What the engine is compared with, in words."""
-    ways: Sequence[str]
+    ways: tuple[str, ...] = ("memory",)
     """Those of `store_by_hand.py` that there are."""
-    keyed: bool
+    keyed = False
     """Whether an order of the same number takes the place of the one before."""
 
+    @abstractmethod
     def empty(self, place: str) -> None:
         """Make it anew at the address *place*."""
 
+    @abstractmethod
     def rows(self, place: str) -> Rows:
         """What is there."""
 
 
-class PostgresTarget:
+class PostgresTarget(Target):
     """A table without an index."""
 
-    title, plain, ways = "PostgreSQL", "psycopg COPY of tuples in memory in one go", ("memory", "loop")
-    keyed = False
+    title = "PostgreSQL"
+    plain = "psycopg COPY of tuples in memory in one go"
+    ways = ("memory", "loop")
 
     def empty(self, place: str) -> None:
         for statement in (_DROP, TABLE, "CHECKPOINT"):
@@ -62,11 +65,11 @@ class PostgresTarget:
             return cursor.fetchall() if cursor.description else []
 
 
-class MariaDBTarget:
+class MariaDBTarget(Target):
     """A table without an index but its hidden one."""
 
-    title, plain, ways = "MariaDB", "PyMySQL executemany of tuples in memory in one transaction", ("memory",)
-    keyed = False
+    title = "MariaDB"
+    plain = "PyMySQL executemany of tuples in memory in one transaction"
 
     def empty(self, place: str) -> None:
         for statement in (_DROP, TABLE):
@@ -83,10 +86,11 @@ class MariaDBTarget:
             return list(cursor.fetchall())
 
 
-class RedisTarget:
+class RedisTarget(Target):
     """A string for each order."""
 
-    title, plain, ways = "Redis", "redis-py SETs of bytes in memory in a pipeline", ("memory",)
+    title = "Redis"
+    plain = "redis-py SETs of bytes in memory in a pipeline"
     keyed = True
 
     def empty(self, place: str) -> None:
@@ -100,7 +104,7 @@ class RedisTarget:
         client = redis.Redis.from_url(place)
         keys = list(client.scan_iter("order:*", count=_AT_ONCE))
         values = (value for first in range(0, len(keys), _AT_ONCE) for value in client.mget(keys[first:][:_AT_ONCE]))
-        return Rows(len(keys), sum(json.loads(value)["total"] for value in values))
+        return Rows(len(keys), sum(json.loads(value or b"")["total"] for value in values))
 
 
 TARGETS: dict[str, Target] = {"postgres": PostgresTarget(), "mariadb": MariaDBTarget(), "redis": RedisTarget()}

@@ -30,6 +30,7 @@ ROWS = 10_000
 """A second, and so in a checkpoint whose commit is timed."""
 INTERVAL_MS = 1_000
 CUSTOMERS = 1_000
+LOOP = "a loop from Kafka, COPY and commit every 0.5 s"
 
 
 class Place(NamedTuple):
@@ -85,10 +86,10 @@ def throughput(bench: Bench, place: Place) -> Iterator[Figure]:
             seen.add(target.rows(place.url))
         _require_same(seen, records)
         bench.say(f"round {number + 1}, rows/s: " + ", ".join(f"{way} {each[-1]:,.0f}" for way, each in rates.items()))
-    for way, words in zip(target.ways, (target.plain, "a loop by hand from Kafka, COPY and commit every 0.5 s")):
+    for way in target.ways:
         ratios = [a / b for a, b in zip(rates["ours"], rates[way], strict=True)]
+        name, words = ("ratio", target.plain) if way == "memory" else ("against a loop by hand", LOOP)
         against = f"{median(rates['ours']):,.0f} rows/s from Kafka against {median(rates[way]):,.0f} of {words}"
-        name = "ratio" if way == "memory" else "against a loop by hand"
         spread = f"{len(ratios)} rounds, {min(ratios):.2f} to {max(ratios):.2f}"
         yield Figure(f"Kafka to {target.title}, {name}", median(ratios), detail=f"{against}; {spread}")
 
@@ -114,7 +115,7 @@ def by_hand(bench: Bench, place: Place, way: str, source: str, records: int) -> 
 
 
 def _require_same(seen: set[Rows], records: int) -> None:
-    if len(seen) != 1 or next(iter(seen)).count != records:
+    if len(seen) != 1 or next(iter(seen)).number != records:
         raise Failed(f"{records} rows were to be there, the same ones each time: {seen}")
 
 
@@ -132,8 +133,8 @@ def commits(bench: Bench, place: Place) -> Iterator[Figure]:
         job.stop()
     bench.cluster.delete(source)
     expected = min(fed["records"], DIFFERENT_RECORDS) if place.target.keyed else fed["records"]
-    if (found := place.target.rows(place.url)).count != expected:
-        raise Failed(f"{expected} rows are to be there, and there are {found.count}")
+    if (found := place.target.rows(place.url)).number != expected:
+        raise Failed(f"{expected} rows are to be there, and there are {found.number}")
     decided, finalized = _steps(job, "decided"), _steps(job, "finalized")
     whole = [each for each in job.checkpoints if each["records_committed"] >= ROWS * 0.9]
     times_ms = sorted(finalized[each["checkpoint"]] - decided[each["checkpoint"]] for each in whole)
@@ -147,9 +148,8 @@ def commits(bench: Bench, place: Place) -> Iterator[Figure]:
 
 
 def _job(bench: Bench, place: Place, source: str, *arguments: str, interval: str = "500ms") -> Job:
-    name = f"{place.store}-{uuid.uuid4().hex[:8]}"
-    pipeline = f"to_{place.store}"
-    return Job(bench.cluster.servers, pipeline, *arguments, interval=interval, name=name, source=source, place=place.url)
+    params = {"name": f"{place.store}-{uuid.uuid4().hex[:8]}", "source": source, "place": place.url}
+    return Job(bench.cluster.servers, f"to_{place.store}", *arguments, interval=interval, **params)
 
 
 def _steps(job: Job, step: str) -> dict[int, int]:

@@ -126,7 +126,7 @@ def integers(low: int, high: int) -> Texts:
                 raise ValueError(f"{_shown(value)} is out of range, {low} to {high}")
         return _encode_json(values).decode()[1:-1].split(",") if machine else list(map(str, values))
 
-    machine = -(1 << 63) <= low and high < 1 << 63  # msgspec writes these, by itself, more than twice as fast as str
+    machine = low >= -(1 << 63) and high < 1 << 63  # msgspec writes all of these at once in less than half the time
     return texts
 
 

@@ -102,6 +102,38 @@ class TestWritingAndReading:
         for step in (3, 8, 90):
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
 
+    def test_a_reader_that_stays_connected(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It makes one client for all that it reads, forward, backward, here and there; nothing read before shows."""
+        bodies = [bytes_of(group, 50_000) for group in range(40)]
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
+        expected, made = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}, []
+        connect = store_blocks.store_client.consumer
+        monkeypatch.setattr(
+            store_blocks.store_client, "consumer", lambda *given, **named: made.append(1) or connect(*given, **named)
+        )
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        for part in (refs[30:], refs[:4], refs[3::7], refs, *([ref] for ref in reversed(refs)), refs[:1], refs[:1]):
+            assert read(reader, part) == {ref.key: expected[ref.key] for ref in part}
+        assert len(made) == 1
+        reader.close()
+        assert len(read(reader, refs)) == 40, "it connects again after it was closed"
+        reader.close()
+        assert len(made) == 2
+
+    def test_what_was_not_read_to_its_end(self, store: Any) -> None:
+        """A reader that stays connected reads the right blocks after one was damaged, or the rest was not wanted."""
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), map(bytes_of, range(40), [5_000] * 40))
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        for _ in range(3):
+            begun = iter(reader.fetch(refs))
+            next(begun)
+            assert set(read(reader, refs[:9])) == {ref.key for ref in refs[:9]}, "while another reads"
+            del begun
+            with pytest.raises(DamagedBlock):
+                read(reader, [msgspec.structs.replace(refs[0], sha256=bytes(32)), *refs[1:]])
+            assert set(read(reader, refs)) == {ref.key for ref in refs}
+        reader.close()
+
     def test_no_references(self, store: Any) -> None:
         """To read nothing, nothing is asked."""
         assert list(BlockReader({"bootstrap.servers": "127.0.0.1:1"}, store.topic).fetch([])) == []
