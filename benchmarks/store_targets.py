@@ -31,6 +31,8 @@ class Target(ABC):
     """What the engine is compared with, in words."""
     ways: tuple[str, ...] = ("memory",)
     """Those of `store_by_hand.py` that there are."""
+    records = 500_000
+    """How many are written in a round: some seconds' worth."""
     keyed = False
     """Whether an order of the same number takes the place of the one before."""
 
@@ -49,6 +51,7 @@ class PostgresTarget(Target):
     title = "PostgreSQL"
     plain = "psycopg COPY of tuples in memory in one go"
     ways = ("memory", "loop")
+    records = 1_500_000
 
     def empty(self, place: str) -> None:
         for statement in (_DROP, TABLE, "CHECKPOINT"):

@@ -31,6 +31,7 @@ ROWS = 10_000
 INTERVAL_MS = 1_000
 CUSTOMERS = 1_000
 LOOP = "a loop from Kafka, COPY and commit every 0.5 s"
+COMMITS = "only from decided to finalized counts"
 
 
 class Place(NamedTuple):
@@ -75,33 +76,48 @@ def scenario(bench: Bench, store: str) -> Iterator[Figure]:
 
 def throughput(bench: Bench, place: Place) -> Iterator[Figure]:
     """Rows a second from Kafka into the store, over those of each way by hand, who goes first taking turns."""
-    records, target = bench.size(1_000_000, 300_000), place.target
+    target = place.target
+    records = bench.size(target.records, target.records // 5)
     source, ways = bench.input(records, CUSTOMERS), ("ours", *target.ways)
-    rates: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in (*ways, "commits")}
     for number in range(bench.rounds or bench.size(5, 1)):
         seen = set()
         for way in ways if number % 2 == 0 else reversed(ways):
             target.empty(place.url)
-            rates[way].append((ours if way == "ours" else by_hand)(bench, place, way, source, records))
+            if way == "ours":
+                for name, rate in zip(("ours", "commits"), ours(bench, place, source, records), strict=True):
+                    rates[name].append(rate)
+            else:
+                rates[way].append(by_hand(bench, place, way, source, records))
             seen.add(target.rows(place.url))
         _require_same(seen, records)
         bench.say(f"round {number + 1}, rows/s: " + ", ".join(f"{way} {each[-1]:,.0f}" for way, each in rates.items()))
-    for way in target.ways:
-        ratios = [a / b for a, b in zip(rates["ours"], rates[way], strict=True)]
-        name, words = ("ratio", target.plain) if way == "memory" else ("against a loop by hand", LOOP)
-        against = f"{median(rates['ours']):,.0f} rows/s from Kafka against {median(rates[way]):,.0f} of {words}"
-        spread = f"{len(ratios)} rounds, {min(ratios):.2f} to {max(ratios):.2f}"
-        yield Figure(f"Kafka to {target.title}, {name}", median(ratios), detail=f"{against}; {spread}")
+    yield from _compared(target, rates)
 
 
-def ours(bench: Bench, place: Place, way: str, source: str, records: int) -> float:
-    """Rows a second of `exactlyonce run`, from its first record to the end of its last checkpoint."""
+def _compared(target: Target, rates: dict[str, list[float]]) -> Iterator[Figure]:
+    """The figures of rates by way, each with one for each round."""
+    for name, mine, other, words in (
+        (f"Kafka to {target.title}, ratio", "ours", "memory", target.plain),
+        (f"Kafka to {target.title}, against a loop by hand", "ours", "loop", LOOP),
+        (f"commits to {target.title}, against the plain way", "commits", "memory", f"{target.plain}; {COMMITS}"),
+    ):
+        if other in rates:
+            ratios = [a / b for a, b in zip(rates[mine], rates[other], strict=True)]
+            spread = f"{len(ratios)} rounds, {min(ratios):.2f} to {max(ratios):.2f}"
+            against = f"{median(rates[mine]):,.0f} rows/s against {median(rates[other]):,.0f} of {words}"
+            yield Figure(name, median(ratios), detail=f"{against}; {spread}")
+
+
+def ours(bench: Bench, place: Place, source: str, records: int) -> tuple[float, float]:
+    """Rows a second of `exactlyonce run`: from its first record to the end of its last checkpoint; and while a decided
+    checkpoint is committed."""
     with _job(bench, place, source, "--until", "latest") as job:
         first_ms, found = job.first_record_ms(), job.finish()
     if found[-1]["records_in"] != records:
         raise Failed(f"{records} records were not all read: {found[-1]}")
-    last_ms = max(at_ms for at_ms in _steps(job, "finalized").values())
-    return records / (last_ms - first_ms) * 1000
+    whole_ms = max(_steps(job, "finalized").values()) - first_ms
+    return records / whole_ms * 1000, records / sum(_commit_ms(job, found)) * 1000
 
 
 def by_hand(bench: Bench, place: Place, way: str, source: str, records: int) -> float:
@@ -135,9 +151,8 @@ def commits(bench: Bench, place: Place) -> Iterator[Figure]:
     expected = min(fed["records"], DIFFERENT_RECORDS) if place.target.keyed else fed["records"]
     if (found := place.target.rows(place.url)).number != expected:
         raise Failed(f"{expected} rows are to be there, and there are {found.number}")
-    decided, finalized = _steps(job, "decided"), _steps(job, "finalized")
     whole = [each for each in job.checkpoints if each["records_committed"] >= ROWS * 0.9]
-    times_ms = sorted(finalized[each["checkpoint"]] - decided[each["checkpoint"]] for each in whole)
+    times_ms = sorted(_commit_ms(job, whole))
     rows = f"{median(each['records_committed'] for each in whole):,.0f}"
     yield Figure(
         f"commit of a checkpoint to {place.target.title}, p99",
@@ -148,8 +163,15 @@ def commits(bench: Bench, place: Place) -> Iterator[Figure]:
 
 
 def _job(bench: Bench, place: Place, source: str, *arguments: str, interval: str = "500ms") -> Job:
-    params = {"name": f"{place.store}-{uuid.uuid4().hex[:8]}", "source": source, "place": place.url}
+    params = {"name": bench.cluster.pipeline(), "source": source, "place": place.url}
     return Job(bench.cluster.servers, f"to_{place.store}", *arguments, interval=interval, **params)
+
+
+def _commit_ms(job: Job, checkpoints: list[Event]) -> list[int]:
+    """From decided to finalized, of those that have rows."""
+    decided, finalized = _steps(job, "decided"), _steps(job, "finalized")
+    numbers = [each["checkpoint"] for each in checkpoints if each["records_committed"]]
+    return [finalized[number] - decided[number] for number in numbers]
 
 
 def _steps(job: Job, step: str) -> dict[int, int]:

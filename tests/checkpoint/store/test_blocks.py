@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.checkpoint.store import blocks as store_blocks
+from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, scan_blocks
 from exactlyonce.checkpoint.store.scan import read_range
 from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
@@ -106,11 +107,15 @@ class TestWritingAndReading:
         """It makes one client for all that it reads, forward, backward, here and there; nothing read before shows."""
         bodies = [bytes_of(group, 50_000) for group in range(40)]
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
-        expected, made = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}, []
-        connect = store_blocks.store_client.consumer
-        monkeypatch.setattr(
-            store_blocks.store_client, "consumer", lambda *given, **named: made.append(1) or connect(*given, **named)
-        )
+        expected = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
+        made: list[Consumer] = []
+
+        def connected(*given: Any, **named: Any) -> Consumer:
+            made.append(connect(*given, **named))
+            return made[-1]
+
+        connect = store_client.consumer
+        monkeypatch.setattr(store_client, "consumer", connected)
         reader = BlockReader(store.config, store.topic, stays_connected=True)
         for part in (refs[30:], refs[:4], refs[3::7], refs, *([ref] for ref in reversed(refs)), refs[:1], refs[:1]):
             assert read(reader, part) == {ref.key: expected[ref.key] for ref in part}
