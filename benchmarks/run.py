@@ -21,7 +21,7 @@ import spark_backfill
 import spark_reading
 import spark_sink
 import spark_state
-import stores
+import store_sinks
 import throughput
 import visibility
 from bench import Bench
@@ -45,10 +45,10 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "touched-groups": spark_state.touched_groups,
     "spark-reading": spark_reading.scenario,
     "spark-sink": spark_sink.scenario,
-    "postgres": stores.postgres,
-    "mariadb": stores.mariadb,
-    "redis": stores.redis,
-    "stores": stores.stores,
+    "postgres": store_sinks.postgres,
+    "mariadb": store_sinks.mariadb,
+    "redis": store_sinks.redis,
+    "stores": store_sinks.all_of_them,
     "elsewhere": elsewhere.scenario,
 }
 ASKED_FOR = {"stores", "elsewhere"}

@@ -57,7 +57,7 @@ def redis(bench: Bench) -> Iterator[Figure]:
     yield from scenario(bench, "redis")
 
 
-def stores(bench: Bench) -> Iterator[Figure]:
+def all_of_them(bench: Bench) -> Iterator[Figure]:
     """All of them."""
     for store in TARGETS:
         yield from scenario(bench, store)
