@@ -221,6 +221,25 @@ class TestTrouble:
         after = delivered(writer, b"after")
         assert read(BlockReader(store.config, store.topic), [kept, after]) == {kept.key: b"before", after.key: b"after"}
 
+    def test_a_broker_that_was_away(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
+        """A reader that stays connected reads on, whether it was asked while the broker was away or not."""
+        cluster = stoppable
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        assert len(read(reader, refs)) == 4
+        cluster.broker.kill()
+        cluster.broker.start()
+        assert len(read(reader, refs)) == 4
+        cluster.broker.kill()
+        impatient = BlockReader(store.config, store.topic, idle_timeout_s=1.0, stays_connected=True)
+        with pytest.raises(BrokerUnavailable, match="could not be read for 1 s"):
+            read(impatient, refs[1:])
+        cluster.broker.start()
+        for each in (reader, impatient):
+            assert len(read(each, refs)) == 4
+            each.close()
+
     def test_waiting_is_bounded(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """Whoever waits for blocks is told when they take too long."""
         cluster = stoppable
