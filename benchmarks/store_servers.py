@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from cluster import LIMIT_S
@@ -30,9 +31,7 @@ def missing(store: str) -> str:
     lacking = [name for name in _PROGRAMS[store] if _path(name) is None]
     if lacking:
         return f"{', '.join(lacking)} is not installed (Debian: {PACKAGES[store]}), so {store} is left out"
-    try:
-        __import__(_DRIVERS[store])
-    except ImportError:
+    if find_spec(_DRIVERS[store]) is None:
         return f"{_DRIVERS[store]} is not installed, so {store} is left out"
     return ""
 

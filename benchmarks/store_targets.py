@@ -1,4 +1,4 @@
-"""What the benchmarks write to in each store: emptied by the plain driver, and counted by it."""
+"""The targets of the benchmarks in each store: emptied by the plain driver, and counted by it."""
 
 from __future__ import annotations
 

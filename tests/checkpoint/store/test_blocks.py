@@ -232,11 +232,11 @@ class TestTrouble:
         cluster.broker.start()
         assert len(read(reader, refs)) == 4
         cluster.broker.kill()
-        impatient = BlockReader(store.config, store.topic, idle_timeout_s=1.0, stays_connected=True)
+        second = BlockReader(store.config, store.topic, idle_timeout_s=1.0, stays_connected=True)
         with pytest.raises(BrokerUnavailable, match="could not be read for 1 s"):
-            read(impatient, refs[1:])
+            read(second, refs[1:])
         cluster.broker.start()
-        for each in (reader, impatient):
+        for each in (reader, second):
             assert len(read(each, refs)) == 4
             each.close()
 
