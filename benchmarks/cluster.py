@@ -6,6 +6,7 @@ Shares no code with the engine, so that its count is a second opinion.
 from __future__ import annotations
 
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -59,8 +60,15 @@ class Cluster:
             future.result(LIMIT_S)
         self._await(lambda shown: shown.isdisjoint(topics), f"{', '.join(topics)} did not go")
 
+    def pipeline(self) -> str:
+        """A name for a pipeline, whose checkpoints `clear` deletes."""
+        name = f"pipeline-{uuid.uuid4().hex[:8]}"
+        self._created.add(name)
+        return name
+
     def clear(self) -> None:
-        """Delete all that is left of the topics created here, and of the checkpoints of pipelines called after them."""
+        """Delete all that is left of the topics created here, and the checkpoints of pipelines named here, or after
+        a topic."""
         present = self._admin.list_topics(timeout=LIMIT_S).topics
         if left := [topic for topic in present if topic.removesuffix(".checkpoints") in self._created]:
             self.delete(*left)

@@ -49,6 +49,12 @@ BOUNDS = {
     "backfill on Spark, running total, against local engine": Bound(0.3, 0.7, at_least=True),
     "backfill on Spark, running total, against by hand on Spark": Bound(0.8, 1.0, at_least=True),
     "streaming sink on Spark, ratio": Bound(0.8, 0.95, at_least=True),
+    "Kafka to PostgreSQL, ratio": Bound(0.5, 0.8, at_least=True),
+    "Kafka to MariaDB, ratio": Bound(0.5, 0.8, at_least=True),
+    "Kafka to Redis, ratio": Bound(0.5, 0.8, at_least=True),
+    "commit of a checkpoint to PostgreSQL, p99": Bound(300, 150, at_least=False),
+    "commit of a checkpoint to MariaDB, p99": Bound(300, 150, at_least=False),
+    "commit of a checkpoint to Redis, p99": Bound(300, 150, at_least=False),
 }
 """By the figure's name; the others are for information."""
 

@@ -21,6 +21,7 @@ import spark_backfill
 import spark_reading
 import spark_sink
 import spark_state
+import store_sinks
 import throughput
 import visibility
 from bench import Bench
@@ -44,10 +45,14 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "touched-groups": spark_state.touched_groups,
     "spark-reading": spark_reading.scenario,
     "spark-sink": spark_sink.scenario,
+    "postgres": store_sinks.postgres,
+    "mariadb": store_sinks.mariadb,
+    "redis": store_sinks.redis,
+    "stores": store_sinks.all_of_them,
     "elsewhere": elsewhere.scenario,
 }
-ASKED_FOR = {"elsewhere"}
-"""Scenarios that run only when they are named: they download other people's software."""
+ASKED_FOR = {"stores", "elsewhere"}
+"""Scenarios that run only when they are named: the three before them in one, and what downloads others' software."""
 
 
 @contextmanager

@@ -83,25 +83,25 @@ def _load(bench: Bench, rate: float, seconds: float, interval_ms: int) -> Load:
     bench.cluster.create(source, sink)
     with (
         Job(bench.cluster.servers, "totals", interval=f"{interval_ms}ms", name=sink, source=source, sink=sink) as job,
-        _script("observer.py", bench, sink, WARM_UP_S) as observer,
+        script("observer.py", bench, sink, WARM_UP_S) as observer,
     ):
-        _await_line(observer)
+        await_line(observer)
         job.next_checkpoint()
-        with _script("paced.py", bench, source, CUSTOMERS, rate, seconds) as feeder:
-            _await_line(feeder)
+        with script("paced.py", bench, source, CUSTOMERS, rate, seconds) as feeder:
+            await_line(feeder)
             for _ in range(CHECKPOINTS_MIN):
                 job.next_checkpoint(1)
-            fed = _told(feeder)
+            fed = told(feeder)
         checkpoints = [each for each in job.checkpoints if each["records_in"]]
         job.next_checkpoint(fed["records"])
         job.stop()
-        seen = _told(observer)
+        seen = told(observer)
     bench.cluster.delete(source, sink)
     return Load(fed, checkpoints, seen)
 
 
 @contextmanager
-def _script(name: str, bench: Bench, *arguments: object) -> Iterator[Process]:
+def script(name: str, bench: Bench, *arguments: object) -> Iterator[Process]:
     """A process that reads its standard input to the end; gone after the `with`."""
     command = [sys.executable, name, bench.cluster.servers, *map(str, arguments)]
     with subprocess.Popen(command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -111,14 +111,14 @@ def _script(name: str, bench: Bench, *arguments: object) -> Iterator[Process]:
             process.kill()
 
 
-def _await_line(process: Process) -> None:
+def await_line(process: Process) -> None:
     """Until it says, by a line, that it is at work."""
     assert process.stdout is not None
     if not process.stdout.readline():
         raise Failed(f"{process.args!r} ended before it was at work, with {process.wait()}")
 
 
-def _told(process: Process) -> dict[str, Any]:
+def told(process: Process) -> dict[str, Any]:
     """What the process prints once its standard input has ended."""
     output, _ = process.communicate()
     if process.returncode:

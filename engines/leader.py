@@ -78,6 +78,7 @@ class PipelineLeader:
             self._topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
         )
         self._stores: PipelineStores | None = None
+        self._staged: BlockReader | None = None
         self._known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self._replays: ReplayRepair | None = None
         self._log_requests: LogRequests | None = None
@@ -109,7 +110,8 @@ class PipelineLeader:
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-        self._stores = PipelineStores(self._plan.graph, BlockReader(options.client.confluent(), topic))
+        self._staged = BlockReader(options.client.confluent(), topic, stays_connected=True)
+        self._stores = PipelineStores(self._plan.graph, self._staged)
         self._stores.check()
         led = self._led(self._stores.sinks)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
@@ -312,6 +314,8 @@ class PipelineLeader:
             self._log_requests.close()
         if self._stores is not None:
             self._stores.close()
+        if self._staged is not None:
+            self._staged.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()

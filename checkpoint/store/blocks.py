@@ -191,10 +191,21 @@ class Blocks(Protocol):
 class BlockReader:
     """Reads blocks by reference, wherever they lie."""
 
-    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, idle_timeout_s: float = IDLE_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topic: TopicInfo,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+        *,
+        stays_connected: bool = False,
+    ) -> None:
+        """*stays_connected*: for who reads a few blocks again and again, in one thread, and closes it at the end."""
         self.topic = topic
         self._config = config
         self._idle_timeout_s = idle_timeout_s
+        self._stays_connected = stays_connected
+        self._idle: Consumer | None = None
+        """Connected, and reads nothing: whatever was assigned to it has been read."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         """Every one of *refs* with its block, in no particular order. `DamagedBlock` names the first that is not right.
@@ -208,14 +219,27 @@ class BlockReader:
         if not wanted:
             return
         while wanted:
-            most = max(sum(ref.size for ref in queue) for queue in wanted.values())
-            consumer = store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=most)
+            consumer, self._idle = self._idle or self._connected(wanted), None
             try:
                 begin = [TopicPartition(self.topic.name, each, queue[0].offset) for each, queue in wanted.items()]
                 consumer.assign(begin)
                 yield from self._read(consumer, wanted)
             finally:
-                consumer.close()
+                if self._stays_connected and not wanted and self._idle is None:
+                    self._idle = consumer
+                else:
+                    consumer.close()
+
+    def close(self) -> None:
+        """Let go of the connection; without effect if there is none."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.close()
+
+    def _connected(self, wanted: dict[int, deque[BlockRef]]) -> Consumer:
+        most = max(sum(ref.size for ref in queue) for queue in wanted.values())
+        size = store_client.FETCH_SIZE_MAX if self._stays_connected else most
+        return store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=size)
 
     def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
         """Read until nothing is *wanted*, or *consumer* has met a damaged batch before the next wanted block."""

@@ -80,12 +80,16 @@ class Parts:
         self._first = applied
 
     def _take(self) -> list[Row]:
-        taken: list[Row] = []
-        size = 0
-        while self._next is not None and len(taken) < self._rows_max and size <= PART_BYTES_MAX:
-            taken.append(self._next)
-            size += len(self._next[0]) + len(self._next[2])
-            self._next = next(self._rows, None)
+        if self._next is None:
+            return []
+        taken, size = [self._next], len(self._next[0]) + len(self._next[2])
+        self._next, rows_max = None, self._rows_max
+        for row in self._rows:
+            if len(taken) >= rows_max or size > PART_BYTES_MAX:
+                self._next = row
+                break
+            taken.append(row)
+            size += len(row[0]) + len(row[2])
         return taken
 
 

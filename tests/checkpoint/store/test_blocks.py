@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.checkpoint.store import blocks as store_blocks
+from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, scan_blocks
 from exactlyonce.checkpoint.store.scan import read_range
 from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
@@ -102,6 +103,42 @@ class TestWritingAndReading:
         for step in (3, 8, 90):
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
 
+    def test_a_reader_that_stays_connected(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It makes one client for all that it reads, forward, backward, here and there; nothing read before shows."""
+        bodies = [bytes_of(group, 50_000) for group in range(40)]
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
+        expected = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
+        made: list[Consumer] = []
+
+        def connected(*given: Any, **named: Any) -> Consumer:
+            made.append(connect(*given, **named))
+            return made[-1]
+
+        connect = store_client.consumer
+        monkeypatch.setattr(store_client, "consumer", connected)
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        for part in (refs[30:], refs[:4], refs[3::7], refs, *([ref] for ref in reversed(refs)), refs[:1], refs[:1]):
+            assert read(reader, part) == {ref.key: expected[ref.key] for ref in part}
+        assert len(made) == 1
+        reader.close()
+        assert len(read(reader, refs)) == 40, "it connects again after it was closed"
+        reader.close()
+        assert len(made) == 2
+
+    def test_what_was_not_read_to_its_end(self, store: Any) -> None:
+        """A reader that stays connected reads the right blocks after one was damaged, or the rest was not wanted."""
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), map(bytes_of, range(40), [5_000] * 40))
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        for _ in range(3):
+            begun = iter(reader.fetch(refs))
+            next(begun)
+            assert set(read(reader, refs[:9])) == {ref.key for ref in refs[:9]}, "while another reads"
+            del begun
+            with pytest.raises(DamagedBlock):
+                read(reader, [msgspec.structs.replace(refs[0], sha256=bytes(32)), *refs[1:]])
+            assert set(read(reader, refs)) == {ref.key for ref in refs}
+        reader.close()
+
     def test_no_references(self, store: Any) -> None:
         """To read nothing, nothing is asked."""
         assert list(BlockReader({"bootstrap.servers": "127.0.0.1:1"}, store.topic).fetch([])) == []
@@ -183,6 +220,25 @@ class TestTrouble:
         cluster.broker.start()
         after = delivered(writer, b"after")
         assert read(BlockReader(store.config, store.topic), [kept, after]) == {kept.key: b"before", after.key: b"after"}
+
+    def test_a_broker_that_was_away(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
+        """A reader that stays connected reads on, whether it was asked while the broker was away or not."""
+        cluster = stoppable
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        assert len(read(reader, refs)) == 4
+        cluster.broker.kill()
+        cluster.broker.start()
+        assert len(read(reader, refs)) == 4
+        cluster.broker.kill()
+        second = BlockReader(store.config, store.topic, idle_timeout_s=1.0, stays_connected=True)
+        with pytest.raises(BrokerUnavailable, match="could not be read for 1 s"):
+            read(second, refs[1:])
+        cluster.broker.start()
+        for each in (reader, second):
+            assert len(read(each, refs)) == 4
+            each.close()
 
     def test_waiting_is_bounded(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """Whoever waits for blocks is told when they take too long."""

@@ -144,7 +144,8 @@ def stored(database: Database, type_: Any, column: str) -> Callable[[Any], Any]:
     ("type_", "column", "value", "text"),
     [
         (int, "smallint", -32768, "-32768"), (int, "integer", 2**31 - 1, "2147483647"),
-        (int, "numeric", 10**300, str(10**300)),
+        (int, "bigint", 2**63 - 1, str(2**63 - 1)), (int, "bigint", -(2**63), str(-(2**63))),
+        (int, "numeric", 10**300, str(10**300)), (int, "numeric", 2**64, str(2**64)),
         (int, "numeric(3,0)", 999, "999"), (float, "real", 1.5, "1.5"), (float, "real", float("nan"), "NaN"),
         (float, "double precision", float("-inf"), "-Infinity"), (float, "real", 3.4028234e38, "3.4028235e+38"),
         (float, "real", 1.5e-45, "1e-45"), (float, "double precision", 5, "5"),
