@@ -65,7 +65,7 @@ def test_kills_between_the_stores(step: str, nth: int, job: Job) -> None:
     "step", ["coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized"]
 )
 def test_kills_of_the_coordinator(step: str, nth: int, job: Job) -> None:
-    """At each step, at the first and at a later checkpoint; and again in the incarnation that recovers, until none is left."""
+    """At each step, at the first and at a later checkpoint, and again in the incarnation after it."""
     job.feed()
     assert job.armed(step, "--parallelism", "2", nth=nth).wait() == -9
     assert job.armed("store-committed", "--parallelism", "3", nth=nth + 1).wait() == -9

@@ -1,7 +1,9 @@
-"""Servers of stores that are killed, paused and away while a pipeline writes to all of them: it waits, and all agree."""
+"""Servers that are killed, paused and away while a pipeline writes to all stores: it waits, and all agree."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -97,6 +99,29 @@ def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
     finally:
         job.servers.start(store)
     job.finish("--parallelism", "3")
+    job.assert_agreement()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("store", STORES)
+def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None:
+    """The job restarts as often as it takes, without an end, until the server is there."""
+    job.feed()
+    incarnation = job.run("--parallelism", "2")
+    worker = incarnation.await_step("deployed")["workers"][1]
+    incarnation.await_checkpoint()
+    job.servers.kill(store)
+    try:
+        os.kill(worker, signal.SIGKILL)
+        incarnation.await_event(lambda event: "restarting" in event.get("text", ""))
+        time.sleep(8)
+        job.feed()
+    finally:
+        job.servers.start(store)
+    incarnation.await_step("deployed")
+    incarnation.await_checkpoint()
+    incarnation.kill()
+    job.finish()
     job.assert_agreement()
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from counting import Count, assert_agreement
 from running import QUICK, Run, orders
-from servers import Servers
+from servers import PASSWORD, Servers
 from unreferenced import unreferenced_blocks
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -71,7 +74,41 @@ class Job:
         """All stores have the same, each row once; no block is left that nobody refers to."""
         counts = assert_agreement(self.servers, self.kafka, self.name, self.fed)
         assert unreferenced_blocks(self.kafka, self.name) == set()
+        assert_no_secret(self.kafka, self.name, self.incarnations)
         return counts
+
+
+def assert_no_secret(kafka: KafkaCluster, pipeline: str, incarnations: Iterable[Run], *secrets: str) -> None:
+    """No password is in what processes have said, nor in any byte of the checkpoint topic."""
+    passwords = [form.encode() for each in secrets or (PASSWORD,) for form in (each, quote(each, safe=""), repr(each))]
+    written = list(records_of(kafka, f"{pipeline}.checkpoints"))
+    assert any(pipeline.encode() in each for each in written), "what is looked through is the right topic, in plain"
+    for incarnation in incarnations:
+        assert incarnation.process.stdout is not None
+        written += [incarnation.process.stdout.read().encode(), "\n".join(incarnation.text).encode()]
+        written += [json.dumps(event, ensure_ascii=False).encode() for event in incarnation.events]
+    for each in written:
+        assert not any(password in each for password in passwords)
+
+
+def records_of(kafka: KafkaCluster, topic: str) -> Iterator[bytes]:
+    """Keys and values of all records, whatever became of their transactions."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers, "group.id": "secrets", "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted", "enable.partition.eof": True,
+        }
+    )  # fmt: skip
+    unread = set(kafka.admin().list_topics(topic).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in unread])
+    while unread:
+        message = consumer.poll(LIMIT_S)
+        assert message is not None
+        if message.error() is not None:
+            unread.discard(message.partition())
+            continue
+        yield bytes(message.key() or b"") + b"\0" + bytes(message.value() or b"")
+    consumer.close()
 
 
 def stop(incarnation: Run) -> None:
