@@ -7,7 +7,7 @@ from typing import Any
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.store.blocks import Blocks
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.committer import Committer, CommitterContext, Committing
@@ -37,9 +37,14 @@ class PipelineStores:
 
     def check(self) -> None:
         """Before anything is fenced: StoreError where a store cannot take what its sink writes, StoreUnavailable where
-        it is away."""
-        for each in self._committers.values():
-            each.check()
+        it is away; each names the sink."""
+        for sink, each in self._committers.items():
+            try:
+                each.check()
+            except StoreError as error:
+                raise StoreError(f"Sink {sink!r}: {error}") from error
+            except StoreUnavailable as error:
+                raise StoreUnavailable(f"Sink {sink!r}: {error}") from error
 
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""
