@@ -9,7 +9,7 @@ import time
 from itertools import cycle
 
 import pytest
-from counting import exact
+from counting import assert_agreement, exact
 from jobs import Job
 from servers import STORES
 
@@ -48,7 +48,7 @@ def test_a_million_rows(job: Job) -> None:
     last = job.run("--until", "latest", "--parallelism", "2", interval=INTERVAL)
     assert last.wait() == 0, last.said
     print(f"all is written after {time.monotonic() - began:.0f} s")
-    counts = job.assert_agreement()
+    counts = assert_agreement(job.servers, job.kafka, job.name, job.fed)
     for where, found in counts.items():
         print(f"{where}: {found.rows:,} rows, {found.missing} missing, {found.doubled} doubled")
     assert set(counts.values()) == {exact(ROWS)}
