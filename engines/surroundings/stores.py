@@ -7,7 +7,7 @@ from typing import Any
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.store.blocks import Blocks
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.committer import Committer, CommitterContext, Committing
@@ -23,7 +23,7 @@ class PipelineStores:
 
     def __init__(self, graph: LogicalGraph, blocks: Blocks) -> None:
         self._committers: dict[str, Committer] = {}
-        self._writing: list[Committer] = []
+        self._writing: dict[str, Committer] = {}
         """Of sinks whose writers write to the store themselves: they are only checked."""
         for node in graph.sinks:
             sink = node.sink
@@ -34,22 +34,23 @@ class PipelineStores:
                 if sink.stages:
                     self._committers[node.id] = committer
                 else:
-                    self._writing.append(committer)
+                    self._writing[node.id] = committer
 
     @property
     def sinks(self) -> tuple[str, ...]:
         """Those whose output is committed to a store."""
         return tuple(self._committers)
 
-    @property
-    def _all(self) -> list[Committer]:
-        return [*self._committers.values(), *self._writing]
-
     def check(self) -> None:
         """Before anything is fenced: StoreError where a store cannot take what its sink writes, StoreUnavailable where
-        it is away."""
-        for each in self._all:
-            each.check()
+        it is away; each names the sink."""
+        for sink, each in (*self._committers.items(), *self._writing.items()):
+            try:
+                each.check()
+            except StoreError as error:
+                raise StoreError(f"Sink {sink!r}: {error}") from error
+            except StoreUnavailable as error:
+                raise StoreUnavailable(f"Sink {sink!r}: {error}") from error
 
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""
@@ -76,5 +77,5 @@ class PipelineStores:
 
     def close(self) -> None:
         """Let go of all connections."""
-        for each in self._all:
+        for each in (*self._committers.values(), *self._writing.values()):
             each.close()

@@ -31,6 +31,16 @@ _MAKE_ROW = f"INSERT INTO {LEDGER} VALUES (%s, %s, %s, {_NONE_YET}, 0, %s) ON DU
 """Locks the row in either case, and of two who make it at once the second waits for the first, and finds its row."""
 
 
+def newest(session: MySQLSession, pipeline: str, sink: str, origin: str) -> int:
+    """The newest checkpoint of any subtask of the sink, 0: none, or of another checkpoint topic than *origin*."""
+    rows = session.ask(
+        f"SELECT subtask, checkpoint, origin FROM {LEDGER} WHERE pipeline = %s AND sink = %s", pipeline, sink
+    )
+    if not any(subtask == WRITER and begun_for == origin for subtask, _, begun_for in rows):
+        return 0
+    return max((int(checkpoint) for subtask, checkpoint, _ in rows if subtask != WRITER), default=0)
+
+
 def fence(session: MySQLSession, pipeline: str, sink: str, incarnation: int, origin: str) -> dict[int, int]:
     """See `Store.fence`; to be called within a transaction."""
     session.ask(_MAKE_ROW, pipeline, sink, WRITER, origin)

@@ -48,21 +48,33 @@ class MySQLStore:
         """The connection by which the engines of both tables have been looked at."""
 
     def check(self) -> None:
-        """See `Store`. Tables are made outside of transactions, for making one ends a transaction."""
+        """See `Store`. Tables are made outside of transactions, for making one ends a transaction.
+
+        Where a ledger is there already, a table that is missing is left to `fence`: it knows whether it had rows.
+        """
         session = self._session
-        if self._create and read_table(session, self._name) is None:
-            key = () if self._mode == "append" else self._key
-            self._make(create_statement(session, self._name, self._fields, key))
-        table = self._table()
-        problems = list(table_problems(table, self._fields, self._mode, self._key))
-        if problems:
-            raise StoreError(f"Rows cannot go into the table {self._shown}: {'; '.join(problems)}.")
-        self._try_rights()
+        had_ledger = self._with_ledger and read_table(session, ledger.LEDGER) is not None
+        if not (had_ledger and self._to_be_made()):
+            self._check_table()
         if self._with_ledger:
-            if read_table(session, ledger.LEDGER) is None:
+            if not had_ledger:
                 self._make(ledger.CREATE)
             check_ledger(session)
             ledger.try_rights(session)
+
+    def _to_be_made(self) -> bool:
+        """Whether the table is missing, and is made then."""
+        return self._create and read_table(self._session, self._name) is None
+
+    def _check_table(self) -> None:
+        """Raise `StoreError` unless the table takes the rows; it is made if need be."""
+        if self._to_be_made():
+            key = () if self._mode == "append" else self._key
+            self._make(create_statement(self._session, self._name, self._fields, key))
+        problems = list(table_problems(self._table(), self._fields, self._mode, self._key))
+        if problems:
+            raise StoreError(f"Rows cannot go into the table {self._shown}: {'; '.join(problems)}.")
+        self._try_rights()
 
     def encoder(self) -> MySQLRowEncoder:
         """See `Store`."""
@@ -81,6 +93,15 @@ class MySQLStore:
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store`."""
+        if self._to_be_made():
+            if lost := ledger.newest(self._session, pipeline, sink, origin):
+                raise StoreError(
+                    f"There is no table {self._shown}, but the ledger {ledger.LEDGER} has checkpoint {lost} of sink "
+                    f"{sink!r}, pipeline {pipeline!r}: the table was dropped or renamed, with all rows so far. It is "
+                    f"not made anew. Restore it, with the ledger, from one backup; or create it, empty, if the rows "
+                    f"that come from now on are all that is wanted."
+                )
+            self._check_table()
         with self._session.transaction():
             self._require_transactional()
             return ledger.fence(self._session, pipeline, sink, incarnation, origin)

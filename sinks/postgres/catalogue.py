@@ -55,6 +55,16 @@ def find(connection: PostgresConnection, sink: PostgresSink[Any]) -> Target | No
     return Target(schema=found_schema, table=found_table, oid=oid, columns=columns)
 
 
+def schema_of(connection: PostgresConnection, sink: PostgresSink[Any]) -> str:
+    """Where a table of the sink is made; raises `StoreError` where the search_path names no schema that is there."""
+    schema, table = sink.place
+    if schema is None:
+        schema = connection.rows("SELECT current_schema()")[0][0]
+    if schema is None:
+        raise StoreError(f"No schema of the role's search_path exists: name the table's, as in \"schema.{table}\".")
+    return schema
+
+
 def create(connection: PostgresConnection, sink: PostgresSink[Any], type_: Any) -> Target:
     """Create the table, with the fields of *type_* as columns, unless another session does it at the same time."""
     schema, table = sink.place

@@ -62,6 +62,16 @@ class LedgerTable:
         """For people, and for SQL that they run."""
         return self._name.as_string(None)
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a table."""
+        return self._found() is not None
+
+    def newest(self, name: SinkName) -> int:
+        """The newest checkpoint of any subtask of the sink; 0: nothing was written."""
+        found = self._run(f"SELECT coalesce(max(checkpoint), 0) FROM {{}} WHERE {_SUBTASKS_ROWS}", name.values)
+        return int(found[0][0])
+
     def create(self) -> None:
         """Make the table, unless it is there, or another session makes it at the same time."""
         if self._found() is not None:

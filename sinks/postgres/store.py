@@ -41,18 +41,28 @@ class PostgresStore(Store):
         self._target: Target | None = None
 
     def check(self) -> None:
-        """See `Store`; the table and the ledger are made if need be."""
+        """See `Store`; the table and the ledger are made if need be.
+
+        Where a ledger is there already, a table that is missing is left to `fence`: it knows whether it had rows.
+        """
         catalogue.check_server(self._connection)
         target = catalogue.find(self._connection, self._sink)
-        if target is None and self._sink.create:
-            target = catalogue.create(self._connection, self._sink, self._type)
-        if target is None:
+        if target is None and not self._sink.create:
             raise self._missing()
-        catalogue.check_target(self._connection, self._sink, self._fields, target)
-        ledger = LedgerTable(self._connection, target.schema)
+        schema = target.schema if target is not None else catalogue.schema_of(self._connection, self._sink)
+        ledger = LedgerTable(self._connection, schema)
+        if target is not None or not ledger.exists:
+            target = self._checked(target)
         ledger.create()
         ledger.check()
         self._target = target
+
+    def _checked(self, target: Target | None) -> Target:
+        """The table, which takes the rows; it is made if it is None."""
+        if target is None:
+            target = catalogue.create(self._connection, self._sink, self._type)
+        catalogue.check_target(self._connection, self._sink, self._fields, target)
+        return target
 
     def encoder(self) -> RowEncoder:
         """See `Store`; it looks at the columns anew."""
@@ -65,9 +75,17 @@ class PostgresStore(Store):
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store`. Whoever of an older incarnation applies something has a moment to end; then its session ends."""
-        name, ledger = SinkName(pipeline, sink), self._ledger()
+        name = SinkName(pipeline, sink)
+        if self._target is None:
+            self._target = catalogue.find(self._connection, self._sink)
+        missing = self._target is None and self._sink.create
+        ledger = self._ledger() if not missing else self._ledger_without_table()
         with ledger.needed():
             ledger.refuse(name, incarnation, origin)
+            if missing and (lost := ledger.newest(name)):
+                raise self._dropped(ledger, name, lost)
+        if missing:
+            self._target = self._checked(None)
         try:
             return self._fenced(name, incarnation, origin, self._limits.grace)
         except LockHeld:
@@ -111,6 +129,18 @@ class PostgresStore(Store):
 
     def _ledger(self) -> LedgerTable:
         return LedgerTable(self._connection, self._found().schema)
+
+    def _ledger_without_table(self) -> LedgerTable:
+        return LedgerTable(self._connection, catalogue.schema_of(self._connection, self._sink))
+
+    def _dropped(self, ledger: LedgerTable, name: SinkName, checkpoint: int) -> StoreError:
+        """For a table that is missing, although rows were written to it."""
+        return StoreError(
+            f"There is no table {self._sink.table!r}, but the ledger {ledger.shown} has checkpoint {checkpoint} of "
+            f"sink {name.sink!r}, pipeline {name.pipeline!r}: the table was dropped or renamed, with all rows so far. "
+            f"It is not made anew. Restore it, with the ledger, from one backup; or create it, empty, if the rows that "
+            f"come from now on are all that is wanted."
+        )
 
     def _missing(self) -> StoreError:
         schema, table = self._sink.place

@@ -97,13 +97,21 @@ class PostgresServer:
             return cursor.fetchall() if cursor.description else []
 
     def kill(self) -> None:
-        """SIGKILL to the server and all its processes; the data stay as they are."""
+        """SIGKILL to the server and all its processes, which have ended then; the data stay as they are."""
         if self._process is None:
             return
-        for pid in self._pids():
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it starts no other now
+        pids = self._pids()
+        for pid in pids:
             _signal(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
+        limit = time.monotonic() + START_S
+        while not all(map(_has_ended, pids)):  # one that lives holds the memory that the next server would share
+            assert time.monotonic() < limit
+            time.sleep(0.005)
 
     def pause(self) -> None:
         """SIGSTOP to all its processes."""
@@ -135,6 +143,13 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _end_with_parent() -> None:

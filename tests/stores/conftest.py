@@ -1,0 +1,67 @@
+"""Fixtures of the tests of several stores together: the servers, which all tests of a process share, and a pipeline."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent
+RIGS = (
+    HERE / "rig", TESTS / "engines", TESTS / "bounded" / "folds", TESTS / "sinks" / "postgres" / "rig",
+    TESTS / "sinks" / "mysql" / "rig", TESTS / "sinks" / "redis" / "serving",
+)  # fmt: skip
+sys.path[:0] = map(str, RIGS)
+
+
+@pytest.fixture(scope="session")
+def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    for driver in ("psycopg", "pymysql", "redis"):
+        pytest.importorskip(driver)
+    from servers import Servers
+
+    made = Servers(tmp_path_factory.mktemp("redis"))
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def servers(_servers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """All of them run; processes know where, and find the pipelines. A test that kills one starts it again."""
+    for name, address in _servers.addresses().items():
+        monkeypatch.setenv(name, address)
+    path = [str(HERE / "rig"), str(TESTS / "engines"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    return _servers
+
+
+@pytest.fixture
+def run(kafka: Any) -> Iterator[Callable[..., Any]]:
+    """`run("together:together", "--param", ...)` starts `exactlyonce run` on the cluster; killed with the test."""
+    from running import Run
+
+    runs: list[Any] = []
+
+    def start(target: str, *arguments: str, **options: Any) -> Any:
+        runs.append(Run(kafka.bootstrap_servers, target, *arguments, **options))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        if each.process.poll() is None:
+            each.kill()
+
+
+@pytest.fixture
+def job(servers: Any, kafka: Any, topic_name: str, run: Any, tmp_path: Path) -> Any:
+    """The pipeline that writes to all stores; it has not run yet, and nothing was fed."""
+    from jobs import Job
+
+    made = Job(servers, kafka, topic_name, run, tmp_path)
+    made.make()
+    return made

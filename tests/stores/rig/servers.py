@@ -1,0 +1,116 @@
+"""The servers of all stores, which tests kill, pause and start again, and what is in them, read by plain clients.
+
+Who writes to them has a password. Shares no code with the sinks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+from mariadb_server import MariaDB
+from mariadb_server import required as require_mariadb
+from postgres_server import PostgresServer
+from redis_server import RedisServer, skip_without_a_server
+from together import MARIADB, POSTGRES, REDIS, table
+
+PASSWORD = "s3cret:p@ss/word"
+"""In a URL it is percent-encoded."""
+DATABASE = "together"
+STORES = ("postgres", "mariadb", "redis")
+
+
+class Row(NamedTuple):
+    """A running total as a store has it."""
+
+    id: int
+    customer: str
+    sum: int
+
+
+class Servers:
+    """One of each, running."""
+
+    def __init__(self, folder: Path) -> None:
+        require_mariadb()
+        skip_without_a_server()
+        self.postgres = PostgresServer()
+        self.postgres.start()
+        self.postgres.execute(f"CREATE DATABASE {DATABASE}")
+        self.mariadb = MariaDB()
+        self.mariadb.start()
+        self.mariadb.sql("CREATE USER writer@'%%' IDENTIFIED BY %s", (PASSWORD,))
+        self.mariadb.sql("GRANT ALL ON shop.* TO writer@'%'")
+        (folder / "users").write_text(f"user default on nopass ~* &* +@all\nuser writer on >{PASSWORD} ~* &* +@all\n")
+        self.redis = RedisServer(folder, aclfile=str(folder / "users"))
+
+    def remove(self) -> None:
+        """End them."""
+        self.postgres.remove()
+        self.mariadb.remove()
+        self.redis.kill()
+
+    def addresses(self, password: str = PASSWORD) -> dict[str, str]:
+        """What the variables of the environment say."""
+        mariadb = f"mysql://writer:{quote(password, safe='')}@127.0.0.1:{self.mariadb.port}/shop?ssl_mode=disabled"
+        redis = f"redis://writer:{quote(password, safe='')}@127.0.0.1:{self.redis.port}/0"
+        return {POSTGRES: self.postgres.dsn(DATABASE, password=password), MARIADB: mariadb, REDIS: redis}
+
+    def make_tables(self, name: str) -> None:
+        """Those of the pipeline *name*; what is appended is numbered."""
+        self.make_table("postgres", table(name, "append"))
+        self.make_table("mariadb", table(name, "append"))
+        columns = "(id bigint NOT NULL, customer varchar(20) NOT NULL PRIMARY KEY, sum bigint NOT NULL)"
+        self.sql("postgres", f"CREATE TABLE {table(name, 'upsert')} {columns}")
+        self.sql("mariadb", f"CREATE TABLE {table(name, 'upsert')} {columns} COLLATE utf8mb4_bin")
+
+    def make_table(self, store: str, target: str) -> None:
+        """One that rows of `Total` are appended to; it takes the order in which they came."""
+        number = "bigserial" if store == "postgres" else "bigint AUTO_INCREMENT"
+        columns = "id bigint NOT NULL, customer varchar(20) NOT NULL, sum bigint NOT NULL"
+        self.sql(store, f"CREATE TABLE {target} (place {number} PRIMARY KEY, {columns})")
+
+    def sql(self, store: str, statement: str) -> list[tuple[Any, ...]]:
+        """The rows of a statement, as the owner."""
+        if store == "postgres":
+            return self.postgres.execute(statement, database=DATABASE)
+        return self.mariadb.sql(statement)
+
+    def appended(self, store: str, target: str) -> list[Row]:
+        """In the order in which they came; of Redis, *target* is the stream's key."""
+        if store == "redis":
+            entries = self.redis.client.xrange(target)
+            return [Row(int(entry["id"]), entry["customer"], int(entry["sum"])) for _, entry in entries]
+        return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {target} ORDER BY place")]
+
+    def upserted(self, store: str, name: str) -> list[Row]:
+        """One for each customer."""
+        if store == "redis":
+            client = self.redis.client
+            keys = [key for key in client.scan_iter(f"{name}:*", count=1000) if key != f"{name}:totals"]
+            values = client.mget(keys) if keys else []
+            return [msgspec.json.decode(value, type=Row, strict=False) for value in map(_as_array, values)]
+        return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {table(name, 'upsert')}")]
+
+    def kill(self, store: str) -> None:
+        """SIGKILL."""
+        {"postgres": self.postgres.kill, "mariadb": self.mariadb.kill, "redis": self.redis.kill}[store]()
+
+    def start(self, store: str) -> None:
+        """Again, on the same data."""
+        {"postgres": self.postgres.start, "mariadb": self.mariadb.start, "redis": self.redis.start}[store]()
+
+    def pause(self, store: str) -> None:
+        """SIGSTOP."""
+        {"postgres": self.postgres.pause, "mariadb": self.mariadb.pause, "redis": self.redis.pause}[store]()
+
+    def go_on(self, store: str) -> None:
+        """SIGCONT."""
+        {"postgres": self.postgres.go_on, "mariadb": self.mariadb.go_on, "redis": self.redis.resume}[store]()
+
+
+def _as_array(value: str) -> bytes:
+    total = msgspec.json.decode(value)
+    return msgspec.json.encode([total["id"], total["customer"], total["sum"]])

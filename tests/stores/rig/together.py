@@ -1,0 +1,63 @@
+"""A pipeline whose output goes to Kafka, PostgreSQL, MariaDB and Redis at once; every worker imports this module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines import Order, Total, add, stopper
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
+
+POSTGRES, MARIADB, REDIS = "TOGETHER_POSTGRES", "TOGETHER_MARIADB", "TOGETHER_REDIS"
+"""The variables that say where the servers are, with passwords."""
+
+
+def table(name: str, mode: str) -> str:
+    """Of the pipeline *name*, whose own may be longer than a table's."""
+    return f"t{name[-8:]}_{mode}"
+
+
+def together(name: str, folder: str = "") -> Pipeline:
+    """Topic NAME-in through a running total to every store; every order to NAME-copies.
+
+    With *folder*, workers stop; see `stopper`.
+    """
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    if folder:
+        orders = orders.map(stopper(folder), id="stop")
+    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    sums = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    sums.sink("kafka", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    for store in ("postgres", "mariadb"):
+        sums.sink(f"{store}-append", table_sink(store, table(name, "append")))
+        sums.sink(f"{store}-upsert", table_sink(store, table(name, "upsert"), mode="upsert", key=("customer",)))
+    sums.sink("redis-string", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:{total.customer}"))
+    sums.sink("redis-stream", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:totals", kind="stream"))
+    return pipeline
+
+
+def table_sink(store: str, target: str, **options: Any) -> Sink[Total]:
+    """A table of either server."""
+    if store == "postgres":
+        return PostgresSink(target, dsn=f"env:{POSTGRES}", **options)
+    return MySQLSink(target, dsn=f"env:{MARIADB}", **options)
+
+
+def alone(name: str, store: str, target: str, mode: str = "append", create: str = "") -> Pipeline:
+    """Topic NAME-in through a running total to one store."""
+    pipeline = Pipeline(name)
+    sums = (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+    )
+    if store == "redis":
+        sums.sink("rows", RedisSink(f"env:{REDIS}", key=lambda total: target, kind="stream"))
+    else:
+        key = ("customer",) if mode == "upsert" else ()
+        sums.sink("rows", table_sink(store, target, mode=mode, key=key, create=bool(create)))
+    return pipeline

@@ -1,0 +1,55 @@
+"""A million rows in each store, through kills of processes and servers: none missing, none doubled."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from itertools import cycle
+
+import pytest
+from counting import assert_agreement, exact
+from jobs import Job
+from servers import STORES
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
+
+ROWS = int(os.environ.get("EXACTLYONCE_ROWS", "1000000"))
+KILLS = 10
+INTERVAL = ("--checkpoint-interval", "2s")
+
+
+def test_a_million_rows(job: Job) -> None:
+    """Ten kills on the way: of the coordinator, of workers, of each server in turn."""
+    dice, began = random.Random(7), time.monotonic()
+    job.feed(ROWS)
+    print(f"{ROWS:,} orders fed in {time.monotonic() - began:.0f} s")
+    stores, parallelism = cycle(STORES), cycle([2, 3, 1])
+    incarnation = job.run("--parallelism", "2", interval=INTERVAL)
+    workers = incarnation.await_step("deployed")["workers"]
+    for number in range(KILLS):
+        incarnation.await_checkpoint()
+        incarnation.await_step(dice.choice(["triggered", "acknowledged", "decided"]))
+        time.sleep(dice.uniform(0, 0.3))
+        if number % 3 == 0:
+            incarnation.kill()
+            incarnation = job.run("--parallelism", str(next(parallelism)), interval=INTERVAL)
+            workers = incarnation.await_step("deployed")["workers"]
+        elif number % 3 == 1:
+            store = next(stores)
+            job.servers.kill(store)
+            job.servers.start(store)
+        else:
+            os.kill(dice.choice(workers), signal.SIGKILL)
+            workers = incarnation.await_step("deployed")["workers"]
+    print(f"{KILLS} kills after {time.monotonic() - began:.0f} s")
+    incarnation.kill()
+    last = job.run("--until", "latest", "--parallelism", "2", interval=INTERVAL)
+    assert last.wait() == 0, last.said
+    print(f"all is written after {time.monotonic() - began:.0f} s")
+    counts = assert_agreement(job.servers, job.kafka, job.name, job.fed)
+    for where, found in counts.items():
+        print(f"{where}: {found.rows:,} rows, {found.missing} missing, {found.doubled} doubled")
+    assert set(counts.values()) == {exact(ROWS)}
+    print(f"counted after {time.monotonic() - began:.0f} s")

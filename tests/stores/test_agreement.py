@@ -1,0 +1,117 @@
+"""Kafka, PostgreSQL, MariaDB and Redis in one pipeline agree, whichever process was killed when."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from jobs import Feed, Job
+from servers import STORES
+from together import table
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+SINKS = ("mariadb-append", "mariadb-upsert", "postgres-append", "postgres-upsert", "redis-stream", "redis-string")
+"""In the order in which they are committed."""
+SEEDS = [int(seed) for seed in os.environ.get("EXACTLYONCE_SEEDS", "1,2").split(",")]
+KILLS = 6
+
+
+def holding(job: Job) -> list[str]:
+    """The sinks whose store has any rows."""
+    stored = {}
+    for store in STORES:
+        target = f"{job.name}:totals" if store == "redis" else table(job.name, "append")
+        stored[f"{store}-{'stream' if store == 'redis' else 'append'}"] = job.servers.appended(store, target)
+        stored[f"{store}-{'string' if store == 'redis' else 'upsert'}"] = job.servers.upserted(store, job.name)
+    return [sink for sink in SINKS if stored[sink]]
+
+
+def test_kills_in_turn(job: Job) -> None:
+    """One incarnation after the other dies at another step of a commit, each with another number of subtasks."""
+    job.feed()
+    for parallelism, step, nth in (
+        (1, "store-committing", 3), (3, "coordinator-decided", 2), (2, "store-committed", 8),
+        (1, "coordinator-committed", 2),
+    ):  # fmt: skip
+        assert job.armed(step, "--parallelism", str(parallelism), nth=nth).wait() == -9
+        if len(job.incarnations) == 1:
+            assert holding(job) == list(SINKS[:2]), "some stores have it, others do not"
+    worker = job.armed("worker-flushed", "--parallelism", "2", nth=3)
+    worker.await_checkpoint()
+    worker.kill()
+    job.finish("--parallelism", "3")
+    job.assert_agreement()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("nth", range(1, len(SINKS) + 1))
+@pytest.mark.parametrize("step", ["store-committing", "store-committed"])
+def test_kills_between_the_stores(step: str, nth: int, job: Job) -> None:
+    """Of the first checkpoint each number of sinks has its rows, the others come with the next incarnation."""
+    job.feed()
+    assert job.armed(step, nth=nth).wait() == -9
+    assert holding(job) == list(SINKS[: nth - (step == "store-committing")])
+    job.finish("--parallelism", "2")
+    job.assert_agreement()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize(
+    "step", ["coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized"]
+)
+def test_kills_of_the_coordinator(step: str, nth: int, job: Job) -> None:
+    """At each step, at the first and at a later checkpoint, and again in the incarnation after it."""
+    job.feed()
+    assert job.armed(step, "--parallelism", "2", nth=nth).wait() == -9
+    assert job.armed("store-committed", "--parallelism", "3", nth=nth + 1).wait() == -9
+    job.finish()
+    job.assert_agreement()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("nth", [1, 5])
+@pytest.mark.parametrize("step", ["worker-barrier", "worker-frozen", "worker-flushed", "worker-acknowledged"])
+def test_kills_of_a_worker(step: str, nth: int, job: Job) -> None:
+    """The job restarts from the last checkpoint, and what the dead worker had set aside is nobody's."""
+    job.feed()
+    incarnation = job.armed(step, "--parallelism", "2", nth=nth)
+    incarnation.await_step("deployed")
+    job.feed()
+    incarnation.await_checkpoint()
+    incarnation.kill()
+    job.finish("--parallelism", "3")
+    job.assert_agreement()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_kills(seed: int, job: Job) -> None:
+    """At random instants, with another number of subtasks each time.
+
+    Again: EXACTLYONCE_SEEDS=<seed> pytest tests/stores/test_agreement.py -k random.
+    """
+    dice = random.Random(seed)
+    feed = Feed(job)
+    feed.start()
+    parallelism = [1, 3, 2]
+    incarnation = job.run("--parallelism", "1")
+    for number in range(1, KILLS + 1):
+        workers = incarnation.await_step("deployed")["workers"]
+        incarnation.await_checkpoint()
+        incarnation.await_step(dice.choice(["triggered", "acknowledged", "decided", "finalized"]))
+        time.sleep(dice.uniform(0, 0.1))
+        if dice.random() < 0.3:
+            os.kill(dice.choice(workers), signal.SIGKILL)
+            continue
+        incarnation.kill()
+        incarnation = job.run("--parallelism", str(parallelism[number % 3]))
+    incarnation.await_checkpoint()
+    feed.end()
+    incarnation.kill()
+    job.finish("--parallelism", "2")
+    print(f"seed {seed}: {job.assert_agreement()}")

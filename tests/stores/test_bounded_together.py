@@ -1,0 +1,124 @@
+"""Bounded work and the local engine in turns, in process and on Spark: all stores agree, each row once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from auditing import Quiet
+from bounded import Silent
+from jobs import Job
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
+from exactlyonce.engines.bounded.submit import Submit, in_process, perform
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.testing.cluster import LIMIT_S
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+SINKS = [f"{store}-{how}" for store in ("mariadb", "postgres") for how in ("append", "upsert")]
+SINKS += ["redis-stream", "redis-string"]
+
+
+def loaded(job: Job) -> Loaded:
+    """The pipeline, as units import it."""
+    path = str(Path(__file__).parent / "rig")
+    params = {"name": job.name}
+    reference: dict[str, object] = {"module": "together", "attribute": "together", "params": params, "path": path}
+    return Loaded(load_reference(reference), reference)
+
+
+def catch_up(job: Job, parallelism: int, staging: Path, submit: Submit = in_process, chunk: int = 5_000_000) -> Summary:
+    """Advance to the latest offsets, with units run here."""
+    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
+    options = RunOptions(client, parallelism=parallelism)
+    return CatchingUp(loaded(job), options, submit, staging, Silent(), chunk_records=chunk).run()
+
+
+def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
+    """Every unit runs two times; the second attempt counts."""
+    for each in work:
+        perform(each, f"{stage}-0")
+    return [perform(each, f"{stage}-1") for each in work]
+
+
+def test_in_process(job: Job, tmp_path: Path) -> None:
+    """Local runs and bounded work, in chunks and with units that run twice, each go on where the other ended; an audit
+    judges what is in Kafka, and names the sinks that it does not judge."""
+    job.feed(600)
+    job.finish()
+    job.feed(900)
+    catch_up(job, 3, tmp_path, chunk=400)
+    job.feed(600)
+    job.finish("--parallelism", "2")
+    job.feed(300)
+    catch_up(job, 2, tmp_path, submit=twice)
+    job.assert_agreement()
+    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
+    report = Audit(loaded(job), client, in_process, tmp_path, Quiet()).run()
+    assert report.findings == []
+    for sink in SINKS:
+        assert any(f"records of sink '{sink}' are in a store" in each for each in report.unjudged), report.unjudged
+
+
+class Command:
+    """`exactlyonce NAME together:together` on Spark, to its end."""
+
+    def __init__(self, job: Job, folder: Path, name: str, *options: str, failpoints: str = "") -> None:
+        fired = folder / f"fired-{name}"
+        fired.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "exactlyonce.cli.main", name, "together:together", "--param"]
+        command += [f"name={job.name}", "--bootstrap-servers", job.kafka.bootstrap_servers, "--json"]
+        done = subprocess.run(
+            [*command, "--staging", str(folder / "staging"), "--master", "local[2,3]", *options],
+            cwd=Path(__file__).parent / "rig", capture_output=True, text=True, timeout=LIMIT_S,
+            env={**os.environ, "EXACTLYONCE_FAILPOINTS": failpoints, "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)},
+        )  # fmt: skip
+        self.code, self.said = done.returncode, done.stderr
+        self.fired = {each.name for each in fired.iterdir()}
+        self.summary = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
+
+
+@pytest.mark.spark
+@pytest.mark.exhaustive
+def test_on_spark(job: Job, tmp_path: Path) -> None:
+    """Backfill with tasks that are killed and tried again, a local run, catch-up, and an audit."""
+    job.feed(3000)
+    armed = "unit-computed=kill,publication-flushed=raise"
+    command = Command(job, tmp_path, "backfill", "--chunk-records", "2000", failpoints=armed)
+    assert command.code == 0, command.said
+    assert command.fired == {"unit-computed", "publication-flushed"}
+    job.assert_agreement()
+    job.feed(600)
+    job.finish("--parallelism", "3")
+    job.feed(600)
+    command = Command(job, tmp_path, "catch-up", "--parallelism", "3")
+    assert command.code == 0, command.said
+    job.assert_agreement()
+    job.feed(300)
+    job.finish()
+    job.assert_agreement()
+    command = Command(job, tmp_path, "audit")
+    assert command.code == 0, command.said
+    assert all(f"sink '{sink}'" in json.dumps(command.summary) for sink in SINKS), command.summary
+
+
+@pytest.mark.spark
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("step", "nth"), [("coordinator-decided", 1), ("store-committing", 3), ("store-committed", 9)])
+def test_the_driver_is_killed_on_spark(step: str, nth: int, job: Job, tmp_path: Path) -> None:
+    """Between the decision and the last of the stores: the local engine brings the others what they lack."""
+    job.feed(2000)
+    command = Command(job, tmp_path, "backfill", "--parallelism", "2", failpoints=f"{step}=kill@{nth}")
+    assert command.code == -9, command.said
+    job.feed(300)
+    job.finish("--parallelism", "3")
+    job.assert_agreement()

@@ -1,0 +1,360 @@
+"""What a store refuses, has lost, or is written by a zombie: each is named, with what to do, and tells no secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting import Totals
+from jobs import Job, assert_no_secret
+from running import QUICK, Run, orders
+from servers import DATABASE, STORES, Servers
+from test_zombies import await_stopped
+from together import table
+
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+USER, RECORD, AWAY, FENCED, HALTED = 2, 3, 4, 5, 6
+TABLES = ("postgres", "mariadb")
+
+
+class Alone:
+    """`together:alone`: a pipeline that writes to one store, fed with some orders."""
+
+    def __init__(self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], store: str) -> None:
+        self.servers, self.kafka, self.name, self.store = servers, kafka, name, store
+        self.target = f"{name}:totals" if store == "redis" else table(name, "alone")
+        self.fed: list[tuple[str, str]] = []
+        self.incarnations: list[Run] = []
+        self._run = run
+        kafka.create_topic(f"{name}-in", 2)
+        self.feed()
+
+    def feed(self, number: int = 500, first: int = 0, **fields: Any) -> None:
+        """More orders; *fields* are those of each that are to be others."""
+        more = orders(number, first=first + len(self.fed))
+        changed = [(key, json.dumps({**json.loads(value), **fields})) for key, value in more]
+        self.kafka.produce(f"{self.name}-in", changed)
+        self.fed += changed
+
+    def start(self, *arguments: str, **options: Any) -> Run:
+        """Begin an incarnation."""
+        given = {"name": self.name, "store": self.store, "target": self.target}
+        params = [part for name, value in given.items() for part in ("--param", f"{name}={value}")]
+        self.incarnations.append(self._run("together:alone", *params, *QUICK, *arguments, **options))
+        return self.incarnations[-1]
+
+    def ended(self, *arguments: str, **options: Any) -> tuple[int, str]:
+        """(exit code, what it said) of a bounded run."""
+        incarnation = self.start("--until", "latest", *arguments, **options)
+        code = incarnation.wait()
+        assert "Traceback" not in incarnation.said
+        return code, incarnation.said
+
+    def incarnation(self) -> int:
+        """The newest that has fenced another."""
+        history = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return max(history.incarnations, default=0)
+
+    def assert_exact(self) -> None:
+        """Each order gave one row."""
+        Totals(self.fed).assert_appended(self.store, self.servers.appended(self.store, self.target))
+
+
+@pytest.fixture
+def alone(servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any) -> Callable[[str], Alone]:
+    """`alone("redis")`: a pipeline that has not run yet; a table is there."""
+
+    def made(store: str) -> Alone:
+        pipeline = Alone(servers, kafka, topic_name, run, store)
+        if store != "redis":
+            servers.make_table(store, pipeline.target)
+        return pipeline
+
+    return made
+
+
+@pytest.mark.exhaustive(but=["mariadb"])
+@pytest.mark.parametrize("store", STORES)
+def test_a_wrong_password(store: str, alone: Any) -> None:
+    """It names the sink, fences nobody, and shows neither password."""
+    pipeline = alone(store)
+    assert pipeline.ended()[0] == 0
+    before, wrong = pipeline.incarnation(), "wr0ng/p@ss"
+    code, said = pipeline.ended(env=pipeline.servers.addresses(wrong))
+    assert code == USER, said
+    assert "Sink 'rows': " in said
+    assert pipeline.incarnation() == before
+    pipeline.feed()
+    assert pipeline.ended()[0] == 0
+    pipeline.assert_exact()
+    assert_no_secret(pipeline.kafka, pipeline.name, pipeline.incarnations)
+    assert_no_secret(pipeline.kafka, pipeline.name, [], wrong)
+    assert all(wrong not in each.said + json.dumps(each.events) for each in pipeline.incarnations)
+
+
+@pytest.mark.exhaustive(but=["postgres"])
+@pytest.mark.parametrize("store", TABLES)
+def test_a_missing_table_and_a_missing_column(store: str, alone: Any) -> None:
+    """At the start, before anything is fenced; with the column, all rows come."""
+    pipeline = alone(store)
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} RENAME TO elsewhere")
+    code, said = pipeline.ended()
+    assert (code, pipeline.target in said) == (USER, True), said
+    pipeline.servers.sql(store, f"ALTER TABLE elsewhere RENAME TO {pipeline.target}")
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} DROP COLUMN sum")
+    code, said = pipeline.ended()
+    assert (code, "'sum'" in said) == (USER, True), said
+    assert pipeline.incarnation() == 0
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} ADD COLUMN sum bigint NOT NULL")
+    assert pipeline.ended()[0] == 0
+    pipeline.assert_exact()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("store", TABLES)
+def test_a_value_that_does_not_fit(store: str, alone: Any) -> None:
+    """The run ends with the place of the record, and nothing of its checkpoint is written; then the column is wider."""
+    pipeline = alone(store)
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} DROP COLUMN sum")
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} ADD COLUMN sum smallint NOT NULL")
+    assert pipeline.ended()[0] == 0
+    before = pipeline.servers.appended(store, pipeline.target)
+    pipeline.feed(10)
+    pipeline.feed(1, total=1_000_000)
+    code, said = pipeline.ended("--parallelism", "2")
+    assert code == RECORD, said
+    print(said)
+    assert f"{pipeline.name}-in[" in said
+    assert "offset" in said
+    assert "sum" in said
+    assert pipeline.servers.appended(store, pipeline.target) == before
+    statement = "ALTER COLUMN sum TYPE bigint" if store == "postgres" else "MODIFY COLUMN sum bigint NOT NULL"
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} {statement}")
+    assert pipeline.ended()[0] == 0
+    pipeline.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_key_of_another_type(alone: Any) -> None:
+    """Redis holds something else under the stream's key: a halt that names it, and the rows come once it is gone."""
+    pipeline = alone("redis")
+    pipeline.servers.redis.client.set(pipeline.target, "something else")
+    code, said = pipeline.ended()
+    assert code == HALTED, said
+    assert "Rename or delete that key" in said
+    pipeline.servers.redis.client.delete(pipeline.target)
+    assert pipeline.ended()[0] == 0
+    pipeline.assert_exact()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("store", STORES)
+def test_two_pipelines_into_one_target(
+    store: str, servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
+) -> None:
+    """They share it and the ledger, at the same time, one of them killed, and each has its rows once."""
+    first, second = (Alone(servers, kafka, f"{which}-{topic_name}", run, store) for which in ("a", "b"))
+    second.target = first.target
+    if store != "redis":
+        servers.make_table(store, first.target)
+    second.fed.clear()
+    kafka.create_topic(f"{second.name}-in2", 1)
+    both = (first, second)
+    jobs = [each.start("--parallelism", "2") for each in both]
+    for each in jobs:
+        each.await_checkpoint()
+    jobs[0].await_step("decided")
+    jobs[0].kill()
+    first.feed()
+    second.feed(first=10_000)
+    jobs[1].kill()
+    for pipeline in both:
+        assert pipeline.ended()[0] == 0
+    ids = [row.id for row in servers.appended(store, first.target)]
+    wanted = [json.loads(value)["id"] for value in (v for each in both for _, v in kafka_input(kafka, each.name))]
+    assert sorted(ids) == sorted(wanted)
+
+
+def kafka_input(kafka: KafkaCluster, name: str) -> list[tuple[str, str]]:
+    """What a pipeline was fed with."""
+    return [("", (record.value or b"").decode()) for record in kafka.read_committed(f"{name}-in")]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("store", TABLES)
+@pytest.mark.parametrize("create", ["", "yes"])
+def test_a_dropped_table(store: str, create: str, alone: Any) -> None:
+    """It is not made anew in silence: what the ledger says is in it would be missing."""
+    pipeline = alone(store)
+    assert pipeline.ended("--param", f"create={create}")[0] == 0
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} RENAME TO {pipeline.target}_kept")
+    pipeline.feed()
+    for _ in range(2):
+        code, said = pipeline.ended("--param", f"create={create}")
+        assert code == USER, said
+        assert pipeline.target in said
+    pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target}_kept RENAME TO {pipeline.target}")
+    assert pipeline.ended("--param", f"create={create}")[0] == 0
+    pipeline.assert_exact()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("store", TABLES)
+def test_a_truncated_table(store: str, alone: Any) -> None:
+    """Rows that somebody has removed do not come again, and what comes next comes once: a table is its users'."""
+    pipeline = alone(store)
+    assert pipeline.ended()[0] == 0
+    before = len(pipeline.fed)
+    pipeline.servers.sql(store, f"TRUNCATE TABLE {pipeline.target}")
+    pipeline.feed()
+    assert pipeline.ended()[0] == 0
+    ids = [row.id for row in pipeline.servers.appended(store, pipeline.target)]
+    assert sorted(ids) == sorted(json.loads(value)["id"] for _, value in pipeline.fed[before:])
+
+
+class Backup:
+    """What a dump of a store holds of one pipeline: its rows and its ledger."""
+
+    def __init__(self, servers: Servers, store: str, target: str, pipeline: str) -> None:
+        self._servers, self._store, self._target = servers, store, target
+        self._client = servers.redis.client
+        self._keys = [target, f"exactlyonce_ledger:{pipeline}:rows"]
+        self._of_pipeline = f"WHERE pipeline = '{pipeline}'"
+        if store == "redis":
+            raw = servers.redis.client
+            raw.connection_pool.connection_kwargs["decode_responses"] = False
+            self._raw, self._dumps = raw, {key: raw.dump(key) for key in self._keys}
+            return
+        self._tables = {target: "", "exactlyonce_ledger": self._of_pipeline}
+        self._rows = {name: servers.sql(store, f"SELECT * FROM {name} {where}") for name, where in self._tables.items()}
+
+    def restore(self) -> None:
+        """Put all of it back."""
+        if self._store == "redis":
+            for key, value in self._dumps.items():
+                self._raw.restore(key, 0, value, replace=True)
+            return
+        for name, where in self._tables.items():
+            self._servers.sql(self._store, f"DELETE FROM {name} {where}")
+            for row in self._rows[name]:
+                self._servers.sql(self._store, f"INSERT INTO {name} VALUES {tuple(row)!r}")
+
+
+@pytest.mark.exhaustive(but=["redis"])
+@pytest.mark.parametrize("store", STORES)
+def test_a_store_that_is_restored_from_a_dump(store: str, alone: Any) -> None:
+    """A halt with the choices, again and again; with what it had at last it goes on."""
+    pipeline = alone(store)
+    assert pipeline.ended()[0] == 0
+    backup = Backup(pipeline.servers, store, pipeline.target, pipeline.name)
+    pipeline.feed()
+    assert pipeline.ended()[0] == 0
+    newest = Backup(pipeline.servers, store, pipeline.target, pipeline.name)
+    backup.restore()
+    pipeline.feed()
+    for _ in range(2):
+        code, said = pipeline.ended()
+        assert code == HALTED, said
+        assert "the store was restored from a backup" in said
+        assert "Choices: (1)" in said
+    newest.restore()
+    assert pipeline.ended()[0] == 0
+    pipeline.assert_exact()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("store", TABLES)
+def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
+    """Without it nobody knows what is in the table: a halt, also at the second start, for which a ledger is there."""
+    pipeline = alone(store)
+    assert pipeline.ended()[0] == 0
+    pipeline.servers.sql(store, "ALTER TABLE exactlyonce_ledger RENAME TO kept_ledger")
+    try:
+        pipeline.feed()
+        for _ in range(2):
+            code, said = pipeline.ended()
+            assert code == HALTED, said
+            assert "has nothing" in said
+    finally:
+        pipeline.servers.sql(store, "DROP TABLE exactlyonce_ledger")
+        pipeline.servers.sql(store, "ALTER TABLE kept_ledger RENAME TO exactlyonce_ledger")
+    assert pipeline.ended()[0] == 0
+    pipeline.assert_exact()
+
+
+@pytest.mark.exhaustive(but=["4-store-committing"])
+@pytest.mark.parametrize("step", ["coordinator-decided", "store-committing", "store-committed"])
+@pytest.mark.parametrize("nth", [1, 4])
+def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:
+    """It sleeps in the middle of the commits while another finishes them, wakes up, writes nothing, and is fenced."""
+    job.feed()
+    zombie = job.armed(step, "--parallelism", "2", action="stop", nth=nth)
+    await_stopped(zombie.process.pid)
+    job.finish("--parallelism", "3")
+    job.assert_agreement()
+    os.kill(zombie.process.pid, signal.SIGCONT)
+    assert zombie.wait() == FENCED, zombie.said
+    job.assert_agreement()
+    job.feed(500)
+    job.finish()
+    job.assert_agreement()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("store", TABLES)
+def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
+    """The leader is stopped while the store writes its rows, and holds locks: the next one gets past it, and the rows
+    come once, whatever the zombie does when it wakes up."""
+    pipeline = alone(store)
+    held = hold(pipeline.servers, store, pipeline.target)
+    zombie = pipeline.start()
+    await_blocked(pipeline.servers, store)
+    os.kill(zombie.process.pid, signal.SIGSTOP)
+    held.close()
+    began = time.monotonic()
+    code, said = pipeline.ended()
+    assert code == 0, said
+    print(f"{store}: the next one got past it in {time.monotonic() - began:.0f} s")
+    pipeline.assert_exact()
+    os.kill(zombie.process.pid, signal.SIGCONT)
+    assert zombie.wait() == FENCED, zombie.said
+    pipeline.feed()
+    assert pipeline.ended()[0] == 0
+    pipeline.assert_exact()
+
+
+def hold(servers: Servers, store: str, target: str) -> Any:
+    """A connection that holds a lock on the table, so that nobody writes rows."""
+    if store == "postgres":
+        import psycopg
+
+        connection = psycopg.connect(servers.postgres.dsn(DATABASE))
+        connection.execute(f"LOCK TABLE {target} IN EXCLUSIVE MODE".encode())
+        return connection
+    held = servers.mariadb.connection()
+    held.cursor().execute(f"LOCK TABLES {target} READ")
+    return held
+
+
+def await_blocked(servers: Servers, store: str) -> None:
+    """Until somebody waits for that lock."""
+    waiting = {
+        "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%'",
+    }
+    deadline = time.monotonic() + LIMIT_S
+    while servers.sql(store, waiting[store])[0][0] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
