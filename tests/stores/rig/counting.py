@@ -1,4 +1,4 @@
-"""What every store holds of one pipeline, against a plain fold of its input. Shares no code with the engine."""
+"""The rows that every store has of one pipeline, against a plain fold of its input. Shares no code with the engine."""
 
 from __future__ import annotations
 
