@@ -1,4 +1,4 @@
-"""What a store refuses, has lost, or is written by a zombie: each is named, with what to do, and tells no secret."""
+"""Faults: a store refuses, has lost, or is written by a zombie: each is named, with what to do, and tells no secret."""
 
 from __future__ import annotations
 
