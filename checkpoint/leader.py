@@ -55,7 +55,8 @@ from exactlyonce.checkpoint.requests import (
 )
 from exactlyonce.checkpoint.staged import StagedCommits, in_order, ledger_after, positions_of
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
-from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
+from exactlyonce.checkpoint.transactions.commit import commit, incarnation_latest, sweep
+from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
 
@@ -160,6 +161,9 @@ class Leader:
         latest, unfinalized = history.latest, history.unfinalized
         finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
         number, origin = self.incarnation.incarnation, self.log.topic.topic_id
+        if self.led.staging and unfinalized is not None:  # Kafka's transactions time out while a store is waited for
+            repairs = history.repairs_of(unfinalized.checkpoint)
+            yield from commit(Resolution(unfinalized, repairs, accept_loss=False).waiting)
         yield from self._staged.fence(self.led.staging, number, origin, latest, finalized)
         if latest is None:
             yield from self._first_manifest()
@@ -399,7 +403,7 @@ class Leader:
     ) -> Manifest:
         led, now_ms, sizes = self.led, self._clock.now_ms(), self._arrived.bytes
         before = positions_of(self.log.history.latest)
-        staged = in_order((each.committable for each in plan.staged), before)
+        staged = in_order((each.committable for each in plan.staged), before, led.staging)
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
             pipeline=led.pipeline,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from exactlyonce.checkpoint.decision import Dropped
@@ -54,8 +54,8 @@ class Led:
     """The checkpoint whose lost output the user goes on without."""
     attempt: int = 0
     """The first one."""
-    staging: tuple[str, ...] = ()
-    """The sinks that write to stores with a ledger."""
+    staging: Mapping[str, str] = field(default_factory=dict)
+    """The sinks that write to stores with a ledger, each with a digest of its description."""
     store_timeout_ms: int = 0
     """For how long such a store is waited for, if it does not answer."""
 

@@ -40,11 +40,16 @@ def positions_of(manifest: Manifest | None) -> dict[tuple[str, int], int]:
     return {(sink, subtask): checkpoint for sink, subtask, checkpoint in manifest.ledger} if manifest else {}
 
 
-def in_order(committables: Iterable[StoreCommittable], before: Positions) -> tuple[StoreCommittable, ...]:
-    """*committables* as they are to be committed, each with what the ledger has by then; *before*: what it has now."""
+def in_order(
+    committables: Iterable[StoreCommittable], before: Positions, descriptions: Mapping[str, str]
+) -> tuple[StoreCommittable, ...]:
+    """*committables* as they are to be committed, each with what the ledger has by then, and with its sink's digest.
+
+    *before*: what the ledgers have now."""
     positions, found = dict(before), []
     for each in sorted(committables, key=lambda committable: (committable.checkpoint, *committable.writer)):
-        found.append(msgspec.structs.replace(each, previous=positions.get(each.writer, 0)))
+        known = {"previous": positions.get(each.writer, 0), "description": descriptions.get(each.sink, "")}
+        found.append(msgspec.structs.replace(each, **known))
         positions[each.writer] = each.checkpoint
     return tuple(found)
 

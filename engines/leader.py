@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class PipelineLeader:
         self._staged = BlockReader(options.client.confluent(), topic, stays_connected=True)
         self._stores = PipelineStores(self._plan.graph, self._staged)
         self._stores.check()
-        led = self._led(self._stores.sinks)
+        led = self._led(self._stores.digests)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock)
         self._replays = ReplayRepair(
@@ -132,7 +132,7 @@ class PipelineLeader:
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
-    def _led(self, staging: tuple[str, ...]) -> Led:
+    def _led(self, staging: Mapping[str, str]) -> Led:
         graph = self._plan.graph
         return Led(
             pipeline=graph.pipeline_id,

@@ -115,6 +115,7 @@ _STORE_COMMITTABLE = _record(
     checkpoint="long",
     records="long",
     kind="string",
+    description="string",
     previous="long",
     blocks=_array("BlockRef"),
     body="bytes",

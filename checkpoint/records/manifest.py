@@ -37,6 +37,8 @@ class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     kind: str
     """The form in which it was set aside, and so who can commit it: "rows" wait in blocks of the checkpoint topic."""
+    description: str = ""
+    """A digest of the sink's description: only a sink of the same one knows what was set aside, and for what."""
     previous: int = 0
     """The checkpoint that the store's ledger has for the subtask before this one; 0: none."""
     blocks: tuple[BlockRef, ...] = ()

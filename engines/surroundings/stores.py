@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
+
+import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.store.blocks import Blocks
+from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import Committer, CommitterContext, Committing
 
 
 def stages(graph: LogicalGraph) -> bool:
     """Whether any sink of *graph* sets something aside for a store."""
     return any(isinstance(node.sink, Committing) and node.sink.stages for node in graph.sinks)
+
+
+def _digest(sink: Sink[Any], type_: Any) -> str:
+    """Of the description of *sink* for records of a type: what it sets aside means something to the same one alone."""
+    described = msgspec.json.encode([sink.describe(type_), schema.describe(type_)], order="deterministic")
+    return hashlib.sha256(described).hexdigest()
 
 
 class PipelineStores:
@@ -25,6 +36,10 @@ class PipelineStores:
         self._committers: dict[str, Committer] = {}
         self._writing: dict[str, Committer] = {}
         """Of sinks whose writers write to the store themselves: they are only checked."""
+        self.digests: dict[str, str] = {}
+        """The sinks whose output is committed to a store, each with a digest of its description."""
+        self._unchecked: set[str] = set()
+        """Sinks whose store was away when it was to be checked."""
         for node in graph.sinks:
             sink = node.sink
             if isinstance(sink, Committing):
@@ -33,30 +48,35 @@ class PipelineStores:
                 committer = sink.open_committer(context)
                 if sink.stages:
                     self._committers[node.id] = committer
+                    self.digests[node.id] = _digest(sink, type_)
                 else:
                     self._writing[node.id] = committer
 
-    @property
-    def sinks(self) -> tuple[str, ...]:
-        """Those whose output is committed to a store."""
-        return tuple(self._committers)
-
     def check(self) -> None:
-        """Before anything is fenced: StoreError where a store cannot take what its sink writes, StoreUnavailable where
-        it is away; each names the sink."""
+        """Before anything is fenced: StoreError, which names the sink, where a store cannot take what that writes.
+
+        A store that is away is checked as soon as it is there: what it has to commit is waited for anyhow.
+        """
         for sink, each in (*self._committers.items(), *self._writing.items()):
             try:
-                each.check()
-            except StoreError as error:
-                raise StoreError(f"Sink {sink!r}: {error}") from error
-            except StoreUnavailable as error:
-                raise StoreUnavailable(f"Sink {sink!r}: {error}") from error
+                _check(sink, each)
+            except StoreUnavailable:
+                if sink in self._writing:
+                    raise
+                self._unchecked.add(sink)
+
+    def _fence(self, sink: str, incarnation: int, origin: str) -> dict[int, int]:
+        committer = self._committers[sink]
+        if sink in self._unchecked:
+            _check(sink, committer)
+            self._unchecked.remove(sink)
+        return dict(committer.fence(incarnation, origin))
 
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""
         match request:
             case ask.FenceStore(sink, incarnation, origin):
-                return dict(self._committers[sink].fence(incarnation, origin))
+                return self._fence(sink, incarnation, origin)
             case ask.CleanStore(sink, incarnation, attempt):
                 return self._committers[sink].clean(incarnation, attempt)
             case ask.CommitStaged(committable, incarnation, origin):
@@ -66,12 +86,16 @@ class PipelineStores:
 
     def _committer(self, committable: StoreCommittable) -> Committer:
         found = self._committers.get(committable.sink)
-        if found is None or found.kind != committable.kind:
+        if found is None:
             raise Halt(
                 f"Checkpoint {committable.checkpoint} was decided with {committable.records} records of sink "
-                f"{committable.sink!r}, set aside as {committable.kind!r}, and the pipeline has no such sink any more, "
-                f"or one with another delivery. "
+                f"{committable.sink!r}, and the pipeline has no such sink any more, or one with another delivery. "
                 f"Run it once as it was, until that checkpoint is finalized; then change it."
+            )
+        if committable.records and committable.description != self.digests[committable.sink]:
+            raise StoreError(
+                "they were set aside for another description of the sink: its target, mode, key, format, or the type "
+                "of its records was changed since. Run the pipeline once as it was; then change it."
             )
         return found
 
@@ -79,3 +103,12 @@ class PipelineStores:
         """Let go of all connections."""
         for each in (*self._committers.values(), *self._writing.values()):
             each.close()
+
+
+def _check(sink: str, committer: Committer) -> None:
+    try:
+        committer.check()
+    except StoreError as error:
+        raise StoreError(f"Sink {sink!r}: {error}") from error
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"Sink {sink!r}: {error}") from error

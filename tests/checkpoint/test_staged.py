@@ -92,7 +92,8 @@ Of = Callable[..., Manifest]
 def test_what_is_staged_is_committed_in_the_order_of_its_checkpoints(manifest: Of) -> None:
     """Carried committables come first, each with what the ledger has by then; the last ones make the ledger."""
     before = {("db", 0): 2, ("db", 1): 3, ("old", 5): 1}
-    carried = in_order([staged(7), staged(6, subtask=1), staged(6)], before)
+    carried = in_order([staged(7), staged(6, subtask=1), staged(6)], before, {"db": "digest"})
+    assert {each.description for each in carried} == {"digest"}
     assert [(each.subtask, each.checkpoint, each.previous) for each in carried] == [(0, 6, 2), (1, 6, 3), (0, 7, 6)]
     assert ledger_after(carried, before) == (("db", 0, 7), ("db", 1, 6), ("old", 5, 1)), "nothing is forgotten"
     store = Store()
@@ -143,7 +144,7 @@ def test_a_store_that_goes_back_during_a_run_is_noticed(manifest: Of) -> None:
     store = Store()
     store.fail = [LedgerBehind(2)]
     with pytest.raises(Halt, match=r"has checkpoint 2 for subtask 0, but checkpoint 6 was committed"):
-        store.commit(manifest(7, staged=in_order([staged(7)], {("db", 0): 6})))
+        store.commit(manifest(7, staged=in_order([staged(7)], {("db", 0): 6}, {})))
 
 
 def test_a_leader_that_outlives_a_reset_halts(manifest: Of) -> None:

@@ -68,7 +68,7 @@ class WatchedLeader(Leader):
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint",
             max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
-            staging=coordinator.stores.sinks, store_timeout_ms=world.store_timeout_ms,
+            staging=coordinator.stores.digests, store_timeout_ms=world.store_timeout_ms,
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
@@ -97,7 +97,7 @@ class SimulatedCoordinator:
         self.stores = StoreAnswers(self)
         self.core = Coordinator(
             world.settings, ExponentialDelay(20, 200), scale.subtasks, scale.sink_subtasks,
-            staging=bool(self.stores.sinks),
+            staging=bool(self.stores.digests),
         )  # fmt: skip
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)

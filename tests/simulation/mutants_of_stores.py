@@ -74,8 +74,8 @@ def _origin_ignored() -> Iterable[Any]:
 def _previous_unnamed() -> Iterable[Any]:
     real = staged.in_order
 
-    def in_order(committables: Any, before: Any) -> Any:
-        return tuple(msgspec.structs.replace(each, previous=0) for each in real(committables, before))
+    def in_order(committables: Any, *known: Any) -> Any:
+        return tuple(msgspec.structs.replace(each, previous=0) for each in real(committables, *known))
 
     yield patch.object(leader, "in_order", in_order)
 

@@ -44,7 +44,7 @@ class StoreAnswers:
         self._coordinator, self._world = coordinator, coordinator.world
         self._blocks = FetchedBlocks()
         self._stores = PipelineStores(self._world.graph, self._blocks)
-        self.sinks = self._stores.sinks
+        self.digests = self._stores.digests
 
     def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
         """Blocks are read anew for each request; before the store is asked the process may end or sleep once more."""

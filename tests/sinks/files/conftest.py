@@ -159,4 +159,4 @@ def _flushed() -> Callable[..., FlushedInterval]:
 @pytest.fixture(name="in_order")
 def _in_order() -> Callable[..., Sequence[StoreCommittable]]:
     """Committables as a manifest has them."""
-    return lambda *committables: in_order(committables, {})
+    return lambda *committables: in_order(committables, {}, {})
