@@ -258,9 +258,9 @@ class BlockReader:
                 _require_there(queue[0], message)
                 reached = next_offset(self._config, message)
                 if reached is not None:
-                    deadline = time.monotonic() + self._idle_timeout_s
                     (at_end.discard if message.error() is None else at_end.add)(partition)
                     yield from _taken(queue, message, reached)
+                    deadline = time.monotonic() + self._idle_timeout_s  # what is done with a block takes its own time
                 if not queue:
                     del wanted[partition]
                     consumer.incremental_unassign([TopicPartition(self.topic.name, partition)])
