@@ -51,7 +51,7 @@ class PostgresStore(Store):
             raise self._missing()
         schema = target.schema if target is not None else catalogue.schema_of(self._connection, self._sink)
         ledger = LedgerTable(self._connection, schema)
-        if target is not None or not ledger.exists:
+        if target is not None or self._sink.delivery != "exactly_once" or not ledger.exists:
             target = self._checked(target)
         ledger.create()
         ledger.check()

@@ -202,9 +202,13 @@ def _not_carried() -> Iterable[Any]:
 def _carried_last() -> Iterable[Any]:
     real = staged.ledger_after
 
-    def in_order(committables: Any, before: Any) -> Any:
+    def in_order(committables: Any, before: Any, descriptions: Any) -> Any:
         newest_first = sorted(committables, key=lambda each: (-each.checkpoint, *each.writer))
-        return tuple(msgspec.structs.replace(each, previous=before.get(each.writer, 0)) for each in newest_first)
+        replaced = msgspec.structs.replace
+        return tuple(
+            replaced(each, previous=before.get(each.writer, 0), description=descriptions[each.sink])
+            for each in newest_first
+        )
 
     yield patch.object(leader, "in_order", in_order)
     yield patch.object(leader, "ledger_after", lambda found, before: real(reversed(found), before))

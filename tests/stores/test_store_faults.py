@@ -316,8 +316,10 @@ def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
     """The leader is stopped while the store writes its rows, and holds locks: the next one gets past it, and the rows
     come once, whatever the zombie does when it wakes up."""
     pipeline = alone(store)
-    held = hold(pipeline.servers, store, pipeline.target)
     zombie = pipeline.start()
+    zombie.await_checkpoint()
+    held = hold(pipeline.servers, store, pipeline.target)
+    pipeline.feed()
     await_blocked(pipeline.servers, store)
     os.kill(zombie.process.pid, signal.SIGSTOP)
     held.close()

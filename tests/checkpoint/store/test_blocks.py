@@ -103,6 +103,15 @@ class TestWritingAndReading:
         for step in (3, 8, 90):
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
 
+    def test_who_takes_long_over_a_block(self, store: Any) -> None:
+        """What is done with a block before the next is asked for does not count as the broker's silence."""
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"x"] * 4)
+        taken = []
+        for ref, _ in BlockReader(store.config, store.topic, idle_timeout_s=1.0).fetch(refs):
+            taken.append(ref)
+            time.sleep(1.1)
+        assert set(taken) == set(refs)
+
     def test_a_reader_that_stays_connected(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """It makes one client for all that it reads, forward, backward, here and there; nothing read before shows."""
         bodies = [bytes_of(group, 50_000) for group in range(40)]

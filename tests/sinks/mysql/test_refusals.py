@@ -367,5 +367,6 @@ def test_what_is_created_takes_what_the_type_has(mariadb: Any, stores: Stores) -
     assert mariadb.sql("SELECT * FROM totals") == [(1, datetime(2026, 1, 2, 3, 4, 5, 6))]
     appending = stores(Moment, "log", create=True, key=("id",))
     appending.check()
+    appending.fence("p", "log", 1, "topic-1")
     appending.write(appending.encoder().encode([Moment(1, datetime(2026, 1, 2))]) * 2)
     assert mariadb.sql("SELECT count(*) FROM log") == [(2,)]

@@ -192,3 +192,20 @@ def test_a_table_in_a_schema(database: Database) -> None:
     assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
     assert database.execute("SELECT count(*) FROM shop.totals") == [(1,)]
     assert database.execute("SELECT count(*) FROM shop.exactlyonce_ledger") == [(2,)]
+
+
+def test_a_table_that_was_dropped(database: Database) -> None:
+    """It is not made anew while the ledger has rows of the sink; it is for another one, and for a weaker delivery."""
+    store = database.ready()
+    assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
+    database.execute("DROP TABLE totals")
+    again = database.store()
+    again.check()
+    with pytest.raises(StoreError, match="was dropped or renamed"):
+        again.fence("p", "s", 2, ORIGIN)
+    assert database.execute("SELECT to_regclass('totals')") == [(None,)]
+    again.fence("p", "another", 2, ORIGIN)
+    assert database.totals() == []
+    database.execute("DROP TABLE totals")
+    database.store(delivery="at_least_once").check()
+    assert database.totals() == []
