@@ -49,9 +49,9 @@ _EPILOG = f"""\
 exit codes:
   0  a clean end
   1  an audit or a replay has found a difference; or retries did not help
-  2  something to correct: a setting, a topic, the pipeline
+  2  something to correct: a setting, a topic, a store's table, the pipeline
   3  a record that cannot be decoded or processed
-  4  no broker answers
+  4  no broker answers, or no store
   5  a newer instance of the pipeline took over
   6  a halt: going on would lose or double records; the message has the choices
   7  it could not be learnt what became of a decision: run it again

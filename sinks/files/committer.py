@@ -139,7 +139,8 @@ class FilesCommitter:
                 if writer is not None and (writer.incarnation, writer.attempt) < (incarnation, attempt):
                     _remove(self._folder.staged / name)
             for name in folders.names_in(self._folder.temporary):
-                if int(name.partition("-")[0]) < incarnation:
+                number = name.partition("-")[0]
+                if number.isdecimal() and int(number) < incarnation:  # else it is another program's
                     with suppress(FileNotFoundError):
                         os.unlink(self._folder.temporary / name)
 

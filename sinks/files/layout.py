@@ -5,7 +5,7 @@
         fence/<incarnation>                 no incarnation below commits any more
         ledger/<subtask>/<thousand>/<checkpoint>.json    what was published, one entry for each committable
         staged/<incarnation>-<attempt>-<subtask>-<token>/    files of one writer that are not published yet
-        temporary/                          entries that are being written
+        temporary/                          files of the ledger that are being written
 
 Invariant: no two writers share a folder of staged files or a name of a published one: the token is theirs alone.
 """
@@ -69,7 +69,7 @@ class SinkFolder(msgspec.Struct, frozen=True):
 
     @property
     def temporary(self) -> Path:
-        """Where entries are written before they get their names."""
+        """Where files of the ledger are written before they get their names."""
         return self.root / "temporary"
 
     @property

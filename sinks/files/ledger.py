@@ -34,9 +34,9 @@ class FileLedger:
         folder = self._folder
         for each in (folder.temporary, folder.staged, folder.ledger, folder.fence):
             self._tree.make(each)
-        self.require_not_fenced(incarnation)
         if not folders.write_new(folder.origin, origin.encode(), folder.temporary / f"{incarnation}-origin"):
-            self.require_origin(origin)
+            self.require_origin(origin)  # first, for incarnations of another topic are counted from 1 again
+        self.require_not_fenced(incarnation)
         (folder.fence / str(incarnation)).touch()
         folders.sync_folder(folder.fence)
         for older in self._incarnations():

@@ -1,4 +1,4 @@
-"""Parquet, by pyarrow. The only module here that needs it: `format_for` imports it when the format is asked for."""
+"""Parquet, by pyarrow. The only module here that needs it: `FileSink` imports it when the format is asked for."""
 
 from __future__ import annotations
 

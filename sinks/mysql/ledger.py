@@ -8,9 +8,9 @@ locked and its numbers differ, for there all servers and settings count alike.
 
 from __future__ import annotations
 
-from exactlyonce.pipeline.errors import Fenced, StoreError
+from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.mysql.session import MySQLSession, quoted
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, require_writer
 
 LEDGER = "exactlyonce_ledger"
 CREATE = f"""CREATE TABLE IF NOT EXISTS {LEDGER} (
@@ -47,10 +47,7 @@ def fence(session: MySQLSession, pipeline: str, sink: str, incarnation: int, ori
     ((newest, begun_for),) = session.ask(
         f"SELECT incarnation, origin FROM {LEDGER} {_ROW} FOR UPDATE", pipeline, sink, WRITER
     )
-    if begun_for != origin:
-        raise ForeignLedger(begun_for)
-    if newest > incarnation:
-        raise _fenced(pipeline, sink, incarnation, newest)
+    require_writer(pipeline, sink, incarnation, origin, newest=newest, begun_for=begun_for)
     session.ask(f"UPDATE {LEDGER} SET incarnation = %s {_ROW}", incarnation, pipeline, sink, WRITER)
     rows = session.ask(
         f"SELECT subtask, checkpoint FROM {LEDGER} WHERE pipeline = %s AND sink = %s AND subtask > {WRITER}",
@@ -104,10 +101,3 @@ def try_rights(session: MySQLSession) -> None:
             f"{error} For the ledger: GRANT SELECT, INSERT, UPDATE ON {quoted(address.database)}.{LEDGER} "
             f"TO {quoted(address.user)}@'%'"
         ) from None
-
-
-def _fenced(pipeline: str, sink: str, incarnation: int, newest: int) -> Fenced:
-    return Fenced(
-        f"The ledger of sink {sink} of pipeline {pipeline} has incarnation {newest}: a newer instance has taken over "
-        f"from incarnation {incarnation}. This one ends; nothing is lost."
-    )

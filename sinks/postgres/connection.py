@@ -19,7 +19,7 @@ from psycopg.abc import PQGen
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
 from exactlyonce.pipeline.secrets import look_up
-from exactlyonce.sinks.postgres.refusals import Refusals
+from exactlyonce.sinks.postgres.refusals import Refusals, is_misread
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -173,6 +173,8 @@ class PostgresConnection:
             given = conninfo.conninfo_to_dict(text)
         except psycopg.Error:
             raise self._refusals.of_dsn() from None
+        if not text.strip() or is_misread(text, given):
+            raise self._refusals.of_dsn()
         self._refusals.learn(text, given)
         ours: dict[str, Any] = {
             **_KEEPALIVE,

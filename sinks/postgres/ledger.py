@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from psycopg import sql
 
-from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import PostgresConnection
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, require_writer
 
 TABLE = "exactlyonce_ledger"
 SINK_ITSELF = -1
@@ -136,9 +136,7 @@ class LedgerTable:
         """Raise what forbids a fence by *incarnation*, as far as it is committed; waits for nobody."""
         found = self._run("SELECT incarnation, origin FROM {} WHERE " + _SINKS_ROW, name.values)
         for newest, known in found:
-            if known != origin:
-                raise ForeignLedger(known)
-            _refuse_older(name, incarnation, newest)
+            require_writer(*name.values, incarnation, origin, newest=newest, begun_for=known)
 
     def fence(self, name: SinkName, incarnation: int, origin: str) -> Mapping[int, int]:
         """Part of a transaction: note *incarnation*, once every apply has ended; -> the checkpoint of each subtask."""
@@ -193,14 +191,6 @@ class LedgerTable:
         return StoreError(
             f"The ledger {self.shown} is gone. Restore it with the table from one backup: without it nobody knows "
             f"which rows are in the table."
-        )
-
-
-def _refuse_older(name: SinkName, incarnation: int, newest: int) -> None:
-    if newest > incarnation:
-        raise Fenced(
-            f"Sink {name.sink!r} of pipeline {name.pipeline!r} is written by incarnation {newest} now; this is "
-            f"{incarnation}, which ends. Nothing is lost."
         )
 
 

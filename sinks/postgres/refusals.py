@@ -127,6 +127,21 @@ class Refusals:
         return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]{advice}.")
 
 
+def is_misread(text: str, settings: Mapping[str, Any]) -> bool:
+    """Whether libpq takes a part of the password for host, port or database: one with an @ or a / that is not escaped.
+
+    >>> dsn = "postgresql://ann:pa@ss@db:5432/shop"
+    >>> is_misread(dsn, psycopg.conninfo.conninfo_to_dict(dsn))
+    True
+    """
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator or scheme not in ("postgresql", "postgres"):
+        return False
+    authority, _, path = rest.partition("/")
+    ports = str(settings.get("port", "")).replace(",", "")
+    return authority.count("@") > 1 or "@" in path.partition("?")[0] or not (ports == "" or ports.isdecimal())
+
+
 def _longest(table: Mapping[str, str], state: str) -> str | None:
     return max((known for known in table if state.startswith(known)), key=len, default=None)
 
@@ -139,4 +154,4 @@ def _said(error: psycopg.Error) -> str:
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s*\n\s*", " ", text.strip()).rstrip(".")
+    return re.sub(r"\s*\n\s*", " ", text.strip()).rstrip(".?")

@@ -71,7 +71,7 @@ def column_problems(
     """
     for field in fields:
         if field.name not in columns:
-            yield f"it has no column {field.name!r}; its columns are {', '.join(columns)}"
+            yield f"it has no column {field.name!r}, but {', '.join(columns)}: add the column, or leave the field out"
         elif inserts and columns[field.name].generated:
             yield f"its column {field.name!r} is generated, and takes no value: leave the field out"
     names = {field.name for field in fields}

@@ -1,8 +1,8 @@
 """The ledger of one sink as one value, for stores that write it beside the rows: one row, one document, one key.
 
-Invariant: the rules of a ledger are here and in `LedgerEntry.is_due`; a store reads the value, asks for the next one,
-and writes it together with the rows, in one step that nobody comes between. A store with a row for each subtask, which
-lets several be applied at once, asks `is_due` itself.
+Invariant: the rules of a ledger are `require_writer` and `LedgerEntry.is_due`; a store reads the value, asks for the
+next one, and writes it together with the rows, in one step that nobody comes between. A store with a row for each
+subtask, which lets several be applied at once, asks for both itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from exactlyonce.pipeline.errors import Fenced
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, require_writer
 
 
 class SinkLedger(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +42,9 @@ class SinkLedger(msgspec.Struct, frozen=True, kw_only=True):
 
     def fenced(self, pipeline: str, sink: str, incarnation: int, origin: str) -> SinkLedger:
         """The ledger to write at `Store.fence`, or what that raises."""
-        if self.origin not in ("", origin):
-            raise ForeignLedger(self.origin)
-        if self.incarnation > incarnation:
-            raise Fenced(
-                f"The ledger of sink {sink!r} of pipeline {pipeline!r} has incarnation {self.incarnation}: a newer "
-                f"instance has taken over from incarnation {incarnation}. This one ends; nothing is lost."
-            )
+        require_writer(
+            pipeline, sink, incarnation, origin, newest=self.incarnation, begun_for=self.origin or origin
+        )  # fmt: skip
         return msgspec.structs.replace(self, incarnation=incarnation, origin=origin)
 
     def applied(self, entry: LedgerEntry) -> SinkLedger | None:

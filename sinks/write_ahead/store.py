@@ -15,7 +15,19 @@ import msgspec
 from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
 from exactlyonce.pipeline.errors import Fenced
 
-__all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store"]
+__all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store", "require_writer"]
+
+
+def require_writer(pipeline: str, sink: str, incarnation: int, origin: str, *, newest: int, begun_for: str) -> None:
+    """Raise `ForeignLedger` or `Fenced` unless *incarnation*, with the checkpoint topic *origin*, may write to a ledger
+    that has *newest* and *begun_for*. The topic comes first: incarnations of another one are counted from 1 again."""
+    if begun_for != origin:
+        raise ForeignLedger(begun_for)
+    if newest > incarnation:
+        raise Fenced(
+            f"The ledger of sink {sink!r} of pipeline {pipeline!r} has incarnation {newest}: a newer instance has "
+            f"taken over from incarnation {incarnation}. This one ends; nothing is lost."
+        )
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +57,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         >>> [entry.is_due(checkpoint=number, incarnation=2, origin="t") for number in (5, 7)]
         [True, False]
         """
-        if origin != self.origin:
-            raise ForeignLedger(origin)
-        if incarnation > self.incarnation:
-            raise Fenced(
-                f"The ledger of sink {self.sink!r} of pipeline {self.pipeline!r} has incarnation {incarnation}: a "
-                f"newer instance has taken over from incarnation {self.incarnation}. This one ends; nothing is lost."
-            )
+        require_writer(
+            self.pipeline, self.sink, self.incarnation, self.origin, newest=incarnation, begun_for=origin
+        )  # fmt: skip
         if checkpoint >= self.checkpoint:
             return False
         if checkpoint < self.previous:

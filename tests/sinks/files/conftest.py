@@ -18,8 +18,7 @@ from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
-
-ORIGIN = "topic-of-checkpoints"
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Total(msgspec.Struct):

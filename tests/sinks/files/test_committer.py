@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import decode_staged
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 @pytest.fixture(params=["renameat2", "link"], autouse=True)
@@ -29,7 +30,7 @@ def test_nothing_is_published_before_the_commit(target, totals) -> None:
     committer = target.led()
     committable = target.staged(1, totals(1, 2))
     assert target.published() == []
-    assert committer.commit(committable, 1) is True
+    assert committer.commit(committable, 1, ORIGIN) is True
     assert target.cents() == [1, 2]
 
 
@@ -37,8 +38,8 @@ def test_a_commit_is_done_once(target, totals) -> None:
     """Asked again, by the same committer or another, a commit says that it had been done, and changes nothing."""
     committer = target.led()
     committable = target.staged(1, totals(1))
-    assert [committer.commit(committable, 1), committer.commit(committable, 1)] == [True, False]
-    assert target.led(2).commit(committable, 2) is False
+    assert [committer.commit(committable, 1, ORIGIN), committer.commit(committable, 1, ORIGIN)] == [True, False]
+    assert target.led(2).commit(committable, 2, ORIGIN) is False
     assert target.cents() == [1]
 
 
@@ -46,14 +47,14 @@ def test_the_ledger_tells_the_position_of_each_subtask(target, totals) -> None:
     """The fence returns the highest checkpoint of each subtask, across the folders that hold a thousand each."""
     committer = target.led()
     for subtask, checkpoint, previous in [(0, 1, 0), (1, 7, 0), (0, 999, 1), (0, 1000, 999), (0, 12_345, 1000)]:
-        committer.commit(target.staged(checkpoint, totals(checkpoint), previous, subtask=subtask), 1)
-    assert target.committer().fence(2, "topic-of-checkpoints") == {0: 12_345, 1: 7}
+        committer.commit(target.staged(checkpoint, totals(checkpoint), previous, subtask=subtask), 1, ORIGIN)
+    assert target.committer().fence(2, ORIGIN) == {0: 12_345, 1: 7}
 
 
 def test_an_entry_lists_the_files_of_its_committable(target, totals) -> None:
     """An entry of the ledger says which files were published, with their rows, sizes and hashes."""
     committer = target.led(4)
-    committer.commit(target.staged(3, totals(1, 2)), 4)
+    committer.commit(target.staged(3, totals(1, 2)), 4, ORIGIN)
     (entry,) = target.entries()
     (path,) = target.published()
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -71,7 +72,7 @@ def test_committables_of_one_checkpoint_do_not_hide_each_other(target, totals, s
         target.staged(2, totals(1), subtask=0),
         *(carried.staged.committable for carried in [stage(opened, 1, totals(2)), stage(opened, 2, totals(3))]),
     ]
-    assert [committer.commit(each, 1) for each in in_order(*staged)] == [True, True, True]
+    assert [committer.commit(each, 1, ORIGIN) for each in in_order(*staged)] == [True, True, True]
     assert target.cents() == [1, 2, 3]
 
 
@@ -84,7 +85,7 @@ def test_an_older_incarnation_is_fenced(target, totals) -> None:
     committable = target.staged(1, totals(1))
     target.led(2)
     with pytest.raises(Fenced, match=r"Incarnation 2 of pipeline 'totals' writes to .*; this is incarnation 1"):
-        old.commit(committable, 1)
+        old.commit(committable, 1, ORIGIN)
     with pytest.raises(Fenced):
         target.led(1)
     assert target.published() == []
@@ -99,8 +100,8 @@ def test_the_fence_is_one_file(target) -> None:
 
 def test_a_ledger_of_another_topic_is_foreign(target, totals) -> None:
     """A ledger that was begun for another checkpoint topic is refused by its name, and stays as it is."""
-    target.led(5).commit(target.staged(1, totals(1)), 5)
-    with pytest.raises(ForeignLedger, match=r"^topic-of-checkpoints$"):
+    target.led(5).commit(target.staged(1, totals(1)), 5, ORIGIN)
+    with pytest.raises(ForeignLedger, match=rf"^{ORIGIN}$"):
         target.led(6, "another-topic")
     assert os.listdir(target.root / "fence") == ["5"]
 
@@ -108,16 +109,16 @@ def test_a_ledger_of_another_topic_is_foreign(target, totals) -> None:
 def test_a_ledger_that_is_behind_is_refused(target, totals) -> None:
     """A ledger without what was committed before, as after a restore from a backup, tells what it has."""
     committer = target.led()
-    committer.commit(target.staged(1, totals(1)), 1)
+    committer.commit(target.staged(1, totals(1)), 1, ORIGIN)
     committable = target.staged(3, totals(3), previous=2)
     with pytest.raises(LedgerBehind, match=r"^1$"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
     assert target.cents() == [1]
 
 
 def test_two_pipelines_write_into_one_folder(target, totals) -> None:
     """Pipelines that share a folder have ledgers of their own, and names that never meet."""
-    target.led().commit(target.staged(1, totals(1)), 1)
+    target.led().commit(target.staged(1, totals(1)), 1, ORIGIN)
     other = target.committer(pipeline="others")
     other.check()
     assert other.fence(1, "another-topic") == {}
@@ -135,10 +136,10 @@ def test_a_name_that_exists_is_not_overwritten(target, totals) -> None:
     path = target.folder / decode_staged(listing.read_bytes())[0].path
     path.write_text("somebody else's")
     with pytest.raises(StoreError, match=rf"{path} exists, and is not the file .* Nothing was overwritten: move it"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
     assert (path.read_text(), target.entries()) == ("somebody else's", [])
     path.unlink()
-    assert committer.commit(committable, 1) is True
+    assert committer.commit(committable, 1, ORIGIN) is True
     assert target.cents() == [1]
 
 
@@ -162,10 +163,10 @@ def test_a_half_published_committable_is_finished(make_target, totals, stage, mo
     committable = stage(opened, 1, totals(10)).staged.committable
     renames = _dying_after(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt):
-        target.committer().commit(committable, 1)
+        target.committer().commit(committable, 1, ORIGIN)
     assert len(target.published()) == 4
     monkeypatch.setattr(folders, "rename_new", renames)
-    assert target.led(2).commit(committable, 2) is True
+    assert target.led(2).commit(committable, 2, ORIGIN) is True
     assert [each for each in target.cents() if each >= 0] == list(range(11))
 
 
@@ -195,10 +196,10 @@ def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals
     content = gone.read_bytes()
     gone.unlink()
     with pytest.raises(StoreError, match=rf"{gone} was set aside for checkpoint 1, .* Put it back .* keep programs"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
     assert target.published() == []
     gone.write_bytes(content)
-    assert committer.commit(committable, 1) is True
+    assert committer.commit(committable, 1, ORIGIN) is True
 
 
 def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
@@ -208,7 +209,7 @@ def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
     (path,) = target.root.glob("staged/*/1.jsonl")
     os.truncate(path, 5)
     with pytest.raises(StoreError, match=rf"{path} has 5 bytes, and 5\d were written"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
     assert target.published() == []
 
 
@@ -219,28 +220,28 @@ def test_a_list_that_is_gone_or_changed_is_an_error(target, totals) -> None:
     (path,) = target.root.glob("staged/*/1.files")
     path.write_bytes(b"")
     with pytest.raises(StoreError, match=rf"{path} is not what was written there"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
     path.unlink()
     with pytest.raises(StoreError, match=rf"{path} was set aside for checkpoint 1"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
 
 
 def test_a_loss_that_was_accepted_has_an_entry(target, totals) -> None:
     """A committable whose rows were given up moves the ledger on without a file."""
     committer = target.led()
     lost = msgspec.structs.replace(target.staged(1, totals(1)), records=0, body=b"")
-    assert committer.commit(lost, 1) is True
+    assert committer.commit(lost, 1, ORIGIN) is True
     assert (target.published(), [entry["files"] for entry in target.entries()]) == ([], [[]])
-    assert committer.commit(target.staged(2, totals(2), previous=1), 1) is True
+    assert committer.commit(target.staged(2, totals(2), previous=1), 1, ORIGIN) is True
 
 
 def test_files_that_a_reader_has_moved_are_not_published_again(target, totals) -> None:
     """Once the entry is written, files may be moved away: a commit that is asked again does not bring them back."""
     committer = target.led()
     committable = target.staged(1, totals(1))
-    committer.commit(committable, 1)
+    committer.commit(committable, 1, ORIGIN)
     target.published()[0].unlink()
-    assert committer.commit(committable, 1) is False
+    assert committer.commit(committable, 1, ORIGIN) is False
     assert target.published() == []
 
 
@@ -251,10 +252,10 @@ def test_a_folder_that_is_gone_is_waited_for(target, totals) -> None:
     away = target.folder.with_name("unmounted")
     target.folder.rename(away)
     with pytest.raises(StoreUnavailable, match=r"is not there: is the disk of .* mounted\?"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
     assert not target.folder.exists()
     away.rename(target.folder)
-    assert committer.commit(committable, 1) is True
+    assert committer.commit(committable, 1, ORIGIN) is True
 
 
 def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals) -> None:
@@ -264,7 +265,7 @@ def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals)
     committable = target.staged(1, totals(1))
     (target.folder / "customer=ann").write_text("")
     with pytest.raises(StoreError, match=r"customer=ann cannot be made, for a file is where a folder is needed"):
-        committer.commit(committable, 1)
+        committer.commit(committable, 1, ORIGIN)
 
 
 # --- cleaning ---------------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def test_staged_files_do_not_grow_over_crashed_incarnations(target, totals, monk
     for incarnation in range(2, 52):
         committer = target.led(incarnation)
         if incarnation == 30:
-            assert committer.commit(decided, incarnation) is True
+            assert committer.commit(decided, incarnation, ORIGIN) is True
         if incarnation >= 30:
             committer.clean(incarnation, 1)
         target.staged(2, totals(2), incarnation=incarnation)

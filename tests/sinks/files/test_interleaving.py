@@ -14,6 +14,7 @@ import pytest
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.files import folders
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 STEPS = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.link", "os.rmdir"}
 
@@ -92,9 +93,9 @@ def as_new_leader(target, committable, totals) -> Callable[[], None]:
 
     def run() -> None:
         committer = target.led(2)
-        committer.commit(committable, 2)
+        committer.commit(committable, 2, ORIGIN)
         committer.clean(2, 1)
-        assert committer.commit(target.staged(2, totals(80), 1, incarnation=2), 2)
+        assert committer.commit(target.staged(2, totals(80), 1, incarnation=2), 2, ORIGIN)
 
     return run
 
@@ -106,7 +107,7 @@ def test_a_zombie_is_overtaken_at_any_step(decided, totals, stepper, renaming, a
     for step in range(200):
         target, committable = decided()
         zombie = target.led(1)
-        calls = {"commit": partial(zombie.commit, committable, 1), "fence": partial(target.led, 1)}
+        calls = {"commit": partial(zombie.commit, committable, 1, ORIGIN), "fence": partial(target.led, 1)}
         overtaken = as_new_leader(target, committable, totals)
         reached = True
         try:
@@ -133,7 +134,7 @@ def test_a_zombie_commits_within_a_new_leaders_work(decided, totals, stepper, re
 
         def late(zombie=zombie, committable=committable) -> None:
             try:
-                outcomes.add(zombie.commit(committable, 1))
+                outcomes.add(zombie.commit(committable, 1, ORIGIN))
             except Fenced:
                 outcomes.add("fenced")
 
@@ -150,7 +151,7 @@ def test_a_crash_at_any_step_is_finished(decided, totals, stepper, renaming) -> 
         target, committable = decided()
         committer = target.led(1)
         try:
-            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1))
+            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1, ORIGIN))
         except Crash:
             reached = True
         as_new_leader(target, committable, totals)()
@@ -174,13 +175,13 @@ def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:
         target, committable = decided()
         committer = target.led(1)
         with pytest.raises(Crash):
-            stepper.run(12, _crash, partial(committer.commit, committable, 1))
+            stepper.run(12, _crash, partial(committer.commit, committable, 1, ORIGIN))
         try:
-            reached = stepper.run(step, _crash, lambda t=target, d=committable: t.led(2).commit(d, 2))
+            reached = stepper.run(step, _crash, lambda t=target, d=committable: t.led(2).commit(d, 2, ORIGIN))
         except Crash:
             reached = True
         committer = target.led(3)
-        committer.commit(committable, 3)
+        committer.commit(committable, 3, ORIGIN)
         committer.clean(3, 1)
         assert (target.cents(), target.waiting()) == (list(range(80)), []), step
         if not reached:
@@ -195,10 +196,12 @@ def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> N
         committer = target.led(1)
         child = os.fork()
         if not child:
-            stepper.run(step, lambda: os.kill(os.getpid(), signal.SIGKILL), partial(committer.commit, committable, 1))
+            stepper.run(
+                step, lambda: os.kill(os.getpid(), signal.SIGKILL), partial(committer.commit, committable, 1, ORIGIN)
+            )
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        target.led(2).commit(committable, 2)
+        target.led(2).commit(committable, 2, ORIGIN)
         assert target.cents() == list(range(80)), step
         if not os.WIFSIGNALED(status):
             assert step > 5
@@ -217,10 +220,10 @@ def test_at_most_once_loses_what_a_crash_cuts_off(make_target, totals, stage, st
         opened.writer.write(opened.encoder.encode(totals(*range(60, 80))))
         committable = stage(opened, 1, []).staged.committable
         try:
-            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1))
+            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1, ORIGIN))
         except Crash:
             reached = True
-        target.led(2).commit(committable, 2)
+        target.led(2).commit(committable, 2, ORIGIN)
         assert len(set(target.cents())) == len(target.cents())
         found.add(len(target.cents()))
         if not reached:

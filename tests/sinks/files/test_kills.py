@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 ROWS_OF_INTERVAL = 50
 
@@ -29,7 +30,7 @@ def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals
     decided = decisions(log)
     checkpoint, done = (decided[-1].checkpoint, len(decided) * ROWS_OF_INTERVAL) if decided else (0, 0)
     if decided:
-        committer.commit(decided[-1], incarnation)
+        committer.commit(decided[-1], incarnation, ORIGIN)
     committer.clean(incarnation, 1)
     whole = sum(len(msgspec.json.encode(each)) + 1 for each in decided)
     os.truncate(log, whole)
@@ -41,13 +42,11 @@ def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals
         with open(log, "ab", buffering=0) as file:
             file.write(msgspec.json.encode(committable) + b"\n")
             os.fsync(file.fileno())
-        committer.commit(committable, incarnation)
+        committer.commit(committable, incarnation, ORIGIN)
         done += ROWS_OF_INTERVAL
 
 
-@pytest.mark.parametrize(
-    ("rows", "kills"), [(1_500, 8), pytest.param(30_000, 150, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize(("rows", "kills"), [(1_500, 8), pytest.param(30_000, 150, marks=pytest.mark.exhaustive)])
 def test_rows_come_once_through_kills(make_target, totals, stage, tmp_path, rows, kills) -> None:
     """Whatever process is killed whenever, all rows are there once in the end, and nothing waits."""
     seed = random.randrange(1 << 30)

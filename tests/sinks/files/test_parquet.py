@@ -17,6 +17,7 @@ import pytest
 from exactlyonce.pipeline.schema import UnsupportedType
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.parquet import Parquet
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Colour(Enum):
@@ -75,7 +76,7 @@ def test_every_type_comes_back(make_target, stage) -> None:
     """What was written is read with its values and types: nothing is rounded, cut or moved to another time."""
     target = make_target(Everything, format="parquet")
     committable = stage(target.open() if target.led() else None, 1, [ROW]).staged.committable
-    target.committer().commit(committable, 1)
+    target.committer().commit(committable, 1, ORIGIN)
     table = pa.dataset.dataset(target.folder).to_table()
     (row,) = table.to_pylist()
     assert row == {
@@ -96,7 +97,7 @@ def test_readers_see_partitions_as_columns(make_target, stage) -> None:
     target = make_target(Line, format="parquet", partition_by=("article",))
     target.led()
     records = [Line(name, count) for count, name in enumerate(["a/b", "ü %", "x=1", "a/b"])]
-    target.committer().commit(stage(target.open(), 1, records).staged.committable, 1)
+    target.committer().commit(stage(target.open(), 1, records).staged.committable, 1, ORIGIN)
     target.staged(2, records)
     found = pa.dataset.dataset(target.folder, partitioning="hive").to_table().to_pylist()
     assert sorted((row["pieces"], row["article"]) for row in found) == [(0, "a/b"), (1, "ü %"), (2, "x=1"), (3, "a/b")]

@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.files import staging, writer
 from exactlyonce.sinks.files.layout import WaitingFile, decode_body, decode_staged
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Sale(NamedTuple):
@@ -78,7 +79,7 @@ def test_each_value_has_its_folder(either, stage) -> None:
     """Rows go to the folder of their value, whose field is not in the file."""
     opened = either.open()
     committable = stage(opened, 1, [Sale(shop % 3, shop) for shop in range(30)]).staged.committable
-    assert either.committer().commit(committable, 1)
+    assert either.committer().commit(committable, 1, ORIGIN)
     folders = sorted({path.parent.name for path in either.published()})
     assert folders == ["shop=0", "shop=1", "shop=2"]
     if either.sink.format == "jsonl":
@@ -212,8 +213,8 @@ def test_attempts_of_one_subtask_never_share_a_name(target, totals, stage) -> No
     """Two writers of the same subtask, attempt and incarnation, as two attempts of a Spark task, do not meet."""
     committer = target.led()
     one, two = target.staged(1, totals(1)), target.staged(1, totals(1))
-    assert committer.commit(one, 1) is True
-    assert committer.commit(two, 1) is False
+    assert committer.commit(one, 1, ORIGIN) is True
+    assert committer.commit(two, 1, ORIGIN) is False
     assert target.cents() == [1]
 
 
@@ -233,7 +234,7 @@ def test_exactly_once_does_not_double_an_interval_that_is_written_again(target, 
     stage(target.open(), 1, totals(1, 2))
     committable = stage(target.open(attempt=2), 1, totals(1, 2)).staged.committable
     committer.clean(1, 2)
-    assert committer.commit(committable, 1) is True
+    assert committer.commit(committable, 1, ORIGIN) is True
     assert target.cents() == [1, 2]
 
 

@@ -128,7 +128,7 @@ def test_a_table_that_cannot_be_made_is_named(mariadb: Any, stores: Stores, shop
 
 
 PROBLEMS = [
-    ("append", "customer TEXT", "it has no column 'cents'; its columns are customer"),
+    ("append", "customer TEXT", "it has no column 'cents', but customer: add the column"),
     ("append", f"{COLUMNS}, at DATE NOT NULL", "'at' is NOT NULL without a default, and no field has that name"),
     ("append", f"{COLUMNS[:-8]} AS (length(customer))", "its column 'cents' is generated, and takes no value"),
     ("append", "customer TEXT, cents DOUBLE", "needs one of TINYINT, SMALLINT, MEDIUMINT, INT, BIGINT, DECIMAL: "

@@ -74,7 +74,11 @@ class TestLogin:
         finally:
             database.execute("GRANT CONNECT ON DATABASE shared TO PUBLIC")
 
-    @pytest.mark.parametrize("dsn", [f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "passwort=s3cret x"])
+    @pytest.mark.parametrize("dsn", [
+        f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "passwort=s3cret x", "",
+        "postgresql://u:x@s3cret@host/d", "postgresql://u:x?y@s3cret@host", "postgresql://u:s3cret/x@host/d",
+        "postgresql://u:12/s3cret@host/d",
+    ])  # fmt: skip
     def test_an_unreadable_connection_string(self, database: Database, dsn: str) -> None:
         """It says how to write one, and shows nothing of it."""
         database.use(dsn)

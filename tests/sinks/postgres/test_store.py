@@ -84,7 +84,7 @@ def test_an_older_incarnation_is_fenced(database: Database) -> None:
     assert new.fence("p", "s", 2, ORIGIN) == {}
     with pytest.raises(Fenced, match=r"has incarnation 2: .* from incarnation 1"):
         old.apply(waiting, entry(1, incarnation=1))
-    with pytest.raises(Fenced, match="Nothing is lost"):
+    with pytest.raises(Fenced, match="nothing is lost"):
         old.fence("p", "s", 1, ORIGIN)
     assert database.totals() == []
     assert database.ledger() == {-1: (0, 2)}
