@@ -92,7 +92,8 @@ class PipelineStores:
                 f"{committable.sink!r}, and the pipeline has no such sink any more, or one with another delivery. "
                 f"Run it once as it was, until that checkpoint is finalized; then change it."
             )
-        if committable.records and committable.description != self.digests[committable.sink]:
+        digest = self.digests[committable.sink]
+        if committable.records and (committable.kind, committable.description) != (found.kind, digest):
             raise StoreError(
                 "they were set aside for another description of the sink: its target, mode, key, format, or the type "
                 "of its records was changed since. Run the pipeline once as it was; then change it."

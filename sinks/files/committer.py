@@ -76,15 +76,15 @@ class FilesCommitter:
             self._require_there()
             self._ledger.require_origin(origin)
             self._ledger.require_not_fenced(incarnation)
-            if self._ledger.has(committable.subtask, committable.checkpoint):
+            if self._ledger.has(origin, committable.subtask, committable.checkpoint):
                 return False
-            position = self._ledger.position(committable.subtask)
+            position = self._ledger.position(origin, committable.subtask)
             if position < committable.previous:
                 raise LedgerBehind(position)
             try:
-                return self._publish(committable, incarnation)
+                return self._publish(committable, incarnation, origin)
             except WaitingFileGone as gone:
-                if self._ledger.has(committable.subtask, committable.checkpoint):
+                if self._ledger.has(origin, committable.subtask, committable.checkpoint):
                     return False  # another process has published it meanwhile, and readers may have moved its files
                 raise StoreError(
                     f"{gone} was set aside for checkpoint {committable.checkpoint}, and is neither there nor where it "
@@ -99,15 +99,15 @@ class FilesCommitter:
                 f"files that wait are in it."
             )
 
-    def _publish(self, committable: StoreCommittable, incarnation: int) -> bool:
+    def _publish(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         body = decode_body(committable.body) if committable.body else None
         files = self._publisher.listed(body) if body is not None else ()
         waiting = self._publisher.waiting(files)
         entry = self._entry(committable, incarnation, files)
-        if self._ledger_first and not self._ledger.write(entry):
+        if self._ledger_first and not self._ledger.write(origin, entry):
             return False
         self._publisher.publish(files, waiting)
-        written = self._ledger_first or self._ledger.write(entry)
+        written = self._ledger_first or self._ledger.write(origin, entry)
         if body is not None:
             self._publisher.forget(body)
         return written

@@ -82,14 +82,14 @@ class SinkFolder(msgspec.Struct, frozen=True):
         """The incarnations."""
         return self.root / "fence"
 
-    @property
-    def ledger(self) -> Path:
-        """The entries, by subtask."""
-        return self.root / "ledger"
+    def ledger(self, origin: str) -> Path:
+        """The entries, by subtask, of the checkpoint topic of that id: what a leader of another one writes, however
+        late, says nothing here."""
+        return self.root / "ledger" / origin.replace("/", "_").replace("+", "-")
 
-    def entry(self, subtask: int, checkpoint: int) -> Path:
+    def entry(self, origin: str, subtask: int, checkpoint: int) -> Path:
         """The entry of a committable."""
-        return self.ledger / str(subtask) / f"{checkpoint // SHARD:07d}" / f"{checkpoint:010d}.json"
+        return self.ledger(origin) / str(subtask) / f"{checkpoint // SHARD:07d}" / f"{checkpoint:010d}.json"
 
 
 class WaitingFile(msgspec.Struct, frozen=True, kw_only=True):

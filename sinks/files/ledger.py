@@ -32,7 +32,7 @@ class FileLedger:
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
         """Let no older incarnation begin a commit; -> by subtask, its position. See `Committer.fence`."""
         folder = self._folder
-        for each in (folder.temporary, folder.staged, folder.ledger, folder.fence):
+        for each in (folder.temporary, folder.staged, folder.ledger(origin), folder.fence):
             self._tree.make(each)
         if not folders.write_new(folder.origin, origin.encode(), folder.temporary / f"{incarnation}-origin"):
             self.require_origin(origin)  # first, for incarnations of another topic are counted from 1 again
@@ -44,8 +44,8 @@ class FileLedger:
                 with suppress(FileNotFoundError):
                     os.unlink(folder.fence / str(older))
         self.require_not_fenced(incarnation)
-        names = filter(_NUMBER.match, folders.names_in(folder.ledger))
-        return {subtask: self.position(subtask) for subtask in sorted(map(int, names))}
+        names = filter(_NUMBER.match, folders.names_in(folder.ledger(origin)))
+        return {subtask: self.position(origin, subtask) for subtask in sorted(map(int, names))}
 
     def require_origin(self, origin: str) -> None:
         """Raise `ForeignLedger` unless the ledger was begun for the checkpoint topic of that id."""
@@ -68,28 +68,28 @@ class FileLedger:
                 f"incarnation {incarnation}, which has ended. Nothing is lost."
             )
 
-    def position(self, subtask: int) -> int:
+    def position(self, origin: str, subtask: int) -> int:
         """The highest checkpoint that has an entry; 0: there is none."""
-        shards = self._folder.ledger / str(subtask)
+        shards = self._folder.ledger(origin) / str(subtask)
         for shard in sorted(filter(_NUMBER.match, folders.names_in(shards)), key=int, reverse=True):
             matches = map(_ENTRY.match, folders.names_in(shards / shard))
             if found := [int(match[1]) for match in matches if match]:
                 return max(found)
         return 0
 
-    def has(self, subtask: int, checkpoint: int) -> bool:
+    def has(self, origin: str, subtask: int, checkpoint: int) -> bool:
         """Whether the position is *checkpoint*, or behind it; that is durable then."""
-        position = self.position(subtask)
+        position = self.position(origin, subtask)
         if position < checkpoint:
             return False
-        folder = self._folder.entry(subtask, position).parent
+        folder = self._folder.entry(origin, subtask, position).parent
         self._tree.make(folder)
         folders.sync_folder(folder)
         return True
 
-    def write(self, entry: Entry) -> bool:
+    def write(self, origin: str, entry: Entry) -> bool:
         """Write *entry*; False if there is one for its subtask and checkpoint."""
-        path = self._folder.entry(entry.subtask, entry.checkpoint)
+        path = self._folder.entry(origin, entry.subtask, entry.checkpoint)
         self._tree.make(path.parent)
         temporary = self._folder.temporary / f"{entry.incarnation}-{entry.subtask}-{entry.checkpoint}"
         return folders.write_new(path, encode_entry(entry), temporary)

@@ -96,7 +96,7 @@ class Target:
 
     def entries(self) -> list[dict[str, Any]]:
         """The ledger."""
-        return [json.loads(path.read_text()) for path in sorted(self.root.glob("ledger/*/*/*.json"))]
+        return [json.loads(path.read_text()) for path in sorted(self.root.glob("ledger/*/*/*/*.json"))]
 
 
 def flushed(writer: SinkWriter, checkpoint: int, limit_s: float = 60.0) -> FlushedInterval:
