@@ -62,11 +62,12 @@ class PostgresServer:
             **self._user, check=True, cwd=self.folder, capture_output=True,
         )  # fmt: skip
 
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
+    def start(self, **more: Any) -> None:
+        """Start it, with *more* settings, and wait until it answers."""
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
+            "max_prepared_transactions": 30, **more,
         }  # fmt: skip
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
