@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 SINKS = Path(__file__).parents[1]
-sys.path[:0] = [str(SINKS / store / "rig") for store in ("postgres", "mysql", "prepared")]
+ENGINES = SINKS.parent / "engines"
+RIGS = [*(str(SINKS / store / "rig") for store in ("postgres", "mysql", "prepared")), str(ENGINES)]
+sys.path[:0] = RIGS
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +44,31 @@ def preparing(request: pytest.FixtureRequest, _servers: dict[str, Any], monkeypa
     made = {"postgres": PreparingPostgres, "mariadb": PreparingMariaDB}[name](_servers[name], monkeypatch)
     yield made
     made.close()
+
+
+@pytest.fixture
+def run(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """`run("prepared_totals:totals", "--param", ...)` starts `exactlyonce run`; killed with the test."""
+    from running import Run
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*RIGS, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+    runs: list[Any] = []
+
+    def start(target: str, *arguments: str, **options: Any) -> Any:
+        runs.append(Run(kafka.bootstrap_servers, target, *arguments, **options))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        if each.process.poll() is None:
+            each.kill()
+
+
+@pytest.fixture
+def job(kafka: Any, topic_name: str, preparing: Any, run: Any) -> Any:
+    """A pipeline that has not run yet, fed with 2,000 orders."""
+    from prepared_job import PreparedJob
+
+    made = PreparedJob(kafka, topic_name, preparing, run)
+    made.feed()
+    return made

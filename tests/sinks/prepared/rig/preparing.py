@@ -38,6 +38,9 @@ class Total(msgspec.Struct, frozen=True):
 class Preparing(ABC):
     """A server with an empty database, and the sink "s" of pipeline "p", which writes to `totals`."""
 
+    name: str
+    numbered: str
+    """The type of a column that numbers the rows."""
     words: ClassVar[dict[str, str]]
     """What the statements begin with."""
     port: int
@@ -147,6 +150,7 @@ class Preparing(ABC):
 class PreparingPostgres(Preparing):
     """PostgreSQL."""
 
+    name, numbered = "postgres", "bigserial"
     words: ClassVar[dict[str, str]] = {
         "prepare": "PREPARE TRANSACTION",
         "commit": "COMMIT PREPARED",
@@ -182,6 +186,7 @@ class PreparingPostgres(Preparing):
 class PreparingMariaDB(Preparing):
     """MariaDB."""
 
+    name, numbered = "mariadb", "bigint AUTO_INCREMENT"
     words: ClassVar[dict[str, str]] = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
