@@ -96,8 +96,10 @@ class PreparingMySQLStore(MySQLStore, PreparingStore):
     # --- for a writer -------------------------------------------------------------------------------------------
 
     def begin(self, name: TransactionName) -> None:
-        """See `PreparingStore`. The connection holds a lock of the transaction's name, by which others find it."""
+        """See `PreparingStore`. The connection is a new one, for the server ends those that are idle; it holds a lock
+        of the transaction's name, by which others find it."""
         session = self._session
+        session.close()
         self._require_transactional()
         session.ask(f"SET SESSION wait_timeout = {SILENCE_S}")
         if session.ask("SELECT GET_LOCK(%s, 0)", _lock_of(name)) != [(1,)]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.ledger import LedgerTable, SinkName
 from exactlyonce.sinks.postgres.refusals import NoSuchObject
 from exactlyonce.sinks.postgres.store import PostgresStore
@@ -78,8 +78,12 @@ class PreparingPostgresStore(PostgresStore, PreparingStore):
         return owner_of(pipeline, sink, self._found().schema, OWNER_LENGTH_MAX)
 
     def begin(self, name: TransactionName) -> None:
-        """See `PreparingStore`."""
-        self._connection.begin(f"exactlyonce {name.owner[-50:]}", IDLE_S)
+        """See `PreparingStore`. Where the connection has ended since the last interval nothing is lost: once more."""
+        session = f"exactlyonce {name.owner[-50:]}"
+        try:
+            self._connection.begin(session, IDLE_S)
+        except StoreUnavailable:
+            self._connection.begin(session, IDLE_S)
 
     def add(self, chunk: bytes) -> None:
         """See `PreparingStore`."""

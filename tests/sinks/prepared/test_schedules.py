@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from preparing import ORIGIN, Preparing, Total
 from statement_proxy import Fate
 
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.sinks.prepared.committer import PreparedCommitter
+from exactlyonce.sinks.prepared.writer import KEEP_INTERVAL_MS
 from exactlyonce.sinks.writer import SinkFailed
+from exactlyonce.testing.cluster import LIMIT_S
 
 
 def test_rows_become_visible_when_they_are_committed(preparing: Preparing) -> None:
@@ -283,3 +289,55 @@ def test_what_does_not_go_with_it(preparing: Preparing, more: dict[str, Any], sa
     """Each is refused with its reason before anything is opened."""
     (problem,) = preparing.sink(**more).problems(Total)
     assert said in problem
+
+
+def test_connections_that_are_ended_between_two_intervals(preparing: Preparing) -> None:
+    """Servers end those that are idle: nothing is lost by it, and neither writer nor committer fails."""
+    committer, writer = preparing.committer(1), preparing.writer(1)
+    first = preparing.prepare(writer, 1, "ann")
+    preparing.end_connections()
+    assert committer_goes_on(committer, first)
+    second = preparing.prepare(writer, 2, "bob", previous=1)
+    assert committer.commit(second, 1)
+    assert preparing.rows() == ["ann", "bob"]
+
+
+def committer_goes_on(committer: PreparedCommitter, committable: StoreCommittable) -> bool:
+    """Whether it commits, at the second time at the latest: its leader asks again."""
+    try:
+        return committer.commit(committable, 1)
+    except StoreUnavailable:
+        return committer.commit(committable, 1)
+
+
+def test_an_open_transaction_that_is_lost(preparing: Preparing) -> None:
+    """The writer shows now and then that it lives, and so learns of it without a row or a barrier."""
+    preparing.committer(1)
+    writer = preparing.writer(1)
+    now_ms = [0]
+    writer.clock = cast("Clock", SimpleNamespace(monotonic_ms=lambda: now_ms[0]))
+    preparing.write(writer, *map(str, range(30_000)))
+    while writer._backlog_bytes:
+        writer.poll(1)
+    now_ms[0] += KEEP_INTERVAL_MS
+    writer.poll()
+    assert writer.poll(LIMIT_S), "the server answers that it is there"
+    preparing.end_connections()
+    now_ms[0] += KEEP_INTERVAL_MS
+    writer.poll()
+    with pytest.raises(SinkFailed):
+        writer.poll(LIMIT_S)
+
+
+def test_a_writer_that_has_too_much_to_write(preparing: Preparing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for a pause, until the store has taken enough."""
+    monkeypatch.setattr("exactlyonce.sinks.prepared.writer.BACKLOG_BYTES_MAX", 1 << 20)
+    committer, writer = preparing.committer(1), preparing.writer(1)
+    rows = 0
+    while not writer.full:
+        preparing.write(writer, *(f"{rows + number:010}" for number in range(20_000)))
+        rows += 20_000
+    while writer.full:
+        writer.poll(LIMIT_S)
+    assert committer.commit(preparing.prepare(writer, 1), 1)
+    assert len(preparing.rows()) == rows

@@ -72,6 +72,10 @@ class Preparing(ABC):
         """End a prepared transaction as an administrator would."""
 
     @abstractmethod
+    def end_connections(self) -> None:
+        """End all but one's own."""
+
+    @abstractmethod
     def kill(self) -> None:
         """SIGKILL to the server, and start it again."""
 
@@ -178,6 +182,9 @@ class PreparingPostgres(Preparing):
     def by_hand(self, name: str, *, commit: bool) -> None:
         self.sql(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{name}'")
 
+    def end_connections(self) -> None:
+        self.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^exactlyonce'")
+
     def kill(self) -> None:
         self.server.kill()
         self.server.start()
@@ -213,6 +220,11 @@ class PreparingMariaDB(Preparing):
         assert parsed is not None
         xid = f"'{parsed.transaction}','{parsed.branch}',25967"
         self.server.sql(f"XA {'COMMIT' if commit else 'ROLLBACK'} {xid}", database=None)
+
+    def end_connections(self) -> None:
+        listed = "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
+        for (connection,) in self.sql(listed):
+            self.sql(f"KILL {connection}")
 
     def kill(self) -> None:
         self.server.kill()
