@@ -103,16 +103,7 @@ def has(session: MySQLSession, entry: LedgerEntry) -> bool:
     if WRITER not in found:
         raise _emptied(session, entry)
     checkpoint, incarnation = found.get(entry.subtask, (_NONE_YET, 0))
-    return _is_at(checkpoint, max(found[WRITER][1], incarnation), entry)
-
-
-def _is_at(checkpoint: int, newest: int, entry: LedgerEntry) -> bool:
-    """Whether a row of *checkpoint* has what *entry* sets; *newest* is the incarnation that may write."""
-    if newest > entry.incarnation:
-        raise _fenced(entry.pipeline, entry.sink, entry.incarnation, newest)
-    if max(checkpoint, 0) < entry.previous:
-        raise LedgerBehind(max(checkpoint, 0))
-    return checkpoint >= entry.checkpoint
+    return not entry.is_due(checkpoint=max(checkpoint, 0), incarnation=max(found[WRITER][1], incarnation))
 
 
 def _emptied(session: MySQLSession, entry: LedgerEntry) -> StoreError:

@@ -197,8 +197,8 @@ class LedgerTable:
         found = {subtask: rest for subtask, *rest in self._run(statement, (*name.values, entry.subtask))}
         if SINK_ITSELF not in found:
             raise self._emptied(name)
-        _refuse_older(name, entry.incarnation, found[SINK_ITSELF][1])
-        return _is_at(found.get(entry.subtask, [0])[0], entry)
+        (checkpoint, _), (_, incarnation) = found.get(entry.subtask, (0, 0)), found[SINK_ITSELF]
+        return not entry.is_due(checkpoint=checkpoint, incarnation=incarnation)
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._connection.rows(sql.SQL(statement).format(self._name), values)
@@ -215,13 +215,6 @@ class LedgerTable:
             f"The ledger {self.shown} is gone. Restore it with the table from one backup: without it nobody knows "
             f"which rows are in the table."
         )
-
-
-def _is_at(checkpoint: int, entry: LedgerEntry) -> bool:
-    """Whether a row with *checkpoint* has what *entry* enters; `LedgerBehind` where it lacks what came before."""
-    if checkpoint < entry.previous:
-        raise LedgerBehind(checkpoint)
-    return checkpoint >= entry.checkpoint
 
 
 def _refuse_older(name: SinkName, incarnation: int, newest: int) -> None:
