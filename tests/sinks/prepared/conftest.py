@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 SINKS = Path(__file__).parents[1]
-ENGINES = SINKS.parent / "engines"
-RIGS = [*(str(SINKS / store / "rig") for store in ("postgres", "mysql", "prepared")), str(ENGINES)]
+ENGINES, BOUNDED = SINKS.parent / "engines", SINKS.parent / "bounded" / "folds"
+RIGS = [*(str(SINKS / store / "rig") for store in ("postgres", "mysql", "prepared")), str(ENGINES), str(BOUNDED)]
 sys.path[:0] = RIGS
 
 
