@@ -102,7 +102,7 @@ class PostgresConnection:
             for chunk in chunks:
                 copy.write(chunk)
                 size += len(chunk)
-            connection.answer_s += size / _BYTES_PER_SECOND_MIN
+            connection.answer_s = self._limits.answer + size / _BYTES_PER_SECOND_MIN
 
     @contextmanager
     def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
