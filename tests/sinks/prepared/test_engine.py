@@ -23,6 +23,13 @@ ONCE = ("coordinator-opened", "coordinator-swept", "worker-restored")
 """Steps that a run takes once."""
 
 
+def killed_before_a_commit(folder: Path) -> dict[str, str]:
+    """The environment of a leader that dies when a checkpoint with rows is decided, and nothing of it is committed."""
+    fired = folder / "fired"
+    fired.mkdir()
+    return {"EXACTLYONCE_FAILPOINTS": "store-committing=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+
+
 @pytest.mark.exhaustive(but=["mariadb-store-prepared", "postgres-store-entering"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
@@ -65,13 +72,7 @@ def test_the_store_is_killed(job: PreparedJob) -> None:
 @pytest.mark.exhaustive
 def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Path) -> None:
     """A decided checkpoint is committed by the next run, after both have died."""
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    env = {"EXACTLYONCE_FAILPOINTS": "coordinator-decided=kill@2", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-    running = job.run("--parallelism", "2", env=env)
-    running.await_checkpoint()
-    job.feed(3000)
-    assert running.wait() == -9, running.said
+    assert job.run("--parallelism", "2", env=killed_before_a_commit(tmp_path)).wait() == -9
     job.preparing.kill()
     assert job.preparing.listed()
     job.finish("--parallelism", "3")
@@ -81,6 +82,7 @@ def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Pa
 @pytest.mark.exhaustive
 def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
     """What was prepared for it is carried by the next one, at whose decision it is committed."""
+    job.feed(1000)
     slow = ("--parallelism", "2", "--checkpoint-timeout", "2s", "--tolerable-failed", "50")
     running = job.run("--param", f"folder={tmp_path}", *slow)
     running.await_checkpoint()
@@ -95,11 +97,8 @@ def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_somebody_rolls_back_what_was_decided(job: PreparedJob, tmp_path: Path) -> None:
     """It halts with the choices; a run that accepts the loss goes on without these rows alone."""
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    env = {"EXACTLYONCE_FAILPOINTS": "coordinator-decided=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-    assert job.run(env=env).wait() == -9
-    (name,) = job.preparing.listed()
+    assert job.run(env=killed_before_a_commit(tmp_path)).wait() == -9
+    name, *_ = job.preparing.listed()
     job.preparing.by_hand(name, commit=False)
     halted = job.run("--until", "latest")
     assert halted.wait() == 6, halted.said
