@@ -95,15 +95,16 @@ def has(session: MySQLSession, entry: LedgerEntry) -> bool:
     Raises what `advance` raises.
     """
     rows = session.ask(
-        f"SELECT subtask, checkpoint, incarnation FROM {LEDGER} "
+        f"SELECT subtask, checkpoint, incarnation, origin FROM {LEDGER} "
         "WHERE pipeline = %s AND sink = %s AND subtask IN (%s, %s)",
         entry.pipeline, entry.sink, WRITER, entry.subtask,
     )  # fmt: skip
     found = {subtask: rest for subtask, *rest in rows}
     if WRITER not in found:
         raise _emptied(session, entry)
-    checkpoint, incarnation = found.get(entry.subtask, (_NONE_YET, 0))
-    return not entry.is_due(checkpoint=max(checkpoint, 0), incarnation=max(found[WRITER][1], incarnation))
+    checkpoint, incarnation, _ = found.get(entry.subtask, (_NONE_YET, 0, ""))
+    _, newest, origin = found[WRITER]
+    return not entry.is_due(checkpoint=max(checkpoint, 0), incarnation=max(newest, incarnation), origin=origin)
 
 
 def _emptied(session: MySQLSession, entry: LedgerEntry) -> StoreError:

@@ -190,15 +190,15 @@ class LedgerTable:
     def has(self, entry: LedgerEntry) -> bool:
         """Whether the subtask's row is of this checkpoint or of a newer one, as far as is committed; waits for nobody.
 
-        Raises what `enter` and `claim` raise.
+        Raises what `claim` raises.
         """
         name = SinkName(entry.pipeline, entry.sink)
-        statement = f"SELECT subtask, checkpoint, incarnation FROM {{}} WHERE {_SINKS_ROW} OR {_SUBTASKS_ROW}"
+        statement = f"SELECT subtask, checkpoint, incarnation, origin FROM {{}} WHERE {_SINKS_ROW} OR {_SUBTASKS_ROW}"
         found = {subtask: rest for subtask, *rest in self._run(statement, (*name.values, entry.subtask))}
         if SINK_ITSELF not in found:
             raise self._emptied(name)
-        (checkpoint, _), (_, incarnation) = found.get(entry.subtask, (0, 0)), found[SINK_ITSELF]
-        return not entry.is_due(checkpoint=checkpoint, incarnation=incarnation)
+        (checkpoint, *_), (_, incarnation, origin) = found.get(entry.subtask, [0]), found[SINK_ITSELF]
+        return not entry.is_due(checkpoint=checkpoint, incarnation=incarnation, origin=origin)
 
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._connection.rows(sql.SQL(statement).format(self._name), values)

@@ -127,7 +127,7 @@ class PreparingPostgresStore(PostgresStore, PreparingStore):
         ledger = self._ledger()
         session = SinkName(entry.pipeline, entry.sink).session
         with ledger.needed(), self._connection.transaction(session):
-            ledger.claim(entry, ledger.enter(entry))
+            ledger.claim(entry)
             self._prepared().delete(entry, name)
 
     def left(self, pipeline: str, sink: str) -> list[PreparedRow]:

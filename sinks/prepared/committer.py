@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.pipeline.errors import InvariantViolation, StoreError
+from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.prepared.names import TransactionName
 from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, PreparingStore
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
 
 KIND = "prepared"
 
@@ -27,6 +27,8 @@ class PreparedCommitter:
     context: CommitterContext
     store: PreparingStore
     kind: str = KIND
+    _origin: str = ""
+    """Of the fence."""
     _cleaned: tuple[int, int] | None = None
     """Transactions of attempts before this one are named by nobody, ever."""
     _looked_at: int = 0
@@ -38,37 +40,30 @@ class PreparedCommitter:
 
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `PreparingStore.fence`."""
+        self._origin = origin
         return self.store.fence(self.context.pipeline, self.context.sink, incarnation, origin)
 
     def clean(self, incarnation: int, attempt: int) -> None:
-        """Roll back what older attempts have prepared.
+        """Roll back all that is prepared.
 
         No manifest that is not committed names any of it. One that is durable was committed before this was asked, with
         all that it carries. One to come is written by this incarnation alone, and names what workers of this attempt or
-        of a later one acknowledge, for what was undecided is forgotten when an attempt ends. So it stays true, and a
-        transaction that a zombie prepares later may be rolled back whenever it is found.
+        of a later one acknowledge, none of which runs yet; what was undecided is forgotten when an attempt ends. So
+        what a zombie of an older attempt prepares later may be rolled back whenever it is found.
         """
         self._cleaned = incarnation, attempt
-        self._roll_back_older()
-        orphans = [
-            row
-            for row in self.store.left(self.context.pipeline, self.context.sink)
-            if _named(row.name).written_in < self._cleaned
-        ]
-        if orphans:
-            raise StoreError(self._committed_by_hand(orphans[0]))
+        waiting, left = self._prepared(), self.store.left(self.context.pipeline, self.context.sink)
+        self._roll_back(waiting)
+        if left:
+            raise StoreError(self._committed_by_hand(left[0]))
 
-    def commit(self, committable: StoreCommittable, incarnation: int) -> bool:
+    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """See `Committer.commit`. A committable without a name is one whose loss was accepted: it is only entered, and
         what may be prepared is rolled back with all else that is old."""
         entry = LedgerEntry(
-            pipeline=self.context.pipeline,
-            sink=self.context.sink,
-            subtask=committable.subtask,
-            checkpoint=committable.checkpoint,
-            previous=committable.previous,
-            incarnation=incarnation,
-        )
+            pipeline=self.context.pipeline, sink=self.context.sink, subtask=committable.subtask,
+            checkpoint=committable.checkpoint, previous=committable.previous, incarnation=incarnation, origin=origin,
+        )  # fmt: skip
         if self.store.entered(entry):
             return False
         name = _named(committable.body.decode()) if committable.body else None
@@ -80,15 +75,30 @@ class PreparedCommitter:
         hit("store-entering")
         self.store.enter(entry, name)
         if committable.checkpoint > self._looked_at and self._cleaned is not None:
-            self._looked_at = committable.checkpoint
-            self._roll_back_older()
+            self._looked_at, cleaned = committable.checkpoint, self._cleaned
+            self._roll_back([each for each in self._prepared() if each.written_in < cleaned])
         return not done
 
-    def _roll_back_older(self) -> None:
-        owner = self.store.owner(self.context.pipeline, self.context.sink)
-        for name in self.store.prepared(owner):
-            if self._cleaned is not None and name.written_in < self._cleaned:
-                self.store.end(name, commit=False)
+    def _prepared(self) -> list[TransactionName]:
+        return self.store.prepared(self.store.owner(self.context.pipeline, self.context.sink))
+
+    def _roll_back(self, names: list[TransactionName]) -> None:
+        """Roll back transactions that were listed before: where nobody has taken over since, none of them is of a newer
+        incarnation, or of a newer life of the pipeline, whose numbers are small again."""
+        assert self._cleaned is not None
+        nothing = LedgerEntry(
+            pipeline=self.context.pipeline, sink=self.context.sink, subtask=0, checkpoint=0, previous=0,
+            incarnation=self._cleaned[0], origin=self._origin,
+        )  # fmt: skip
+        try:
+            self.store.entered(nothing)
+        except ForeignLedger:
+            raise Fenced(
+                f"The ledger of sink {self.context.sink!r} has been begun anew since this instance fenced: the pipeline "
+                f"was reset, and this instance is of its life before. It ends, and changes nothing."
+            ) from None
+        for each in names:
+            self.store.end(each, commit=False)
 
     def close(self) -> None:
         """Let go of the connection."""

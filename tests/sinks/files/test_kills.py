@@ -45,9 +45,7 @@ def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals
         done += ROWS_OF_INTERVAL
 
 
-@pytest.mark.parametrize(
-    ("rows", "kills"), [(1_500, 8), pytest.param(30_000, 150, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize(("rows", "kills"), [(1_500, 8), pytest.param(30_000, 150, marks=pytest.mark.exhaustive)])
 def test_rows_come_once_through_kills(make_target, totals, stage, tmp_path, rows, kills) -> None:
     """Whatever process is killed whenever, all rows are there once in the end, and nothing waits."""
     seed = random.randrange(1 << 30)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mariadb_server import DATABASE
 from postgres_server import PostgresServer
-from preparing import Preparing, PreparingMariaDB, PreparingPostgres, Total
+from preparing import ORIGIN, Preparing, PreparingMariaDB, PreparingPostgres, Total
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.mysql import prepared as mysql
@@ -20,8 +20,8 @@ from exactlyonce.sinks.writer import SinkFailed
 @pytest.fixture
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreparingPostgres]:
     """A PostgreSQL that prepares as many transactions as the test's parameter says."""
-    server = PostgresServer()
-    server.start(max_prepared_transactions=request.param)
+    server = PostgresServer(request.param)
+    server.start()
     try:
         made = PreparingPostgres(server, monkeypatch)
         yield made
@@ -45,8 +45,8 @@ def test_a_server_that_prepares_too_few(few: PreparingPostgres) -> None:
     first = few.prepare(writer, 1, "ann")
     with pytest.raises(SinkFailed, match="maximum number of prepared transactions reached"):
         few.prepare(writer, 2, "bob")
-    assert committer.commit(first, 1)
-    assert committer.commit(few.prepare(few.writer(1, attempt=1), 3, "bob", previous=1), 1)
+    assert committer.commit(first, 1, ORIGIN)
+    assert committer.commit(few.prepare(few.writer(1, attempt=1), 3, "bob", previous=1), 1, ORIGIN)
 
 
 of_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
@@ -73,7 +73,7 @@ def test_a_connection_that_holds_what_it_has_prepared(
     committer, writer = mariadb.committer(1), mariadb.writer(1)
     stays_connected(writer, monkeypatch)
     committable = mariadb.prepare(writer, 1, "ann")
-    assert committer.commit(committable, 1)
+    assert committer.commit(committable, 1, ORIGIN)
     assert mariadb.rows() == ["ann"]
 
 
@@ -97,8 +97,8 @@ def test_an_owner_that_cannot_be_ended(mariadb: PreparingMariaDB, monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(mysql, "TRIES", mysql.TRIES_IN_PEACE)
         with pytest.raises(StoreUnavailable, match="cannot be ended: the connection that has prepared it"):
-            committer.commit(committable, 1)
-    assert committer.commit(committable, 1)
+            committer.commit(committable, 1, ORIGIN)
+    assert committer.commit(committable, 1, ORIGIN)
 
 
 @of_mariadb
@@ -127,5 +127,5 @@ def test_rights(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> N
     mariadb.sql(f"GRANT DELETE ON {DATABASE}.{TABLE} TO clerk@'%'")
     committer = mariadb.committer(2)
     mariadb._encoder = mariadb.sink().preparing_store(Total).encoder()
-    assert committer.commit(mariadb.prepare(mariadb.writer(2), 1, "ann"), 2)
+    assert committer.commit(mariadb.prepare(mariadb.writer(2), 1, "ann"), 2, ORIGIN)
     mariadb.sql("DROP USER clerk@'%'")
