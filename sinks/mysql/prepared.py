@@ -67,9 +67,9 @@ class PreparingMySQLStore(MySQLStore, PreparingStore):
             ) from None
         if read_table(session, TABLE) is None:
             self._make(_CREATE)
-        self._check_table()
+        self._check_prepared_rows()
 
-    def _check_table(self) -> None:
+    def _check_prepared_rows(self) -> None:
         session = self._session
         table = read_table(session, TABLE)
         if table is None or tuple(table.columns) != _COLUMNS or table.unique.get("PRIMARY") != ("name",):

@@ -94,7 +94,7 @@ class PreparedCommitter:
             self.store.entered(nothing)
         except ForeignLedger:
             raise Fenced(
-                f"The ledger of sink {self.context.sink!r} has been begun anew since this instance fenced: the pipeline "
+                f"The ledger of sink {self.context.sink!r} was begun anew since this instance fenced: the pipeline "
                 f"was reset, and this instance is of its life before. It ends, and changes nothing."
             ) from None
         for each in names:
