@@ -1,7 +1,7 @@
 """Sinks, one folder or module per store: `kafka/`, `files/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
 
 `writer` and `committer` are the seams to engines. What stores with a ledger share is in `write_ahead/` (rows that wait
-in the checkpoint topic) and `sql/` (fields and columns).
+in the checkpoint topic), `prepared/` (rows that wait in the store) and `sql/` (fields and columns).
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine.
 """

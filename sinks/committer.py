@@ -17,8 +17,9 @@ from exactlyonce.checkpoint.store.blocks import Blocks
 class Committer(Protocol):
     """Of one sink. For one thread at a time. What it raises is what `sinks.write_ahead.store.Store` raises."""
 
-    kind: str
-    """The `StoreCommittable.kind` that it commits."""
+    @property
+    def kind(self) -> str:
+        """The `StoreCommittable.kind` that it commits."""
 
     def check(self) -> None:
         """Raise unless the store, as it is, can take what the sink writes. Nothing is changed but what the sink is to

@@ -66,11 +66,7 @@ def advance(session: MySQLSession, entry: LedgerEntry) -> bool:
         f"SELECT incarnation, origin FROM {LEDGER} {_ROW} LOCK IN SHARE MODE", entry.pipeline, entry.sink, WRITER
     )
     if not writer:
-        raise StoreError(
-            f"The table {LEDGER} at {session.address.place} has lost its rows of pipeline {entry.pipeline}, "
-            f"sink {entry.sink}, since this run began: was it emptied, or restored from a "
-            f"backup? Run again: the start compares it."
-        )
+        raise _emptied(session, entry)
     of_subtask = (entry.pipeline, entry.sink, entry.subtask)
     look = f"SELECT checkpoint, incarnation FROM {LEDGER} {_ROW} FOR UPDATE"
     found = session.ask(look, *of_subtask)
@@ -88,6 +84,32 @@ def advance(session: MySQLSession, entry: LedgerEntry) -> bool:
     if changed != 1:
         raise StoreError(f"The table {LEDGER} has been changed although its row was locked. Is it a table of InnoDB?")
     return True
+
+
+def has(session: MySQLSession, entry: LedgerEntry) -> bool:
+    """Whether the row of the subtask is at *entry*, or further, as far as is committed; waits for nobody.
+
+    Raises what `advance` raises.
+    """
+    rows = session.ask(
+        f"SELECT subtask, checkpoint, incarnation, origin FROM {LEDGER} "
+        "WHERE pipeline = %s AND sink = %s AND subtask IN (%s, %s)",
+        entry.pipeline, entry.sink, WRITER, entry.subtask,
+    )  # fmt: skip
+    found = {subtask: rest for subtask, *rest in rows}
+    if WRITER not in found:
+        raise _emptied(session, entry)
+    checkpoint, incarnation, _ = found.get(entry.subtask, (_NONE_YET, 0, ""))
+    _, newest, origin = found[WRITER]
+    return not entry.is_due(checkpoint=max(checkpoint, 0), incarnation=max(newest, incarnation), origin=origin)
+
+
+def _emptied(session: MySQLSession, entry: LedgerEntry) -> StoreError:
+    return StoreError(
+        f"The table {LEDGER} at {session.address.place} has lost its rows of pipeline {entry.pipeline}, "
+        f"sink {entry.sink}, since this run began: was it emptied, or restored from a "
+        f"backup? Run again: the start compares it."
+    )
 
 
 def try_rights(session: MySQLSession) -> None:

@@ -54,6 +54,14 @@ _VALUE = frozenset((1048, 1216, 1264, 1265, 1292, 1364, 1366, 1406, 1452, 1690, 
 _ALTER = "The table has changed since the rows were encoded, or a constraint forbids them: ALTER TABLE, then run again."
 
 
+UNKNOWN = frozenset((1094, 1397))
+"""There is no such thread, or no such XID that this connection could end."""
+
+
+class UnknownTransaction(StoreError):
+    """There is nothing of that name for this connection."""
+
+
 def number_of(error: pymysql.MySQLError) -> int:
     """The server's number of an error, the driver's where there was no server, else -1."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else -1
@@ -77,7 +85,8 @@ def as_ours(error: pymysql.MySQLError, address: MySQLAddress, timeout_s: float) 
     if number in _AWAY:
         return StoreUnavailable(f"{server} {_AWAY[number]}. Nothing is lost. It says: {said} ({number}).")
     how = _HOW.get(number) or (_ALTER if number in _VALUE else "Correct it, then run again; nothing is lost.")
-    return StoreError(f"{server} refuses: {said} ({number}). {how.format(database=address.database)}")
+    refused = UnknownTransaction if number in UNKNOWN else StoreError
+    return refused(f"{server} refuses: {said} ({number}). {how.format(database=address.database)}")
 
 
 def _without_answer(

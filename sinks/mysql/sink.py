@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, look_up
 from exactlyonce.sinks.mysql.address import MySQLAddress
+from exactlyonce.sinks.prepared.sink import PreparableSink
+from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems
-from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ NAME_LENGTH_MAX = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MySQLSink(WriteAheadSink[T], Generic[T]):
+class MySQLSink(PreparableSink[T], Generic[T]):
     """Writes records as rows of a table, exactly once: they become visible with their checkpoint, once.
 
     - *table*: in the database of the dsn; its columns are the fields of the record's type.
@@ -32,8 +33,11 @@ class MySQLSink(WriteAheadSink[T], Generic[T]):
     - *key*: the columns by which a row is found.
     - *create*: whether the table is created if it is missing.
     - *delivery*: "exactly_once", or what is weaker: "at_least_once", "at_most_once".
-    - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided.
+    - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "xa": in prepared
+      transactions of the server, for *mode* "append" alone.
     """
+
+    prepares: ClassVar[str] = "xa"
 
     table: str
     dsn: str
@@ -77,8 +81,7 @@ class MySQLSink(WriteAheadSink[T], Generic[T]):
             yield from _dsn_problems(self.dsn)
         problems = list(description_problems(self.mode, self.key, self.create))
         yield from problems
-        if self.commit != "write_ahead":
-            yield f"commit={self.commit!r} is not there for MySQL, only commit='write_ahead'"
+        yield from self.commit_problems(self.mode)
         if not problems:
             yield from row_problems(type_, self.key)
         if not problems and type_ is not UNKNOWN and not list(row_problems(type_, self.key)):
@@ -97,19 +100,28 @@ class MySQLSink(WriteAheadSink[T], Generic[T]):
 
     def store(self, type_: Any) -> Store:
         """See `WriteAheadSink`. The driver is an extra: `ConfigError` where it is missing."""
-        if find_spec("pymysql") is None:
-            raise ConfigError("MySQLSink needs PyMySQL: run pip install 'exactlyonce[mysql]'")
+        _require_driver()
         from exactlyonce.sinks.mysql.store import MySQLStore
 
-        return MySQLStore(
-            self.table,
-            row_fields(type_, self.mode, self.key),
-            address=self.address,
-            mode=self.mode,
-            key=self.key,
-            create=self.create,
-            with_ledger=self.delivery == "exactly_once",
-        )
+        return MySQLStore(self.table, row_fields(type_, self.mode, self.key), **self._options())
+
+    def preparing_store(self, type_: Any) -> PreparingStore:
+        """See `PreparableSink`. The driver is an extra: `ConfigError` where it is missing."""
+        _require_driver()
+        from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
+
+        return PreparingMySQLStore(self.table, row_fields(type_, self.mode, self.key), **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "address": self.address, "mode": self.mode, "key": self.key, "create": self.create,
+            "with_ledger": self.delivery == "exactly_once",
+        }  # fmt: skip
+
+
+def _require_driver() -> None:
+    if find_spec("pymysql") is None:
+        raise ConfigError("MySQLSink needs PyMySQL: run pip install 'exactlyonce[mysql]'")
 
 
 def _dsn_problems(dsn: str) -> Iterator[str]:

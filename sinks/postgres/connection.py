@@ -32,6 +32,8 @@ _KEEPALIVE = {
     "tcp_user_timeout": "30000",
 }
 """How soon the client's side learns that nobody is there. What the connection string says wins."""
+IDLE_S = 60
+"""How long a client may be silent within a transaction before the server ends it."""
 _BYTES_PER_SECOND_MIN = 1 << 20
 """The server is given a second more for so many bytes that it has to store."""
 
@@ -100,7 +102,7 @@ class PostgresConnection:
             for chunk in chunks:
                 copy.write(chunk)
                 size += len(chunk)
-            connection.answer_s += size / _BYTES_PER_SECOND_MIN
+            connection.answer_s = self._limits.answer + size / _BYTES_PER_SECOND_MIN
 
     @contextmanager
     def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
@@ -108,12 +110,7 @@ class PostgresConnection:
 
         Whether it was committed when `StoreUnavailable` is raised nobody but the server knows.
         """
-        with self._translated() as connection:
-            connection.answer_s = self._limits.answer
-            lock_ms = round(1000 * (self._limits.lock if lock_s is None else lock_s))
-            settings = sql.SQL(_BEGIN).format(name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"))
-            connection.execute(settings)
-        self._within = True
+        self._begin(name, IDLE_S, lock_s)
         try:
             yield
         except Exception:
@@ -128,6 +125,27 @@ class PostgresConnection:
             answer = connection.execute("COMMIT").statusmessage
             connection.answer_s = self._limits.answer
             require(answer == "COMMIT", f"A transaction that raised nothing is committed, not {answer}")
+
+    def begin(self, name: str, idle_s: int) -> None:
+        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for longer."""
+        self._begin(name, idle_s)
+
+    def prepare(self, name: str) -> None:
+        """Prepare the transaction that was begun: from now on the server keeps it under *name*."""
+        with self._translated(new=False) as connection:
+            answer = connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(name))).statusmessage
+            require(answer == "PREPARE TRANSACTION", f"A transaction that raised nothing is prepared, not {answer}")
+        self._within = False
+
+    def _begin(self, name: str, idle_s: int, lock_s: float | None = None) -> None:
+        with self._translated() as connection:
+            connection.answer_s = self._limits.answer
+            lock_ms = round(1000 * (self._limits.lock if lock_s is None else lock_s))
+            settings = sql.SQL(_BEGIN).format(
+                name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"), idle=sql.Literal(f"{idle_s}s")
+            )
+            connection.execute(settings)
+        self._within = True
 
     def close(self) -> None:
         """Close it; without effect if it is closed."""
@@ -196,7 +214,7 @@ class PostgresConnection:
 _BEGIN = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('application_name', {name}, true), set_config('lock_timeout', {lock}, true),
-    set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', '60s', true),
+    set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', {idle}, true),
     set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
     set_config('tcp_keepalives_count', '4', true),
     set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);

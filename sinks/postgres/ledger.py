@@ -52,10 +52,15 @@ class SinkName(msgspec.Struct, frozen=True):
 class LedgerTable:
     """The ledger in one schema."""
 
+    table = TABLE
+    columns: Mapping[str, str] = _COLUMNS
+    key: tuple[str, ...] = ("pipeline", "sink", "subtask")
+    rights: tuple[str, ...] = ("SELECT", "INSERT", "UPDATE")
+
     def __init__(self, connection: PostgresConnection, schema: str) -> None:
         self._connection = connection
         self._schema = schema
-        self._name = sql.Identifier(schema, TABLE)
+        self._name = sql.Identifier(schema, self.table)
 
     @property
     def shown(self) -> str:
@@ -76,8 +81,8 @@ class LedgerTable:
         """Make the table, unless it is there, or another session makes it at the same time."""
         if self._found() is not None:
             return
-        columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in _COLUMNS.items())
-        columns += ", PRIMARY KEY (pipeline, sink, subtask)"
+        columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in self.columns.items())
+        columns += f", PRIMARY KEY ({', '.join(self.key)})"
         statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self._name, sql.SQL(columns))
         role, may = self._connection.rows(
             "SELECT quote_ident(current_user), has_schema_privilege($1::text, 'CREATE')", (self._schema,)
@@ -85,7 +90,7 @@ class LedgerTable:
         if not may:
             raise StoreError(
                 f"The ledger {self.shown} is missing, and the role {role} may not create it. Let an administrator run: "
-                f"{statement.as_string(None)}; GRANT SELECT, INSERT, UPDATE ON {self.shown} TO {role};"
+                f"{statement.as_string(None)}; GRANT {', '.join(self.rights)} ON {self.shown} TO {role};"
             )
         try:
             self._connection.rows(statement)
@@ -99,10 +104,10 @@ class LedgerTable:
         if found is None:
             raise self._gone()
         persistence, role, missing, columns = found
-        if columns != _COLUMNS:
+        if columns != self.columns:
             raise StoreError(
                 f"The table {self.shown} is no ledger of exactlyonce: its columns are {', '.join(columns)}, and not "
-                f"{', '.join(_COLUMNS)}. Rename it, or write to a table in another schema."
+                f"{', '.join(self.columns)}. Rename it, or write to a table in another schema."
             )
         if persistence != "p":
             raise StoreError(
@@ -116,7 +121,7 @@ class LedgerTable:
 
     def _found(self) -> tuple[str, str, list[str], dict[str, str]] | None:
         """Persistence, the role, the rights that it lacks, and the columns; None if there is no such table."""
-        rows = self._connection.rows(_FOUND, (self._schema, TABLE))
+        rows = self._connection.rows(_FOUND, (self._schema, self.table, list(self.rights)))
         if not rows:
             return None
         persistence, role, missing, columns = rows[0]
@@ -165,11 +170,7 @@ class LedgerTable:
         name = SinkName(entry.pipeline, entry.sink)
         found = self._run(f"SELECT incarnation, origin FROM {{}} WHERE {_SINKS_ROW} FOR SHARE", name.values)
         if not found:
-            raise StoreError(
-                f"The ledger {self.shown} has no row of sink {name.sink!r}, pipeline {name.pipeline!r}, which every "
-                f"run writes when it begins: it was deleted, or the database was restored. Run again: the ledger is "
-                f"compared with the checkpoints before anything is written."
-            )
+            raise self._emptied(name)
         newest, origin = found[0]
         row = (entry.pipeline, entry.sink, entry.subtask)
         lock = f"SELECT checkpoint FROM {{}} WHERE {_SUBTASKS_ROW} FOR UPDATE"
@@ -184,8 +185,28 @@ class LedgerTable:
         self._run(update, (*row, entry.checkpoint, entry.incarnation))
         return True
 
+    def has(self, entry: LedgerEntry) -> bool:
+        """Whether the subtask's row is of this checkpoint or of a newer one, as far as is committed; waits for nobody.
+
+        Raises what `claim` raises.
+        """
+        name = SinkName(entry.pipeline, entry.sink)
+        statement = f"SELECT subtask, checkpoint, incarnation, origin FROM {{}} WHERE {_SINKS_ROW} OR {_SUBTASKS_ROW}"
+        found = {subtask: rest for subtask, *rest in self._run(statement, (*name.values, entry.subtask))}
+        if SINK_ITSELF not in found:
+            raise self._emptied(name)
+        (checkpoint, *_), (_, incarnation, origin) = found.get(entry.subtask, [0]), found[SINK_ITSELF]
+        return not entry.is_due(checkpoint=checkpoint, incarnation=incarnation, origin=origin)
+
     def _run(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._connection.rows(sql.SQL(statement).format(self._name), values)
+
+    def _emptied(self, name: SinkName) -> StoreError:
+        return StoreError(
+            f"The ledger {self.shown} has no row of sink {name.sink!r}, pipeline {name.pipeline!r}, which every "
+            f"run writes when it begins: it was deleted, or the database was restored. Run again: the ledger is "
+            f"compared with the checkpoints before anything is written."
+        )
 
     def _gone(self) -> StoreError:
         return StoreError(
@@ -208,7 +229,7 @@ _SUBTASKS_ROWS = f"pipeline = $1 AND sink = $2 AND subtask <> {SINK_ITSELF}"
 _SUBTASKS_ROW = "pipeline = $1 AND sink = $2 AND subtask = $3"
 _FOUND = """
 SELECT c.relpersistence::text, quote_ident(current_user),
-    (SELECT array_agg(action) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE']) action
+    (SELECT array_agg(action) FROM unnest($3::text[]) action
      WHERE NOT has_table_privilege(c.oid, action)),
     (SELECT json_object_agg(a.attname, format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum) FROM pg_attribute a
      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)

@@ -72,6 +72,10 @@ class LockHeld(StoreUnavailable):
     """Another session holds a lock that was waited for."""
 
 
+class NoSuchObject(StoreError):
+    """There is nothing of that name."""
+
+
 class Refusals:
     """Makes errors of the driver into ours, for one connection string."""
 
@@ -124,7 +128,8 @@ class Refusals:
                 f"Nothing is lost: it is asked again."
             )
         advice = f": {_FATAL[fatal]}" if fatal is not None else ""
-        return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]{advice}.")
+        refused = NoSuchObject if state == "42704" else StoreError
+        return refused(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]{advice}.")
 
 
 def is_misread(text: str, settings: Mapping[str, Any]) -> bool:

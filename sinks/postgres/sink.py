@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.sinks.prepared.sink import PreparableSink
+from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.sql.table import description_problems, row_problems
-from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -22,7 +24,7 @@ _PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
-class PostgresSink(WriteAheadSink[T], Generic[T]):
+class PostgresSink(PreparableSink[T], Generic[T]):
     """Writes rows to a table of PostgreSQL, exactly once: whoever reads the table sees each row once.
 
     - *table*: its name, or "schema.table"; with *schema*, the name as it is, dots and all.
@@ -31,8 +33,12 @@ class PostgresSink(WriteAheadSink[T], Generic[T]):
     - *mode*: "append" inserts each record; "upsert" inserts or updates the row that has the record's *key*, for which
       the table needs a unique index; "delete" deletes the rows that have it.
     - *create*: create the table if it is missing, with the fields of the record's type as its columns.
+    - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "prepared": in
+      prepared transactions of the server, for *mode* "append" alone.
     - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
     """
+
+    prepares: ClassVar[str] = "prepared"
 
     table: str
     _: KW_ONLY
@@ -59,8 +65,7 @@ class PostgresSink(WriteAheadSink[T], Generic[T]):
             yield "dsn= is not set: name where the connection string is, as env:NAME or file:/path"
         elif not is_reference(self.dsn) and _PASSWORD.search(self.dsn):
             yield "dsn= has a password written out: put the connection string into a variable, dsn='env:NAME'"
-        if self.commit != "write_ahead":
-            yield f"commit={self.commit!r} must be 'write_ahead': rows wait in the checkpoint topic"
+        yield from self.commit_problems(self.mode)
         wrong = list(description_problems(self.mode, self.key, self.create))
         yield from wrong
         if not wrong and type_ is not UNKNOWN:
@@ -85,10 +90,21 @@ class PostgresSink(WriteAheadSink[T], Generic[T]):
 
     def store(self, type_: Any) -> Store:
         """A connection for rows of this type, not open yet."""
-        try:
+        with self._driver_needed():
             from exactlyonce.sinks.postgres.store import PostgresStore  # psycopg is an extra
+        return PostgresStore(self, type_)
+
+    def preparing_store(self, type_: Any) -> PreparingStore:
+        """A connection for rows of this type that prepares transactions, not open yet."""
+        with self._driver_needed():
+            from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
+        return PreparingPostgresStore(self, type_)
+
+    @contextmanager
+    def _driver_needed(self) -> Iterator[None]:
+        try:
+            yield
         except ImportError as error:
             raise ConfigError(
                 f"PostgresSink({self.table!r}) needs psycopg ({error}). Run: pip install 'exactlyonce[postgres]'"
             ) from None
-        return PostgresStore(self, type_)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.sink import Sink
-from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.direct import DirectWriter, RowsPacking
@@ -38,7 +38,7 @@ class WriteAheadSink(Sink[T]):
         """Where it is to be exactly once."""
         return self.delivery == EXACTLY_ONCE
 
-    def open_committer(self, context: CommitterContext) -> RowsCommitter:
+    def open_committer(self, context: CommitterContext) -> Committer:
         """Who applies its rows to the store."""
         return RowsCommitter(context, self.store(context.type))
 

@@ -47,7 +47,7 @@ def test_what_is_right_has_no_problems(mode: str) -> None:
         ({"mode": "upsert"}, "needs the columns by which it finds a row"),
         ({"mode": "upsert", "key": ("name",)}, "key= names 'name', and Total has customer, cents"),
         ({"create": 1}, "create=1 must be True or False"),
-        ({"commit": "xa"}, "commit='xa' is not there for MySQL, only commit='write_ahead'"),
+        ({"commit": "prepared"}, "must be 'write_ahead'"),
         ({"type_": UNKNOWN}, "the type of the stream is unknown"),
         ({"type_": int}, "int has no fields to be columns"),
     ],

@@ -44,7 +44,7 @@ def test_a_description_without_problems() -> None:
         ({"table": 5}, "must be text"),
         ({"dsn": ""}, "dsn= is not set"), ({"dsn": "postgresql://u:secret@h/d"}, "has a password written out"),
         ({"dsn": "host=h password = secret"}, "has a password written out"),
-        ({"commit": "prepared"}, "must be 'write_ahead'"),
+        ({"commit": "xa"}, "must be 'write_ahead'"),
         ({"mode": "merge"}, "mode='merge' must be one of"),
         ({"mode": "upsert"}, "needs the columns by which"),
         ({"mode": "upsert", "key": ("cents",)}, "its type admits None"),

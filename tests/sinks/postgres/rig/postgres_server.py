@@ -40,7 +40,8 @@ def programs() -> dict[str, str]:
 class PostgresServer:
     """A server and its data."""
 
-    def __init__(self) -> None:
+    def __init__(self, prepared_max: int = 30) -> None:
+        self._prepared_max = prepared_max
         self._programs = programs()
         self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-postgres-"))
@@ -67,6 +68,7 @@ class PostgresServer:
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
+            "max_prepared_transactions": self._prepared_max,
         }  # fmt: skip
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:

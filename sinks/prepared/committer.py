@@ -1,0 +1,129 @@
+"""The committer of a prepared sink: transactions that wait in the store are committed by name, or rolled back.
+
+Invariants: a transaction is committed only for a durable manifest that names it, and rolled back only where none can
+name it any more; the table of prepared transactions and the ledger say whether it was committed, never an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.prepared.names import TransactionName
+from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, PreparingStore
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
+
+KIND = "prepared"
+
+
+@dataclass
+class PreparedCommitter:
+    """See the module."""
+
+    context: CommitterContext
+    store: PreparingStore
+    kind: str = KIND
+    _origin: str = ""
+    """Of the fence."""
+    _cleaned: tuple[int, int] | None = None
+    """Transactions of attempts before this one are named by nobody, ever."""
+    _looked_at: int = 0
+    """The checkpoint at whose commit they were looked for last."""
+
+    def check(self) -> None:
+        """See `PreparingStore.check`."""
+        self.store.check()
+
+    def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
+        """See `PreparingStore.fence`."""
+        self._origin = origin
+        return self.store.fence(self.context.pipeline, self.context.sink, incarnation, origin)
+
+    def clean(self, incarnation: int, attempt: int) -> None:
+        """Roll back all that is prepared.
+
+        No manifest that is not committed names any of it. One that is durable was committed before this was asked, with
+        all that it carries. One to come is written by this incarnation alone, and names what workers of this attempt or
+        of a later one acknowledge, none of which runs yet; what was undecided is forgotten when an attempt ends. So
+        what a zombie of an older attempt prepares later may be rolled back whenever it is found.
+        """
+        self._cleaned = incarnation, attempt
+        waiting, left = self._prepared(), self.store.left(self.context.pipeline, self.context.sink)
+        self._roll_back(waiting)
+        if left:
+            raise StoreError(self._committed_by_hand(left[0]))
+
+    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
+        """See `Committer.commit`. A committable without a name is one whose loss was accepted: it is only entered, and
+        what may be prepared is rolled back with all else that is old."""
+        entry = LedgerEntry(
+            pipeline=self.context.pipeline, sink=self.context.sink, subtask=committable.subtask,
+            checkpoint=committable.checkpoint, previous=committable.previous, incarnation=incarnation, origin=origin,
+        )  # fmt: skip
+        if self.store.entered(entry):
+            return False
+        name = _named(committable.body.decode()) if committable.body else None
+        done = name is not None and self.store.committed(name)
+        if name is not None and not done:
+            self.store.end(name, commit=True)
+            if not self.store.committed(name) and not self.store.entered(entry):  # in this order: what is entered goes
+                raise StoreError(_lost(name, committable))
+        hit("store-entering")
+        self.store.enter(entry, name)
+        if committable.checkpoint > self._looked_at and self._cleaned is not None:
+            self._looked_at, cleaned = committable.checkpoint, self._cleaned
+            self._roll_back([each for each in self._prepared() if each.written_in < cleaned])
+        return not done
+
+    def _prepared(self) -> list[TransactionName]:
+        return self.store.prepared(self.store.owner(self.context.pipeline, self.context.sink))
+
+    def _roll_back(self, names: list[TransactionName]) -> None:
+        """Roll back transactions that were listed before: where nobody has taken over since, none of them is of a newer
+        incarnation, or of a newer life of the pipeline, whose numbers are small again."""
+        assert self._cleaned is not None
+        nothing = LedgerEntry(
+            pipeline=self.context.pipeline, sink=self.context.sink, subtask=0, checkpoint=0, previous=0,
+            incarnation=self._cleaned[0], origin=self._origin,
+        )  # fmt: skip
+        try:
+            self.store.entered(nothing)
+        except ForeignLedger:
+            raise Fenced(
+                f"The ledger of sink {self.context.sink!r} was begun anew since this instance fenced: the pipeline "
+                f"was reset, and this instance is of its life before. It ends, and changes nothing."
+            ) from None
+        for each in names:
+            self.store.end(each, commit=False)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.store.close()
+
+    def _committed_by_hand(self, row: PreparedRow) -> str:
+        return (
+            f"The transaction {row.name} of sink {self.context.sink!r}, subtask {row.subtask}, was committed although "
+            f"its checkpoint {row.checkpoint} was never decided, and this program does not do that: somebody else "
+            f"ended it. Its {row.records} records come again, so that the target has them twice. Delete what it wrote "
+            f"from the target, then DELETE FROM {TABLE} WHERE name = '{row.name}', and run again."
+        )
+
+
+def _named(text: str) -> TransactionName:
+    name = TransactionName.parse(text)
+    if name is None:
+        raise InvariantViolation(f"{text!r} is not the name of a prepared transaction")
+    return name
+
+
+def _lost(name: TransactionName, committable: StoreCommittable) -> str:
+    return (
+        f"The prepared transaction {name} with {committable.records} records is gone, and was not committed: somebody "
+        f"else has rolled it back, or the server was restored from a backup, or a standby took over that lacked it. If "
+        f"it can be had again by restoring the server as it was, do so and run again; else the records are lost to "
+        f"this sink, and only a run with --accept-loss goes on without them."
+    )

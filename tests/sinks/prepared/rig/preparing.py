@@ -1,0 +1,231 @@
+"""Servers that prepare transactions, and writers and committers on them, for tests that are of both."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from mariadb_server import DATABASE, MariaDB
+from postgres_server import PostgresServer
+from statement_proxy import StatementProxy
+
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.sinks import MySQLSink, PostgresSink
+from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.prepared.committer import PreparedCommitter
+from exactlyonce.sinks.prepared.names import TransactionName
+from exactlyonce.sinks.prepared.sink import PreparableSink
+from exactlyonce.sinks.prepared.store import PreparingStore
+from exactlyonce.sinks.prepared.writer import PreparedWriter, open_writer
+from exactlyonce.sinks.write_ahead.store import RowEncoder
+from exactlyonce.testing.cluster import LIMIT_S
+
+ORIGIN = "topic-1"
+
+
+class Total(msgspec.Struct, frozen=True):
+    """A row."""
+
+    customer: str
+    cents: int
+
+
+class Preparing(ABC):
+    """A server with an empty database, and the sink "s" of pipeline "p", which writes to `totals`."""
+
+    name: str
+    numbered: str
+    """The type of a column that numbers the rows."""
+    words: ClassVar[dict[str, str]]
+    """What the statements begin with."""
+    port: int
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._opened: list[Any] = []
+        self._encoder: RowEncoder | None = None
+        self.use(self.port)
+
+    @abstractmethod
+    def use(self, port: int) -> None:
+        """Let what connects from now on connect to this port."""
+
+    @abstractmethod
+    def sink(self, **more: Any) -> PreparableSink[Any]:
+        """The description."""
+
+    @abstractmethod
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run it, sharing no code with the sink."""
+
+    @abstractmethod
+    def listed(self) -> list[str]:
+        """What is prepared in the server, with names as they are in committables."""
+
+    @abstractmethod
+    def by_hand(self, name: str, *, commit: bool) -> None:
+        """End a prepared transaction as an administrator would."""
+
+    @abstractmethod
+    def end_connections(self) -> None:
+        """End all but one's own."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL to the server, and start it again."""
+
+    def proxy(self) -> StatementProxy:
+        """One before the server."""
+        made = StatementProxy(self.port)
+        self._opened.append(made)
+        return made
+
+    def store(self) -> PreparingStore:
+        """A connection."""
+        made = self.sink().preparing_store(Total)
+        self._opened.append(made)
+        return made
+
+    def committer(self, incarnation: int, attempt: int = 0, pipeline: str = "p") -> PreparedCommitter:
+        """One that has checked, fenced and cleaned."""
+        committer = self.committer_that_fenced(incarnation, pipeline)
+        committer.clean(incarnation, attempt)
+        return committer
+
+    def committer_that_fenced(self, incarnation: int, pipeline: str = "p") -> PreparedCommitter:
+        """One that has checked and fenced, and finishes what was decided before it cleans."""
+        no_blocks: Any = None
+        context = CommitterContext(pipeline=pipeline, sink="s", type=Total, blocks=no_blocks)
+        committer = PreparedCommitter(context, self.store())
+        committer.check()
+        committer.fence(incarnation, ORIGIN)
+        return committer
+
+    def writer(self, incarnation: int, attempt: int = 0, subtask: int = 0) -> PreparedWriter:
+        """Of one subtask."""
+        context: Any = SimpleNamespace(
+            pipeline="p", sink="s", subtask=subtask, incarnation=incarnation, attempt=attempt,
+            clients=SimpleNamespace(clock=SystemClock()),
+        )  # fmt: skip
+        return open_writer(self.store(), context)
+
+    def prepare(self, writer: PreparedWriter, checkpoint: int, *customers: str, previous: int = 0) -> StoreCommittable:
+        """Write rows, end the interval, and wait until it is prepared."""
+        self.write(writer, *customers)
+        writer.barrier(checkpoint)
+        end = time.monotonic() + LIMIT_S
+        while (flushed := writer.take_flushed(checkpoint)) is None:
+            assert time.monotonic() < end
+            writer.poll(0.1)
+        assert flushed.staged is not None
+        return msgspec.structs.replace(flushed.staged.committable, previous=previous)
+
+    def write(self, writer: PreparedWriter, *customers: str) -> None:
+        """Write rows."""
+        if self._encoder is None:
+            self._encoder = self.store().encoder()
+        writer.write(self._encoder.encode([Total(customer, 1) for customer in customers]))
+
+    def rows(self) -> list[str]:
+        """The customers of the table, in order."""
+        return [customer for (customer,) in self.sql("SELECT customer FROM totals ORDER BY customer")]
+
+    def ledger(self) -> dict[int, int]:
+        """The checkpoint of each subtask."""
+        return dict(self.sql("SELECT subtask, checkpoint FROM exactlyonce_ledger WHERE subtask >= 0"))
+
+    def left(self) -> list[str]:
+        """The names in the table of prepared transactions that are visible."""
+        return [name for (name,) in self.sql("SELECT name FROM exactlyonce_prepared")]
+
+    def close(self) -> None:
+        """End all connections, and what is prepared."""
+        for each in self._opened:
+            each.close()
+        for name in self.listed():
+            self.by_hand(name, commit=False)
+
+
+class PreparingPostgres(Preparing):
+    """PostgreSQL."""
+
+    name, numbered = "postgres", "bigserial"
+    words: ClassVar[dict[str, str]] = {
+        "prepare": "PREPARE TRANSACTION",
+        "commit": "COMMIT PREPARED",
+        "enter": "COMMIT\0",
+    }
+
+    def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.port = server, server.port
+        super().__init__(monkeypatch)
+        self.sql("DROP SCHEMA public CASCADE")
+        self.sql("CREATE SCHEMA public")
+
+    def use(self, port: int) -> None:
+        self._monkeypatch.setenv("TOTALS_DSN", self.server.dsn("postgres", port=port))
+
+    def sink(self, **more: Any) -> PostgresSink[Any]:
+        return PostgresSink("totals", dsn="env:TOTALS_DSN", create=True, **{"commit": "prepared", **more})
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.server.execute(statement)
+
+    def listed(self) -> list[str]:
+        return [name for (name,) in self.sql("SELECT gid FROM pg_prepared_xacts ORDER BY gid")]
+
+    def by_hand(self, name: str, *, commit: bool) -> None:
+        self.sql(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{name}'")
+
+    def end_connections(self) -> None:
+        self.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^exactlyonce'")
+
+    def kill(self) -> None:
+        self.server.kill()
+        self.server.start()
+
+
+class PreparingMariaDB(Preparing):
+    """MariaDB."""
+
+    name, numbered = "mariadb", "bigint AUTO_INCREMENT"
+    words: ClassVar[dict[str, str]] = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
+
+    def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.port = server, server.port
+        super().__init__(monkeypatch)
+        server.sql(f"DROP DATABASE {DATABASE}", database=None)
+        server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
+
+    def use(self, port: int) -> None:
+        self._monkeypatch.setenv("TOTALS_DSN", self.server.dsn.replace(str(self.port), str(port)))
+
+    def sink(self, **more: Any) -> MySQLSink[Any]:
+        return MySQLSink("totals", dsn="env:TOTALS_DSN", create=True, **{"commit": "xa", **more})
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.server.sql(statement)
+
+    def listed(self) -> list[str]:
+        rows = self.server.sql("XA RECOVER", database=None)
+        return sorted(f"{data[:length].decode()}:{data[length:].decode()}" for _, length, _, data in rows)
+
+    def by_hand(self, name: str, *, commit: bool) -> None:
+        parsed = TransactionName.parse(name)
+        assert parsed is not None
+        xid = f"'{parsed.transaction}','{parsed.branch}',25967"
+        self.server.sql(f"XA {'COMMIT' if commit else 'ROLLBACK'} {xid}", database=None)
+
+    def end_connections(self) -> None:
+        listed = "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
+        for (connection,) in self.sql(listed):
+            self.sql(f"KILL {connection}")
+
+    def kill(self) -> None:
+        self.server.kill()
+        self.server.start()

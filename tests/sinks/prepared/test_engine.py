@@ -1,0 +1,140 @@
+"""Prepared transactions under `exactlyonce run`: killed at every step, the store killed, checkpoints aborted."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepared_job import PreparedJob
+from running import abort_while_a_worker_sleeps
+
+from exactlyonce.pipeline.failpoints import NAMES
+from exactlyonce.testing.cluster import LIMIT_S
+
+pytestmark = pytest.mark.broker
+
+IN_THE_STORE = ("store-preparing", "store-prepared", "store-committing", "store-entering", "store-committed")
+PLACES = sorted(name for name in NAMES if name.startswith(("worker-", "coordinator-")) or name in IN_THE_STORE)
+IN_WORKERS = ("worker", "store-prepar")
+ONCE = ("coordinator-opened", "coordinator-swept", "worker-restored")
+"""Steps that a run takes once."""
+
+
+def killed_before_a_commit(folder: Path) -> dict[str, str]:
+    """The environment of a leader that dies when a checkpoint with rows is decided, and nothing of it is committed."""
+    fired = folder / "fired"
+    fired.mkdir()
+    return {"EXACTLYONCE_FAILPOINTS": "store-committing=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+
+
+@pytest.mark.exhaustive(but=["mariadb-store-prepared", "postgres-store-entering"])
+@pytest.mark.parametrize("name", PLACES)
+def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
+    """Table and topics agree though a process was killed at the step, for the second time it came there."""
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    armed = f"{name}=kill@{1 if name in ONCE else 2}"
+    env = {"EXACTLYONCE_FAILPOINTS": armed, "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+    running = job.run("--parallelism", "2", env=env)
+    deadline = time.monotonic() + LIMIT_S
+    while not (fired / name).exists():
+        assert time.monotonic() < deadline, f"the planned kill happened: {running.said}"
+        job.feed(100)
+        time.sleep(0.1)
+    if name.startswith(IN_WORKERS):
+        running.await_checkpoint()
+        running.kill()
+    else:
+        assert running.wait() == -9, running.said
+    job.finish("--parallelism", "3")
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_the_store_is_killed(job: PreparedJob) -> None:
+    """What is prepared survives; the interval that was open is computed again."""
+    running = job.run("--parallelism", "2")
+    running.await_checkpoint()
+    for _ in range(3):
+        job.feed(3000)
+        job.preparing.kill()
+        job.feed(100)
+        running.await_checkpoint()
+    running.process.terminate()
+    assert running.wait() == 0, running.said
+    job.finish()
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Path) -> None:
+    """A decided checkpoint is committed by the next run, after both have died."""
+    assert job.run("--parallelism", "2", env=killed_before_a_commit(tmp_path)).wait() == -9
+    job.preparing.kill()
+    assert job.preparing.listed()
+    job.finish("--parallelism", "3")
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
+    """What was prepared for it is carried by the next one, at whose decision it is committed."""
+    job.feed(1000)
+    slow = ("--parallelism", "2", "--checkpoint-timeout", "2s", "--tolerable-failed", "50")
+    running = job.run("--param", f"folder={tmp_path}", *slow)
+    running.await_checkpoint()
+    job.fed += abort_while_a_worker_sleeps(running, job.kafka, f"{job.name}-in", tmp_path, len(job.fed))
+    running.await_checkpoint()
+    running.process.terminate()
+    assert running.wait() == 0, running.said
+    job.finish("--param", f"folder={tmp_path}")
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_somebody_rolls_back_what_was_decided(job: PreparedJob, tmp_path: Path) -> None:
+    """It halts with the choices; a run that accepts the loss goes on without these rows alone."""
+    assert job.run(env=killed_before_a_commit(tmp_path)).wait() == -9
+    name, *_ = job.preparing.listed()
+    job.preparing.by_hand(name, commit=False)
+    halted = job.run("--until", "latest")
+    assert halted.wait() == 6, halted.said
+    assert "is gone, and was not committed" in halted.said
+    (number,) = {word.strip(".`") for word in halted.said.split("--accept-loss ")[-1:] for word in word.split()[:1]}
+    job.finish("--accept-loss", number)
+    before = len(job.fed)
+    job.feed(100)
+    job.finish()
+    ids = [number for (number,) in job.preparing.sql("SELECT id FROM totals")]
+    assert len(ids) == len(set(ids))
+    assert set(range(before, before + 100)) <= set(ids)
+    assert job.preparing.listed() == []
+
+
+@pytest.mark.exhaustive
+def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
+    """A pipeline that has ended cleanly goes on with the other way, and back: the ledger is one."""
+    for commit in ("write_ahead", "", "write_ahead", ""):
+        job.finish("--param", f"commit={commit}")
+        job.feed(500)
+    job.finish()
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(2))
+def test_incarnations_that_crash_at_random(job: PreparedJob, seed: int) -> None:
+    """However many do, at whatever moment, rows come once, and nothing stays prepared."""
+    chance = random.Random(seed)
+    for incarnation in range(15):
+        running: Any = job.run("--parallelism", str(chance.choice((1, 2, 3))))
+        job.feed(300)
+        time.sleep(chance.uniform(0.3, 3))
+        running.kill()
+        if incarnation % 5 == 4:
+            job.preparing.kill()
+    job.finish()
+    job.assert_exact()

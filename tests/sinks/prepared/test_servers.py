@@ -1,0 +1,131 @@
+"""Single servers: limits of PostgreSQL, and connections of MariaDB that hold what they have prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mariadb_server import DATABASE
+from postgres_server import PostgresServer
+from preparing import ORIGIN, Preparing, PreparingMariaDB, PreparingPostgres, Total
+
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.mysql import prepared as mysql
+from exactlyonce.sinks.mysql.session import MySQLSession
+from exactlyonce.sinks.prepared.store import TABLE
+from exactlyonce.sinks.writer import SinkFailed
+
+
+@pytest.fixture
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreparingPostgres]:
+    """A PostgreSQL that prepares as many transactions as the test's parameter says."""
+    server = PostgresServer(request.param)
+    server.start()
+    try:
+        made = PreparingPostgres(server, monkeypatch)
+        yield made
+        made.close()
+    finally:
+        server.remove()
+
+
+@pytest.mark.parametrize("few", [0], indirect=True)
+def test_a_server_that_prepares_nothing(few: PreparingPostgres) -> None:
+    """It is refused at the start, with what to set."""
+    with pytest.raises(StoreError, match="ALTER SYSTEM SET max_prepared_transactions = 100 and restart the server"):
+        few.store().check()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("few", [1], indirect=True)
+def test_a_server_that_prepares_too_few(few: PreparingPostgres) -> None:
+    """The job restarts, with the server's words; once what waits is committed there is room."""
+    committer, writer = few.committer(1), few.writer(1)
+    first = few.prepare(writer, 1, "ann")
+    with pytest.raises(SinkFailed, match="maximum number of prepared transactions reached"):
+        few.prepare(writer, 2, "bob")
+    assert committer.commit(first, 1, ORIGIN)
+    assert committer.commit(few.prepare(few.writer(1, attempt=1), 3, "bob", previous=1), 1, ORIGIN)
+
+
+of_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
+
+
+@pytest.fixture
+def mariadb(preparing: Preparing) -> PreparingMariaDB:
+    """MariaDB alone."""
+    assert isinstance(preparing, PreparingMariaDB)
+    return preparing
+
+
+def stays_connected(writer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the writer keep the connection by which it prepares, as one that is stopped there does."""
+    session: MySQLSession = writer.store._session
+    monkeypatch.setattr(session, "close", lambda: None)
+
+
+@of_mariadb
+def test_a_connection_that_holds_what_it_has_prepared(
+    mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its owner is connected the server says that it knows no such transaction: the owner is ended."""
+    committer, writer = mariadb.committer(1), mariadb.writer(1)
+    stays_connected(writer, monkeypatch)
+    committable = mariadb.prepare(writer, 1, "ann")
+    assert committer.commit(committable, 1, ORIGIN)
+    assert mariadb.rows() == ["ann"]
+
+
+@of_mariadb
+def test_a_zombie_that_holds_what_it_has_prepared(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start ends it, and rolls it back."""
+    mariadb.committer(1)
+    writer = mariadb.writer(1)
+    stays_connected(writer, monkeypatch)
+    mariadb.prepare(writer, 1, "ann")
+    mariadb.committer(2)
+    assert (mariadb.listed(), mariadb.rows()) == ([], [])
+
+
+@of_mariadb
+def test_an_owner_that_cannot_be_ended(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for lost: the leader waits and asks again."""
+    committer, writer = mariadb.committer(1), mariadb.writer(1)
+    stays_connected(writer, monkeypatch)
+    committable = mariadb.prepare(writer, 1, "ann")
+    with monkeypatch.context() as patched:
+        patched.setattr(mysql, "TRIES", mysql.TRIES_IN_PEACE)
+        with pytest.raises(StoreUnavailable, match="cannot be ended: the connection that has prepared it"):
+            committer.commit(committable, 1, ORIGIN)
+    assert committer.commit(committable, 1, ORIGIN)
+
+
+@of_mariadb
+def test_an_older_server(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that rolls back what is prepared when its connection ends is refused."""
+    monkeypatch.setattr(mysql, "_VERSION_MIN", {True: (99, 0), False: (99, 0)})
+    with pytest.raises(StoreError, match=r"needs MariaDB 10\.5 or MySQL 8\.0"):
+        mariadb.store().check()
+
+
+@of_mariadb
+def test_rights(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who may not delete what was entered is told the GRANT; with it, all that is needed is there."""
+    mariadb.committer(1)
+    user = "clerk@'%%'"
+    mariadb.server.sql(f"CREATE OR REPLACE USER {user} IDENTIFIED BY %s", ("secret",))
+    for rights, table in (
+        ("INSERT", "totals"), ("SELECT, INSERT, UPDATE", "exactlyonce_ledger"), ("SELECT, INSERT", TABLE),
+    ):  # fmt: skip
+        mariadb.sql(f"GRANT {rights} ON {DATABASE}.{table} TO clerk@'%'")
+    dsn = f"mysql://clerk:secret@127.0.0.1:{mariadb.port}/{DATABASE}?ssl_mode=disabled"
+    monkeypatch.setenv("TOTALS_DSN", dsn)
+    with pytest.raises(StoreError, match=f"GRANT SELECT, INSERT, DELETE ON `{DATABASE}`.`?{TABLE}") as refused:
+        mariadb.committer(2)
+    assert "secret" not in str(refused.value)
+    mariadb.sql(f"GRANT DELETE ON {DATABASE}.{TABLE} TO clerk@'%'")
+    committer = mariadb.committer(2)
+    mariadb._encoder = mariadb.sink().preparing_store(Total).encoder()
+    assert committer.commit(mariadb.prepare(mariadb.writer(2), 1, "ann"), 2, ORIGIN)
+    mariadb.sql("DROP USER clerk@'%'")
