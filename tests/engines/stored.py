@@ -116,20 +116,20 @@ class SqliteStore:
 class SqliteSink(WriteAheadSink[Any]):
     """Rows of a table, as JSON."""
 
-    def __init__(self, path: str, delivery: Delivery = "exactly_once") -> None:
-        self._path, self.delivery = path, delivery
+    def __init__(self, path: str, delivery: Delivery = "exactly_once", label: str = "") -> None:
+        self._path, self.delivery, self._label = path, delivery, label
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        return {"sink": "sqlite", "path": self._path}
+        return {"sink": "sqlite", "path": self._path, "label": self._label}
 
     def store(self, type_: Any) -> SqliteStore:
         return SqliteStore(self._path)
 
 
-def totals(name: str, database: str, folder: str = "") -> Pipeline:
+def totals(name: str, database: str, folder: str = "", label: str = "") -> Pipeline:
     """Topic NAME-in through a running total to NAME-out and to the database; every order to NAME-copies.
 
-    With *folder*, workers stop; see `stopper`.
+    With *folder*, workers stop; see `stopper`. *label* is part of the sink's description.
     """
     pipeline = Pipeline(name)
     orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
@@ -138,7 +138,7 @@ def totals(name: str, database: str, folder: str = "") -> Pipeline:
     orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
     sums = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
     sums.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    sums.sink("rows", SqliteSink(database))
+    sums.sink("rows", SqliteSink(database, label=label))
     return pipeline
 
 

@@ -143,8 +143,9 @@ def test_a_store_that_stays_away(stored: Stored) -> None:
     assert job.wait() == 4, job.said
     assert "(store_timeout)" in job.said
     assert "Nothing is lost: run the pipeline again" in job.said
-    again = stored.run("--until", "latest")
-    assert again.wait() == 4, "at the start nothing is waited for"
+    again = stored.run("--until", "latest", "--store-timeout", "1s")
+    assert again.wait() == 4, "at the start it is waited for likewise"
+    assert "(store_timeout)" in again.said
     stored.flag("away").unlink()
     stored.finish()
     stored.assert_exact()
@@ -190,6 +191,18 @@ def test_a_store_that_was_restored_from_a_backup(stored: Stored, tmp_path: Path)
     assert "the store was restored from a backup" in job.said
     shutil.copy(tmp_path / "newest", stored.database)
     stored.finish()
+    stored.assert_exact()
+
+
+def test_a_sink_of_another_description(stored: Stored, failpoint: Callable[..., dict[str, str]]) -> None:
+    """What was set aside for a sink is not committed by one that reads it otherwise: a halt, until it is as it was."""
+    assert stored.run("--until", "latest", env=failpoint("store-committing")).wait() == -9
+    job = stored.run("--until", "latest", "--param", "label=changed")
+    assert job.wait() == 6, job.said
+    assert "set aside for another description of the sink" in job.said
+    stored.finish()
+    stored.feed()
+    stored.finish("--param", "label=changed")
     stored.assert_exact()
 
 
