@@ -9,6 +9,8 @@
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   ├── BrokerUnavailable   no broker answers (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
+    │   │   ├── NoSuchObject        sinks.postgres.refusals: what a statement names is not there
+    │   │   └── UnknownTransaction  sinks.mysql.refusals: the server knows no such transaction, which proves nothing
     │   ├── StoreUnavailable    a store does not answer (retriable)
     │   │   └── LockHeld            sinks.postgres.refusals: another session holds a lock that was waited for
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type

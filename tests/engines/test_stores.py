@@ -75,7 +75,7 @@ def stored(kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any) -> St
 PLACES = sorted(set(NAMES) - ELSEWHERE | {"store-committing", "store-committed"})
 
 
-@pytest.mark.exhaustive(but=["store-committed", "worker-flushed"])
+@pytest.mark.exhaustive(but=["store-committed"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     """Kafka and the store agree though a process was killed at the step, for the second time it came there."""
@@ -134,6 +134,7 @@ def test_a_store_that_is_away_for_a_minute(stored: Stored) -> None:
     stored.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_stays_away(stored: Stored) -> None:
     """After `--store-timeout` the run ends with what to do; the next one finishes what was decided."""
     job = stored.run("--store-timeout", "1s")
@@ -151,6 +152,7 @@ def test_a_store_that_stays_away(stored: Stored) -> None:
     stored.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_refuses(stored: Stored) -> None:
     """It halts with the choices; changed, it takes the rows; a loss that is accepted is that of these rows alone."""
     stored.finish()
@@ -177,6 +179,7 @@ def test_a_store_that_refuses(stored: Stored) -> None:
     assert seen == set(range(before - 100)) | set(range(before, before + 100))
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_was_restored_from_a_backup(stored: Stored, tmp_path: Path) -> None:
     """What it has lost is neither written again nor left out in silence: a halt, until it is as it was."""
     stored.finish()

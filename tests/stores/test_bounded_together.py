@@ -50,6 +50,7 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
     return [perform(each, f"{stage}-1") for each in work]
 
 
+@pytest.mark.exhaustive
 def test_in_process(job: Job, tmp_path: Path) -> None:
     """Local runs and bounded work, in chunks and with units that run twice, each go on where the other ended; an audit
     judges what is in Kafka, and names the sinks that it does not judge."""

@@ -19,6 +19,7 @@ def await_waiting(incarnation: Run, store: str) -> None:
     incarnation.await_event(lambda event: f"waiting for the store of sink '{store}-" in event.get("text", ""))
 
 
+@pytest.mark.exhaustive
 def test_each_server_is_killed(job: Job) -> None:
     """One after the other is killed and started again while the job runs on, which restarts nothing."""
     feed = Feed(job)

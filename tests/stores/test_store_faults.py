@@ -250,7 +250,7 @@ class Backup:
                 self._servers.sql(self._store, f"INSERT INTO {name} VALUES {tuple(row)!r}")
 
 
-@pytest.mark.exhaustive(but=["redis"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("store", STORES)
 def test_a_store_that_is_restored_from_a_dump(store: str, alone: Any) -> None:
     """A halt with the choices, again and again; with what it had at last it goes on."""
@@ -292,7 +292,7 @@ def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive(but=["4-store-committing"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step", ["coordinator-decided", "store-committing", "store-committed"])
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:

@@ -73,8 +73,8 @@ def as_nobody(function: Callable[[], object]) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")
 def test_a_right_that_is_missing_is_named(target, totals) -> None:
     """A user who may not write there is told which, at the check and at the commit."""
-    for path in [target.folder.parent, *list(target.folder.parent.parents)[:2]]:
-        path.chmod(0o755)
+    for path in [target.folder.parent, *list(target.folder.parent.parents)[:3]]:
+        path.chmod(path.stat().st_mode | 0o055)
     target.folder.mkdir()
     told = rf"StoreError: There is no right to write {target.folder}"
     assert as_nobody(target.committer().check).startswith(told)

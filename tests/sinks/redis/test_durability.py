@@ -47,15 +47,14 @@ def test_a_log_that_ends_within_a_part_has_nothing_of_it(own_server: Own, share:
 
 
 def test_what_was_answered_is_there_after_a_kill(own_server: Own) -> None:
-    """With appendfsync always, and the second best: what the server has told its kernel outlives it."""
-    for appendfsync in ("always", "everysec"):
-        server = own_server(appendfsync=appendfsync)
-        store = store_of(server.url, part_rows=50)
-        for checkpoint in range(1, 6):
-            store.apply(chunks_of(store, totals(120)), entry(checkpoint))
-            server.restart()
-            store.close()
-        assert store.fence("shop", "totals", 2, "t") == {0: 5}
+    """With appendfsync always; otherwise a busy server may keep what it has answered for to itself for a while."""
+    server = own_server(appendfsync="always")
+    store = store_of(server.url, part_rows=50)
+    for checkpoint in range(1, 6):
+        store.apply(chunks_of(store, totals(120)), entry(checkpoint))
+        server.restart()
+        store.close()
+    assert store.fence("shop", "totals", 2, "t") == {0: 5}
 
 
 def test_an_answer_waits_for_the_disk(own_server: Own) -> None:
