@@ -1,10 +1,11 @@
-# make demo | test | test-all | simulate | bench | lint | help: each sets up what it needs in .venv, once.
+# make demo | test | test-all | test-matrix | simulate | bench | lint | help: each sets up what it needs in .venv, once.
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
 # make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
-# make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves nothing out.
+# make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves out the crash
+# matrix of stores alone, an hour of its own: make test-matrix.
 
-.PHONY: demo test test-all simulate bench lint image clean kafka help
+.PHONY: demo test test-all test-matrix simulate bench lint image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -37,6 +38,10 @@ test: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 
 test-all: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	$(PYTEST) --durations=25 $(ARGS)
+
+# The crash matrix of stores beside Kafka, an hour or so: servers and processes killed at every step, a million rows.
+test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
+	$(PYTEST) --matrix --durations=25 tests/stores tests/sinks/prepared tests/sinks/postgres tests/engines/test_delivery.py $(ARGS)
 
 SEEDS ?= 1000
 simulate: .venv/dev.stamp

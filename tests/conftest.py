@@ -24,8 +24,8 @@ from exactlyonce.testing.cluster import OwnCluster
 
 ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, str]]
-LEFT_OUT = pytest.StashKey[tuple[int, int]]()
-"""How many tests that are marked exhaustive, and how many that need a Docker engine."""
+LEFT_OUT = pytest.StashKey[tuple[int, int, int]]()
+"""How many tests that are marked exhaustive, how many of the matrix, and how many that need a Docker engine."""
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 """Every test that was collected, also what is left out."""
 LEFT_OUT_KEY = "left_out"
@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample", action="store_true", help="of tests that are marked exhaustive run those that their mark names"
     )
+    parser.addoption("--matrix", action="store_true", help="run the crash matrix of the stores, too: it takes an hour")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,15 +48,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one.
     """
     config.stash[COLLECTED] = list(items)
-    left_out = [item for item in items if config.getoption("--sample") and _is_beyond_the_sample(item)]
+    beyond = [item for item in items if _is_beyond_the_sample(item)]
+    matrix = [] if config.getoption("--matrix") else [item for item in beyond if _is_of_the_matrix(item)]
+    sampled = [item for item in beyond if item not in matrix] if config.getoption("--sample") else []
+    left_out = {*matrix, *sampled}
     items[:] = _longest_first([item for item in items if item not in left_out])
-    config.hook.pytest_deselected(items=left_out)
+    config.hook.pytest_deselected(items=[*matrix, *sampled])
     without_docker = [item for item in items if item.get_closest_marker("docker")]
     if without_docker and (os.environ.get("CI") == "true" or _docker_answers()):
         without_docker = []
     for item in without_docker:
         item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
-    config.stash[LEFT_OUT] = (len(left_out), len(without_docker))
+    config.stash[LEFT_OUT] = (len(sampled), len(matrix), len(without_docker))
 
 
 def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -67,10 +71,16 @@ def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _is_beyond_the_sample(item: pytest.Item) -> bool:
-    """Whether only `make test-all` runs it."""
+    """Whether `make test` leaves it out."""
     marker = item.get_closest_marker("exhaustive")
     case = item.callspec.id if hasattr(item, "callspec") else None
     return marker is not None and case not in marker.kwargs.get("but", ())
+
+
+def _is_of_the_matrix(item: pytest.Item) -> bool:
+    """Whether only `make test-matrix` runs it."""
+    marker = item.get_closest_marker("exhaustive")
+    return marker is not None and bool(marker.kwargs.get("matrix"))
 
 
 @cache
@@ -111,13 +121,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput[LEFT_OUT_KEY] = session.config.stash.get(LEFT_OUT, (0, 0))
+        session.config.workeroutput[LEFT_OUT_KEY] = session.config.stash.get(LEFT_OUT, (0, 0, 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    beyond, without_docker = config.stash.get(LEFT_OUT, (0, 0))
+    beyond, matrix, without_docker = config.stash.get(LEFT_OUT, (0, 0, 0))
     counted = {
         "exhaustive: make test-all runs them": beyond,
+        "exhaustive(matrix=True): make test-matrix runs them": matrix,
         "docker: no Docker engine runs, .ci/run starts one": without_docker,
     }
     said = "; ".join(f"{count} tests marked {what}" for what, count in counted.items() if count)

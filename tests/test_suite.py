@@ -38,6 +38,13 @@ def test_a_sample_runs_the_cases_that_the_mark_names() -> None:
     assert f"left out: {len(whole) - 2} tests marked exhaustive: make test-all runs them" in lines
 
 
+def test_the_matrix_of_stores_has_an_hour_of_its_own() -> None:
+    """What only `make test-matrix` runs is counted apart, also where nothing else is left out."""
+    (said,) = [line for line in collected("tests/stores") if line.startswith("left out: ")]
+    assert re.fullmatch(r"left out: \d+ tests marked exhaustive\(matrix=True\): make test-matrix runs them", said)
+    assert "left out: nothing" in collected("--matrix", "tests/stores")
+
+
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_what_is_left_out_is_said_at_the_end(processes: str) -> None:
     """However many processes collect, the end says once what was left out, and for want of what."""

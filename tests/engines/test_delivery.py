@@ -83,7 +83,7 @@ def delivered(kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any) ->
     return Delivered(kafka, topic_name, tmp_path, run)
 
 
-@pytest.mark.exhaustive(but=["process"])
+@pytest.mark.exhaustive(matrix=True, but=["process"])
 @pytest.mark.parametrize("mode", [pytest.param((), id="process"), pytest.param(("--inline",), id="inline")])
 def test_without_a_failure(delivered: Delivered, mode: tuple[str, ...]) -> None:
     """All deliveries are exact: at a clean end what waited for the last checkpoint is written too."""
@@ -92,7 +92,7 @@ def test_without_a_failure(delivered: Delivered, mode: tuple[str, ...]) -> None:
         assert delivered.of(delivery) == [EXACT, EXACT], delivery
 
 
-@pytest.mark.exhaustive(but=["worker-flushed"])
+@pytest.mark.exhaustive(matrix=True, but=["worker-flushed"])
 @pytest.mark.parametrize("name", ["worker-flushed", "coordinator-checked"])
 def test_killed_before_the_decision(delivered: Delivered, failpoint: Any, tmp_path: Path, name: str) -> None:
     """What is written and not decided comes again at least once, and is there once by the other deliveries."""
@@ -103,7 +103,7 @@ def test_killed_before_the_decision(delivered: Delivered, failpoint: Any, tmp_pa
     assert delivered.of("exactly_once") == [EXACT, EXACT]
 
 
-@pytest.mark.exhaustive(but=["coordinator-finalized"])
+@pytest.mark.exhaustive(matrix=True, but=["coordinator-finalized"])
 @pytest.mark.parametrize(
     "name", ["worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-finalized"]
 )
@@ -117,7 +117,7 @@ def test_killed_behind_the_decision(delivered: Delivered, failpoint: Any, tmp_pa
     assert delivered.of("exactly_once") == [EXACT, EXACT]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("parallelism", ["1", "2"])
 @pytest.mark.parametrize("name", PLACES)
 def test_killed_anywhere(delivered: Delivered, failpoint: Any, tmp_path: Path, name: str, parallelism: str) -> None:

@@ -13,7 +13,7 @@ from counting import assert_agreement, exact
 from jobs import Job
 from servers import STORES
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive(matrix=True)]
 
 ROWS = int(os.environ.get("EXACTLYONCE_ROWS", "1000000"))
 KILLS = 10

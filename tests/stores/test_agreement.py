@@ -47,7 +47,7 @@ def test_kills_in_turn(job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("nth", range(1, len(SINKS) + 1))
 @pytest.mark.parametrize("step", ["store-committing", "store-committed"])
 def test_kills_between_the_stores(step: str, nth: int, job: Job) -> None:
@@ -59,7 +59,7 @@ def test_kills_between_the_stores(step: str, nth: int, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize(
     "step", ["coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized"]
@@ -73,7 +73,7 @@ def test_kills_of_the_coordinator(step: str, nth: int, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("nth", [1, 5])
 @pytest.mark.parametrize("step", ["worker-barrier", "worker-frozen", "worker-flushed", "worker-acknowledged"])
 def test_kills_of_a_worker(step: str, nth: int, job: Job) -> None:
@@ -88,7 +88,7 @@ def test_kills_of_a_worker(step: str, nth: int, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kills(seed: int, job: Job) -> None:
     """At random instants, with another number of subtasks each time.

@@ -50,7 +50,7 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
     return [perform(each, f"{stage}-1") for each in work]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_in_process(job: Job, tmp_path: Path) -> None:
     """Local runs and bounded work, in chunks and with units that run twice, each go on where the other ended; an audit
     judges what is in Kafka, and names the sinks that it does not judge."""
@@ -89,7 +89,7 @@ class Command:
 
 
 @pytest.mark.spark
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_on_spark(job: Job, tmp_path: Path) -> None:
     """Backfill with tasks that are killed and tried again, a local run, catch-up, and an audit."""
     job.feed(3000)
@@ -113,7 +113,7 @@ def test_on_spark(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize(("step", "nth"), [("coordinator-decided", 1), ("store-committing", 3), ("store-committed", 9)])
 def test_the_driver_is_killed_on_spark(step: str, nth: int, job: Job, tmp_path: Path) -> None:
     """Between the decision and the last of the stores: the local engine brings the others what they lack."""

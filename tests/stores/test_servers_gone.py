@@ -19,7 +19,7 @@ def await_waiting(incarnation: Run, store: str) -> None:
     incarnation.await_event(lambda event: f"waiting for the store of sink '{store}-" in event.get("text", ""))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_each_server_is_killed(job: Job) -> None:
     """One after the other is killed and started again while the job runs on, which restarts nothing."""
     feed = Feed(job)
@@ -40,7 +40,7 @@ def test_each_server_is_killed(job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_server_that_is_paused(store: str, job: Job) -> None:
     """For some seconds nobody answers, and the connections stay: the commit comes later, once."""
@@ -62,7 +62,7 @@ def test_a_server_that_is_paused(store: str, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_server_that_is_away_for_a_minute(store: str, job: Job) -> None:
     """All rows come once, and nothing is restarted."""
@@ -83,7 +83,7 @@ def test_a_server_that_is_away_for_a_minute(store: str, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
     """The coordinator dies while it waits; the next waits as long, and says who is away; then all agree."""
@@ -103,7 +103,7 @@ def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None:
     """The job restarts as often as it takes, without an end, until the server is there."""
@@ -126,7 +126,7 @@ def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_kills_of_a_server_at_each_commit(store: str, job: Job) -> None:
     """A server that dies again and again, in the middle of whatever it does."""

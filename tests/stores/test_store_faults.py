@@ -83,7 +83,7 @@ def alone(servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any) -> C
     return made
 
 
-@pytest.mark.exhaustive(but=["mariadb"])
+@pytest.mark.exhaustive(matrix=True, but=["mariadb"])
 @pytest.mark.parametrize("store", STORES)
 def test_a_wrong_password(store: str, alone: Any) -> None:
     """It names the sink, fences nobody, and shows neither password."""
@@ -102,7 +102,7 @@ def test_a_wrong_password(store: str, alone: Any) -> None:
     assert all(wrong not in each.said + json.dumps(each.events) for each in pipeline.incarnations)
 
 
-@pytest.mark.exhaustive(but=["postgres"])
+@pytest.mark.exhaustive(matrix=True, but=["postgres"])
 @pytest.mark.parametrize("store", TABLES)
 def test_a_missing_table_and_a_missing_column(store: str, alone: Any) -> None:
     """At the start, before anything is fenced; with the column, all rows come."""
@@ -120,7 +120,7 @@ def test_a_missing_table_and_a_missing_column(store: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_value_that_does_not_fit(store: str, alone: Any) -> None:
     """The run ends with the place of the record, and nothing of its checkpoint is written; then the column is wider."""
@@ -144,7 +144,7 @@ def test_a_value_that_does_not_fit(store: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_a_key_of_another_type(alone: Any) -> None:
     """Redis holds something else under the stream's key: a halt that names it, and the rows come once it is gone."""
     pipeline = alone("redis")
@@ -157,7 +157,7 @@ def test_a_key_of_another_type(alone: Any) -> None:
     pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_two_pipelines_into_one_target(
     store: str, servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
@@ -190,7 +190,7 @@ def kafka_input(kafka: KafkaCluster, name: str) -> list[tuple[str, str]]:
     return [("", (record.value or b"").decode()) for record in kafka.read_committed(f"{name}-in")]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 @pytest.mark.parametrize("create", ["", "yes"])
 def test_a_dropped_table(store: str, create: str, alone: Any) -> None:
@@ -208,7 +208,7 @@ def test_a_dropped_table(store: str, create: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_truncated_table(store: str, alone: Any) -> None:
     """Rows that somebody has removed do not come again, and what comes next comes once: a table is its users'."""
@@ -250,7 +250,7 @@ class Backup:
                 self._servers.sql(self._store, f"INSERT INTO {name} VALUES {tuple(row)!r}")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_store_that_is_restored_from_a_dump(store: str, alone: Any) -> None:
     """A halt with the choices, again and again; with what it had at last it goes on."""
@@ -272,7 +272,7 @@ def test_a_store_that_is_restored_from_a_dump(store: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
     """Without it nobody knows what is in the table: a halt, also at the second start, for which a ledger is there."""
@@ -292,7 +292,7 @@ def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("step", ["coordinator-decided", "store-committing", "store-committed"])
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:
@@ -310,7 +310,7 @@ def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
     """The leader is stopped while the store writes its rows, and holds locks: the next one gets past it, and the rows

@@ -163,7 +163,7 @@ def reaches(process: subprocess.Popen[bytes], within_s: float) -> bool:
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.parametrize(
-    ("seed", "kills"), [(1, 6), pytest.param(2, 60, marks=[pytest.mark.exhaustive, pytest.mark.slow])]
+    ("seed", "kills"), [(1, 6), pytest.param(2, 60, marks=[pytest.mark.exhaustive(matrix=True), pytest.mark.slow])]
 )
 def test_every_row_once_whoever_is_killed(own_database: Database, mode: str, seed: int, kills: int) -> None:
     """Clients and the server are killed and paused at random moments; in the end each row is there once."""

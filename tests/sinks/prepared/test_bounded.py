@@ -39,7 +39,7 @@ def catch_up(job: PreparedJob, folder: Path) -> None:
     CatchingUp(Loaded(load_reference(reference), reference), options, twice, folder, Silent()).run()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_a_unit_that_is_tried_again(job: PreparedJob, tmp_path: Path) -> None:
     """Of its two transactions one is named, and committed; the other is rolled back as soon as the interval is done."""
     for _ in range(2):

@@ -30,7 +30,7 @@ def killed_before_a_commit(folder: Path) -> dict[str, str]:
     return {"EXACTLYONCE_FAILPOINTS": "store-committing=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
 
 
-@pytest.mark.exhaustive(but=["postgres-store-entering"])
+@pytest.mark.exhaustive(matrix=True, but=["postgres-store-entering"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
     """Table and topics agree though a process was killed at the step, for the second time it came there."""
@@ -53,7 +53,7 @@ def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
     job.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_the_store_is_killed(job: PreparedJob) -> None:
     """What is prepared survives; the interval that was open is computed again."""
     running = job.run("--parallelism", "2")
@@ -69,7 +69,7 @@ def test_the_store_is_killed(job: PreparedJob) -> None:
     job.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Path) -> None:
     """A decided checkpoint is committed by the next run, after both have died."""
     assert job.run("--parallelism", "2", env=killed_before_a_commit(tmp_path)).wait() == -9
@@ -79,7 +79,7 @@ def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Pa
     job.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
     """What was prepared for it is carried by the next one, at whose decision it is committed."""
     job.feed(1000)
@@ -94,7 +94,7 @@ def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
     job.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_somebody_rolls_back_what_was_decided(job: PreparedJob, tmp_path: Path) -> None:
     """It halts with the choices; a run that accepts the loss goes on without these rows alone."""
     assert job.run(env=killed_before_a_commit(tmp_path)).wait() == -9
@@ -114,7 +114,7 @@ def test_somebody_rolls_back_what_was_decided(job: PreparedJob, tmp_path: Path) 
     assert job.preparing.listed() == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
     """A pipeline that has ended cleanly goes on with the other way, and back: the ledger is one."""
     for commit in ("write_ahead", "", "write_ahead", ""):
@@ -124,7 +124,7 @@ def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
     job.assert_exact()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("seed", range(2))
 def test_incarnations_that_crash_at_random(job: PreparedJob, seed: int) -> None:
     """However many do, at whatever moment, rows come once, and nothing stays prepared."""

@@ -264,7 +264,7 @@ def test_the_server_is_killed_with_prepared_transactions(preparing: Preparing) -
         committer.commit(second, 1, ORIGIN)
 
 
-@pytest.mark.exhaustive(but=["mariadb"])
+@pytest.mark.exhaustive(matrix=True, but=["mariadb"])
 def test_fifty_incarnations_that_crash(preparing: Preparing) -> None:
     """Whatever each has prepared, and nobody decided, is gone after the next one's start."""
     for incarnation in range(1, 51):

@@ -37,7 +37,7 @@ def test_a_server_that_prepares_nothing(few: PreparingPostgres) -> None:
         few.store().check()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("few", [1], indirect=True)
 def test_a_server_that_prepares_too_few(few: PreparingPostgres) -> None:
     """The job restarts, with the server's words; once what waits is committed there is room."""
