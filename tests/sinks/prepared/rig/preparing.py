@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
+import pymysql
 import pytest
 from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
@@ -26,6 +27,7 @@ from exactlyonce.sinks.write_ahead.store import RowEncoder
 from exactlyonce.testing.cluster import LIMIT_S
 
 ORIGIN = "topic-1"
+XAER_NOTA = 1397
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -219,7 +221,16 @@ class PreparingMariaDB(Preparing):
         parsed = TransactionName.parse(name)
         assert parsed is not None
         xid = f"'{parsed.transaction}','{parsed.branch}',25967"
-        self.server.sql(f"XA {'COMMIT' if commit else 'ROLLBACK'} {xid}", database=None)
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                self.server.sql(f"XA {'COMMIT' if commit else 'ROLLBACK'} {xid}", database=None)
+            except pymysql.err.OperationalError as error:  # until its owner is known to be gone
+                if error.args[0] != XAER_NOTA or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
 
     def end_connections(self) -> None:
         listed = "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
