@@ -308,8 +308,8 @@ class Coordinator:
 
     def _hold(self, now_ms: int) -> list[Effect]:
         """While a decided checkpoint waits for a store, what is read only makes the next one larger: sources pause."""
-        at_once_ms = max(self.settings.interval_ms, HOLD_AFTER_MS)
-        held = self._staging and self.deciding is not None and now_ms - self._deciding_since_ms >= at_once_ms
+        hold_after_ms = max(self.settings.interval_ms, HOLD_AFTER_MS)
+        held = self._staging and self.deciding is not None and now_ms - self._deciding_since_ms >= hold_after_ms
         if held == self._held or self.state is not JobState.RUNNING:
             return []
         self._held = held

@@ -358,9 +358,8 @@ def finalize(
     blocks_dropped: tuple[BlockRef, ...] = (),
 ) -> Procedure[None]:
     """Write that every committable of *manifest* is known to be committed, and clean what it made superfluous."""
-    names = {each.transactional_id for each in manifest.committables if each.records}
-    names |= {each.name for each in manifest.staged}
-    require(names <= set(fates), "a checkpoint is finalized only when the fate of every committable is known")
+    known = manifest.decided <= set(fates)
+    require(known, "a checkpoint is finalized only when the fate of every committable is known")
     mark = Finalized(manifest.checkpoint, incarnation, at_ms, tuple(sorted(fates.items())))
     outcome = yield Append((mark,), manifests_dropped, blocks_dropped)
     if outcome is not Outcome.DONE:

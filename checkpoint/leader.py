@@ -346,9 +346,14 @@ class Leader:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._beaten_ms >= UPKEEP_INTERVAL_S * 1000:
             self._beaten_ms = now_ms
-            outcome = yield from self.log.heartbeat()
-            if outcome is not Outcome.NOT_WRITTEN:
-                self._require(outcome)
+            yield from self._beat()
+
+    def _beat(self) -> Procedure[None]:
+        """A heartbeat. One that the broker did not take is due again next time; after one whose outcome is unknown this
+        incarnation must end."""
+        outcome = yield from self.log.heartbeat()
+        if outcome is not Outcome.NOT_WRITTEN:
+            self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
         yield GoOnFrom(verdict.manifest)
@@ -439,14 +444,8 @@ class Leader:
     # --- upkeep, end --------------------------------------------------------------------------------------------
 
     def upkeep(self) -> Procedure[None]:
-        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile.
-
-        A heartbeat that the broker did not take is due again next time; after one whose outcome is unknown this
-        incarnation must end.
-        """
-        outcome = yield from self.log.heartbeat()
-        if outcome is not Outcome.NOT_WRITTEN:
-            self._require(outcome)
+        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
+        yield from self._beat()
         if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
             yield from self.sweep()
 

@@ -237,8 +237,7 @@ class History:
             manifest is not None and manifest.checkpoint == mark.checkpoint,
             f"Only the newest, unfinalized checkpoint can be finalized, not {mark.checkpoint}",
         )
-        decided = {each.transactional_id for each in manifest.committables if each.records} if manifest else set()
-        decided |= {each.name for each in manifest.staged} if manifest else set()
+        decided = manifest.decided if manifest else set()
         missing = sorted(decided - {name for name, _ in mark.fates})
         require(not missing, f"Checkpoint {mark.checkpoint} cannot be final: the fate of {missing} is open")
 

@@ -128,6 +128,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rescaling has taken away stay."""
 
     @property
+    def decided(self) -> set[str]:
+        """The transactional ids and names of what has to have a fate before it is finalized."""
+        return {c.transactional_id for c in self.committables if c.records} | {each.name for each in self.staged}
+
+    @property
     def records_committed(self) -> int:
         """How many outputs it makes visible."""
         return sum(each.records for each in self.committables) + sum(each.records for each in self.staged)
