@@ -139,4 +139,3 @@ encode_staged = msgspec.msgpack.Encoder().encode
 decode_staged = msgspec.msgpack.Decoder(tuple[WaitingFile, ...]).decode
 decode_body = msgspec.msgpack.Decoder(StagedList).decode
 encode_entry = msgspec.json.Encoder().encode
-decode_entry = msgspec.json.Decoder(Entry).decode

@@ -77,7 +77,8 @@ class DirectWriter:
         moved = self._settle(wait_s)
         if self._writing is None and self._backlog:
             rows = self._next()
-            self._writing = self._thread.submit(self.store.write, map(b"".join, chunks_of(rows))), len(rows)
+            chunks = (b"".join(part) for part, _ in chunks_of(rows))
+            self._writing = self._thread.submit(self.store.write, chunks), len(rows)
         return moved
 
     def _next(self) -> list[bytes]:

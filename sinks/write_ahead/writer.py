@@ -104,8 +104,7 @@ class RowsWriter:
         """Take rows; they go as soon as they make a block."""
         self.records += len(outputs)
         self._interval_records += len(outputs)
-        for chunk in chunks_of(outputs):
-            size = sum(map(len, chunk))
+        for chunk, size in chunks_of(outputs):
             if self._size + size > CHUNK_SIZE:
                 self._send()
             self._rows += chunk
@@ -170,17 +169,18 @@ def _durable(tickets: list[Ticket]) -> tuple[BlockRef, ...] | None:
     return tuple(ref for ref in refs if ref is not None) if all(refs) else None
 
 
-def chunks_of(rows: list[bytes]) -> Iterator[list[bytes]]:
-    """*rows* in order, in parts that a block has room for."""
-    if sum(map(len, rows)) <= CHUNK_SIZE:
-        yield rows
+def chunks_of(rows: list[bytes]) -> Iterator[tuple[list[bytes], int]]:
+    """*rows* in order, in parts that a block has room for, each with its bytes."""
+    size = sum(map(len, rows))
+    if size <= CHUNK_SIZE:
+        yield rows, size
         return
     part: list[bytes] = []
     size = 0
     for row in rows:
         if part and size + len(row) > CHUNK_SIZE:
-            yield part
+            yield part, size
             part, size = [], 0
         part.append(row)
         size += len(row)
-    yield part
+    yield part, size
