@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "rig"))
+sys.path[:0] = [str(folder / "rig") for folder in Path(__file__).parents[:2]]
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +35,9 @@ def mariadb(_server: Any) -> Any:
 @pytest.fixture
 def proxy(mariadb: Any) -> Iterator[Any]:
     """A proxy before the server."""
-    from mysql_proxy import CommitProxy
+    from statement_proxy import StatementProxy
 
-    made = CommitProxy(mariadb.port)
+    made = StatementProxy(mariadb.port)
     yield made
     made.close()
 

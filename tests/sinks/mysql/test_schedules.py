@@ -13,12 +13,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from statement_proxy import Fate
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import LedgerEntry
 from exactlyonce.testing.cluster import LIMIT_S
 
 Stores = Callable[..., Any]
+COMMIT = "\x03COMMIT"
+"""As it comes over the connection."""
 SHORT_S = 2.0
 """A time limit of the store's that a test waits for."""
 
@@ -100,8 +103,8 @@ def test_a_commit_whose_answer_is_lost_has_been_done(
     mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores
 ) -> None:
     """The server committed, the client was not told: the next apply finds it in the ledger, over a new connection."""
-    store = stores(Total, dsn=proxy.dsn)
-    proxy.lose_answer()
+    store = stores(Total, dsn=mariadb.dsn.replace(str(mariadb.port), str(proxy.port)))
+    proxy.meet(COMMIT, Fate.ANSWER_LOST)
     with pytest.raises(StoreUnavailable, match="has closed the connection, or it was cut"):
         store.apply(rows, entry(1))
     assert not store.apply(rows, entry(1))
@@ -112,8 +115,8 @@ def test_a_commit_that_is_lost_has_not_been_done(
     mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores
 ) -> None:
     """It looks the same to the client: the next apply finds that it has to be done."""
-    store = stores(Total, dsn=proxy.dsn)
-    proxy.lose_commit()
+    store = stores(Total, dsn=mariadb.dsn.replace(str(mariadb.port), str(proxy.port)))
+    proxy.meet(COMMIT, Fate.NEVER)
     with pytest.raises(StoreUnavailable, match="has closed the connection, or it was cut"):
         store.apply(rows, entry(1))
     assert store.apply(rows, entry(1))
@@ -124,8 +127,8 @@ def test_a_commit_that_lands_late_is_waited_for(
     mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores, aside: Any
 ) -> None:
     """While a lost COMMIT is under way its ledger row is locked: whoever applies waits, and then finds it done."""
-    store = stores(Total, dsn=proxy.dsn)
-    proxy.hold_commit()
+    store = stores(Total, dsn=mariadb.dsn.replace(str(mariadb.port), str(proxy.port)))
+    proxy.meet(COMMIT, Fate.LATE)
     with pytest.raises(StoreUnavailable):
         store.apply(rows, entry(1))
     with pytest.raises(StoreUnavailable, match="waited too long for a lock"):
@@ -141,8 +144,8 @@ def test_a_fence_waits_for_a_commit_that_lands_late(
     mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores, aside: Any
 ) -> None:
     """What a fence tells of the ledger has in it what an older incarnation has still committed."""
-    store = stores(Total, dsn=proxy.dsn)
-    proxy.hold_commit()
+    store = stores(Total, dsn=mariadb.dsn.replace(str(mariadb.port), str(proxy.port)))
+    proxy.meet(COMMIT, Fate.LATE)
     with pytest.raises(StoreUnavailable):
         store.apply(rows, entry(1))
     fenced = aside(stores(Total).fence, "p", "s", 2, "origin")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "rig"))
+sys.path[:0] = [str(folder / "rig") for folder in Path(__file__).parents[:2]]
 
 
 @pytest.fixture(scope="session")

@@ -7,27 +7,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from commit_proxy import CommitProxy, Fate
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
+from statement_proxy import Fate, StatementProxy
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 
+COMMIT = "COMMIT\0"
+"""As it comes over the connection."""
 QUICK = Limits(answer=30, lock=0.3, grace=0.3)
 """Locks are given up soon."""
 WAIT_S = 60
 
 
 @pytest.fixture
-def proxy(database: Database) -> Iterator[CommitProxy]:
+def proxy(database: Database) -> Iterator[StatementProxy]:
     """A proxy, which the stores go through that connect while `through` is called."""
-    made = CommitProxy(database.server.port)
+    made = StatementProxy(database.server.port)
     yield made
     made.close()
 
 
-def through(proxy: CommitProxy, database: Database, **arguments: Any) -> PostgresStore:
+def through(proxy: StatementProxy, database: Database, **arguments: Any) -> PostgresStore:
     """A store that was checked and has fenced, by way of the proxy; others go straight to the server."""
     database.use(database.server.dsn(database.name, port=proxy.port))
     store = database.ready(**arguments)
@@ -36,56 +38,55 @@ def through(proxy: CommitProxy, database: Database, **arguments: Any) -> Postgre
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_an_answer_that_is_lost(database: Database, proxy: CommitProxy, mode: str) -> None:
+def test_an_answer_that_is_lost(database: Database, proxy: StatementProxy, mode: str) -> None:
     """A COMMIT whose answer is lost has happened: the next apply finds it in the ledger."""
     store = through(proxy, database, mode=mode, key=("customer",))
     waiting = chunks(store, [Total("ann", 1)])
-    proxy.fate = Fate.ANSWER_LOST
+    proxy.meet(COMMIT, Fate.ANSWER_LOST)
     with pytest.raises(StoreUnavailable, match="lost during a request"):
         store.apply(waiting, entry(1))
-    assert proxy.landed.wait(WAIT_S)
+    proxy.await_landed()
     assert not store.apply(waiting, entry(1))
     assert database.totals() == [("ann", 1)]
 
 
-def test_a_commit_that_never_arrives(database: Database, proxy: CommitProxy) -> None:
+def test_a_commit_that_never_arrives(database: Database, proxy: StatementProxy) -> None:
     """A COMMIT that is lost looks the same to the client: the next apply does it."""
     store = through(proxy, database)
     waiting = chunks(store, [Total("ann", 1)])
-    proxy.fate = Fate.NEVER
+    proxy.meet(COMMIT, Fate.NEVER)
     with pytest.raises(StoreUnavailable):
         store.apply(waiting, entry(1))
     assert store.apply(waiting, entry(1))
     assert database.totals() == [("ann", 1)]
 
 
-def test_a_commit_that_lands_late(database: Database, proxy: CommitProxy) -> None:
+def test_a_commit_that_lands_late(database: Database, proxy: StatementProxy) -> None:
     """While the first COMMIT is on its way the next apply waits for its lock, and gives up; when it has landed, the
     ledger says so."""
     store = through(proxy, database, limits=QUICK)
     waiting = chunks(store, [Total("ann", 1)])
-    proxy.fate = Fate.LATE
+    proxy.meet(COMMIT, Fate.LATE)
     with pytest.raises(StoreUnavailable, match="lost during a request"):
         store.apply(waiting, entry(1))
     for again in (store, database.store(limits=QUICK)):
         with pytest.raises(StoreUnavailable, match="another session holds a lock"):
             again.apply(waiting, entry(1))
-    proxy.released.set()
-    assert proxy.landed.wait(WAIT_S)
+    proxy.release()
     assert not store.apply(waiting, entry(1))
     assert database.totals() == [("ann", 1)]
 
 
-def test_a_late_commit_meets_a_fence(database: Database, proxy: CommitProxy) -> None:
+def test_a_late_commit_meets_a_fence(database: Database, proxy: StatementProxy) -> None:
     """A COMMIT that is on its way when a newer incarnation fences does not land: the fence ends its session."""
     old = through(proxy, database, limits=QUICK)
     waiting = chunks(old, [Total("ann", 1)])
-    proxy.fate = Fate.LATE
+    proxy.meet(COMMIT, Fate.LATE)
     with pytest.raises(StoreUnavailable):
         old.apply(waiting, entry(1))
     new = database.store(limits=Limits(grace=0.3))
     assert new.fence("p", "s", 2, ORIGIN) == {}
-    proxy.released.set()
+    proxy.release()
     assert new.apply(waiting, entry(1, incarnation=2))
     with pytest.raises(Fenced):
         old.apply(waiting, entry(1))

@@ -12,7 +12,7 @@ import pytest
 
 SINKS = Path(__file__).parents[1]
 ENGINES, BOUNDED = SINKS.parent / "engines", SINKS.parent / "bounded" / "folds"
-RIGS = [*(str(SINKS / store / "rig") for store in ("postgres", "mysql", "prepared")), str(ENGINES), str(BOUNDED)]
+RIGS = [*(str(SINKS / store / "rig") for store in ("", "postgres", "mysql", "prepared")), str(ENGINES), str(BOUNDED)]
 sys.path[:0] = RIGS
 
 
