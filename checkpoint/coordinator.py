@@ -12,7 +12,8 @@ A clean end comes only when the last checkpoint is finalized and no transaction 
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolved
+from exactlyonce.checkpoint.commits.protocol import Refuse
+from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
@@ -33,13 +34,13 @@ from exactlyonce.checkpoint.events import (
     Recovered,
     Restart,
     SourcesFinished,
-    StagedAck,
     Stop,
     Subtask,
     Tick,
     Trigger,
 )
-from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog
+from exactlyonce.checkpoint.records.committable import Precommit
+from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog, StagedAck
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import JOB_TRANSITIONS, CheckpointState, JobState

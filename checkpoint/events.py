@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse, Unresolved
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset, StoreCommittable
+from exactlyonce.checkpoint.commits.protocol import Refuse
+from exactlyonce.checkpoint.decision import Decided, Unresolved
+from exactlyonce.checkpoint.records.committable import Precommit
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset, StagedAck
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, CheckpointState
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 
@@ -27,14 +29,6 @@ class OperatorAck(msgspec.Struct, frozen=True):
     blocks: tuple[BlockRef, ...]
     """All blocks that the index lists."""
     state_bytes: int
-
-
-class StagedAck(msgspec.Struct, frozen=True):
-    """What a sink subtask has set aside for a store."""
-
-    committable: StoreCommittable
-    blocks: tuple[BlockRef, ...] = ()
-    """All blocks that it stands on: those that it names, and those that these list."""
 
 
 class Ack(msgspec.Struct, frozen=True):

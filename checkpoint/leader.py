@@ -9,30 +9,19 @@ decisions come one by one. For one thread at a time, but `acknowledged`, which h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.decision import (
-    Decided,
-    Decider,
-    Dropped,
-    Expire,
-    Grounds,
-    Precommit,
-    Refuse,
-    Unresolved,
-    count,
-    decide,
-    finalize,
-    finish,
-    standing,
-)
+from exactlyonce.checkpoint.commits.of_stores import StagedCommits
+from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
+from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Refuse
+from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved, decide, finalize, finish
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.led import Led, Retention
-from exactlyonce.checkpoint.records.committable import Committable, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.records.committable import coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.references import operators_of, references_of
@@ -43,7 +32,6 @@ from exactlyonce.checkpoint.requests import (
     GoOnFrom,
     KnownOutputs,
     ListTransactions,
-    Look,
     LookAtInputs,
     LookAtTopics,
     Outputs,
@@ -53,16 +41,14 @@ from exactlyonce.checkpoint.requests import (
     Reached,
     StartOffsets,
 )
-from exactlyonce.checkpoint.staged import StagedCommits, in_order, ledger_after, positions_of
-from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome
-from exactlyonce.checkpoint.transactions.commit import commit, incarnation_latest, sweep
-from exactlyonce.checkpoint.transactions.resolution import Resolution
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
 
 UPKEEP_INTERVAL_S = 10.0
 """How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
-SWEEP_AGAIN_MS = 60_000
+WATCH_INTERVAL_MS = 60_000
 HEARTBEAT_PAUSE_MS = 200
 """Before one that the broker refused is tried again."""
 
@@ -86,13 +72,25 @@ class Leader:
         self.led, self.log, self.retention = led, log, retention
         self.attempt = led.attempt
         self._clock, self._note = clock, note
-        self._fenced_below = (0, 0)
-        self._last_committables: tuple[Committable, ...] = ()
-        self._swept_ms = self._beaten_ms = clock.monotonic_ms()
-        self._staged = StagedCommits(clock, led.store_timeout_ms, note, self._keep_alive)
+        self._watched_ms = self._beaten_ms = clock.monotonic_ms()
         self._arrived = _Arrived()
-        self._counted: dict[str, Committable] = {}
-        """By transactional id, the precommits of this attempt that were counted as they arrived."""
+        self.transactions = TransactionCommits(
+            pipeline=led.pipeline,
+            cluster_id=led.cluster_id,
+            transaction_version=led.transaction_version,
+            transaction_timeout_ms=led.transaction_timeout_ms,
+            attempt=led.attempt,
+        )
+        self._stores = StagedCommits(
+            clock=clock,
+            descriptions=led.staging,
+            timeout_ms=led.store_timeout_ms,
+            note=note,
+            meanwhile=self._keep_alive,
+            attempt=led.attempt,
+        )
+        self._protocols: tuple[CommitProtocol, ...] = (self.transactions, self._stores)
+        """Those that cannot wait come first."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -123,7 +121,7 @@ class Leader:
         if newest and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
-        self._fenced_below = self.led.fenced_below((yield from self.log.begin(self.led.host, self.led.process, newest)))
+        self._begun((yield from self.log.begin(self.led.host, self.led.process, newest)))
         yield Reached("coordinator-opened")
         return self.log.history
 
@@ -139,7 +137,11 @@ class Leader:
 
     def resume(self, incarnation: int) -> None:
         """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
-        self._fenced_below = self.led.fenced_below(self.log.resume(incarnation))
+        self._begun(self.log.resume(incarnation))
+
+    def _begun(self, incarnation: Incarnation) -> None:
+        for each in self._protocols:
+            each.begin(incarnation, self.led.fenced_below(incarnation), self.log.topic.topic_id)
 
     def open(self) -> Procedure[History]:
         """Fence every other process that writes decisions, and read what is decided; refuse what is damaged."""
@@ -160,19 +162,18 @@ class Leader:
             self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
         latest, unfinalized = history.latest, history.unfinalized
         finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
-        number, origin = self.incarnation.incarnation, self.log.topic.topic_id
-        if self.led.staging and unfinalized is not None:  # Kafka's transactions time out while a store is waited for
-            repairs = history.repairs_of(unfinalized.checkpoint)
-            yield from commit(Resolution(unfinalized, repairs, accept_loss=False).waiting)
-        yield from self._staged.fence(self.led.staging, number, origin, latest, finalized)
+        if self.led.staging and unfinalized is not None:
+            for each in self._protocols:
+                yield from each.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
+        for each in self._protocols:
+            yield from each.fence(latest, finalized)
         if latest is None:
             yield from self._first_manifest()
         else:
             yield CheckContinuity(latest)
         if unfinalized is not None:
             yield from self.finish(unfinalized, lambda _: self._claimed())
-        yield from self.sweep()
-        yield from self._staged.clean(self.led.staging, number, self.attempt)
+        yield from self._clean()
         self._require((yield from self.log.heartbeat(fenced_below=self.incarnation.incarnation)))
         if unfinalized is None:
             manifests, blocks = yield from self._claimed()
@@ -194,7 +195,7 @@ class Leader:
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
         self.retention.nothing_yet((yield BlockEndOffsets()))
-        manifest = self._manifest(first, (), (yield KnownOutputs()), kind="initial")
+        manifest = self._manifest(first, (yield KnownOutputs()), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -203,54 +204,27 @@ class Leader:
         """Bring *manifest*, which is decided and not finalized, to its end; the fate of each of its committables."""
         self._note(f"finishing checkpoint {manifest.checkpoint}, which was decided but not finalized")
         repairs = self.log.history.repairs_of(manifest.checkpoint)
-        accept = self.led.accept_loss == manifest.checkpoint
         fates = yield from self.run(
             finish(
                 manifest,
                 repairs,
-                self._decider(),
+                self._protocols,
+                self.incarnation.incarnation,
                 self._clock.now_ms(),
                 expire,
-                accept_loss=accept,
-                commit_staged=lambda manifest: self._commit_staged(manifest, accept_loss=accept),
+                accept_loss=self.led.accept_loss == manifest.checkpoint,
             )
         )
         for name, fate in fates.items():
             if fate != "committed":
                 self._note(f"checkpoint {manifest.checkpoint}: transaction {name} {fate}")
-        repairs = self.log.history.repairs_of(manifest.checkpoint)
-        self._last_committables = standing(manifest, repairs, fates) or self._last_committables
         return fates
 
-    def sweep(self, protected: Collection[str] = ()) -> Procedure[None]:
-        """Abort and fence what older incarnations, and older attempts of this one, may have left open."""
-        yield from self._sweep_below(self.attempt, protected)
-        self._swept_ms = self._clock.monotonic_ms()
-        if not protected:
-            self._fenced_below = max(self._fenced_below, (self.incarnation.incarnation, self.attempt))
-
-    def abort_all_but(self, winners: Collection[str]) -> Procedure[None]:
-        """Abort what the present attempt has left open, except the transactions of *winners*, which come to decision.
-
-        Bounded work may run twice: where a task was tried again, its first try has a transaction that nobody names.
-        """
-        yield from self._sweep_below(self.attempt + 1, winners)
-
-    def sweep_for(self, incarnation: Incarnation) -> Procedure[None]:
-        """`sweep` for *incarnation*, which may go on in another process; this one has only looked."""
-        yield from self._sweep(incarnation, self.attempt, self.led.fenced_below(incarnation), ())
-
-    def _sweep_below(self, attempt: int, protected: Collection[str]) -> Procedure[None]:
-        yield from self._sweep(self.incarnation, attempt, self._fenced_below, protected)
-
-    def _sweep(
-        self, incarnation: Incarnation, attempt: int, fenced_below: tuple[int, int], protected: Collection[str]
-    ) -> Procedure[None]:
-        outputs: Outputs = yield KnownOutputs()
-        yield from sweep(
-            self.led.pipeline, incarnation.incarnation, attempt, protected=protected, fenced_below=fenced_below,
-            outputs={(topic, partition) for _, topic, partitions in outputs for partition in range(partitions)},
-        )  # fmt: skip
+    def _clean(self) -> Procedure[None]:
+        """All that was decided is committed: whoever belongs to an older attempt is fenced, and what it left goes."""
+        for each in self._protocols:
+            yield from each.clean()
+        self._watched_ms = self._clock.monotonic_ms()
 
     def _require(self, outcome: Outcome) -> None:
         """Raise unless an append was `DONE`: its outcome is unknown, or the broker takes no records."""
@@ -274,12 +248,12 @@ class Leader:
         """
         yield from self._confirm_leading()
         self.attempt = attempt
-        self._counted.clear()
+        for each in self._protocols:
+            each.begin_attempt(attempt)
         unfinished = self.log.history.unfinalized
         if unfinished is not None:
             yield from self.finish(unfinished, lambda manifest: self.retention.expire(manifest, ()))
-        yield from self.sweep()
-        yield from self._staged.clean(self.led.staging, self.incarnation.incarnation, attempt)
+        yield from self._clean()
         yield from self.retention.begin_attempt(self.manifest, self.incarnation.incarnation, attempt, late=killed)
         yield from self.look_at_inputs()
         return self.manifest
@@ -310,10 +284,9 @@ class Leader:
         To be called as acknowledgements come: the decision need not wait for it then. What cannot be counted now is
         checked there.
         """
-        outputs: Outputs = yield KnownOutputs()
         arrived = self._absorb()
-        with suppress(BrokerUnavailable, TopicError):
-            self._counted.update((yield from count(arrived, outputs, self._decider())))
+        for each in self._protocols:
+            yield from each.acknowledged(arrived)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
         """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
@@ -323,23 +296,17 @@ class Leader:
         yield from self.count_acknowledged()
         verdict = yield from self.run(
             decide(
-                plan.precommits,
-                plan.ages_ms,
-                self._decider(),
+                plan,
+                self._protocols,
                 self.log,
-                make_manifest=lambda committables, outputs: self._manifest(plan, committables, outputs),
+                make_manifest=lambda outputs: self._manifest(plan, outputs),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
-                grounds=Grounds(self._counted, lambda: (self._check_topics(), self._check_blocks(plan))),
-                commit_staged=self._commit_staged,
+                checks=lambda: (self._check_topics(), self._check_blocks(plan)),
             )
         )
         if isinstance(verdict, Decided):
             yield from self._decided(plan, verdict)
         return verdict
-
-    def _commit_staged(self, manifest: Manifest, *, accept_loss: bool = False) -> Procedure[dict[str, str]]:
-        number, origin = self.incarnation.incarnation, self.log.topic.topic_id
-        return (yield from self._staged.commit(manifest, number, origin, accept_loss=accept_loss))
 
     def _keep_alive(self) -> Procedure[None]:
         """While a store is waited for: a heartbeat, whenever one is due."""
@@ -357,9 +324,6 @@ class Leader:
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
         yield GoOnFrom(verdict.manifest)
-        self._last_committables = verdict.manifest.committables or self._last_committables
-        for each in verdict.manifest.committables:
-            self._counted.pop(each.transactional_id, None)
         sizes = self._arrived.bytes
         for n in [each for each in sizes if each <= plan.checkpoint]:
             del sizes[n]
@@ -380,35 +344,19 @@ class Leader:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
 
-    def _absorb(self) -> list[Precommit]:
-        """Take in what was acknowledged; returns what the sinks have flushed for it."""
-        written, precommits = self._arrived, list[Precommit]()
+    def _absorb(self) -> list[Ack]:
+        """Take in what was acknowledged since the last time, and return it."""
+        written, arrived = self._arrived, list[Ack]()
         while written.acknowledged:
             ack = written.acknowledged.popleft()
             self.retention.written(ack.checkpoint, ack.written)
             size = sum(ref.size for ref in ack.written)
             written.bytes[ack.checkpoint] = written.bytes.get(ack.checkpoint, 0) + size
-            precommits += ack.precommits
-        return precommits
+            arrived.append(ack)
+        return arrived
 
-    def _decider(self) -> Decider:
-        led = self.led
-        return Decider(
-            pipeline=led.pipeline,
-            incarnation=self.incarnation.incarnation,
-            attempt=self.attempt,
-            cluster_id=led.cluster_id,
-            transaction_version=led.transaction_version,
-            transaction_timeout_ms=led.transaction_timeout_ms,
-            fenced_below=self._fenced_below,
-        )
-
-    def _manifest(
-        self, plan: PendingCheckpoint, committables: tuple[Committable, ...], outputs: Outputs, kind: str = ""
-    ) -> Manifest:
+    def _manifest(self, plan: PendingCheckpoint, outputs: Outputs, kind: str = "") -> Manifest:
         led, now_ms, sizes = self.led, self._clock.now_ms(), self._arrived.bytes
-        before = positions_of(self.log.history.latest)
-        staged = in_order((each.committable for each in plan.staged), before, led.staging)
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
             pipeline=led.pipeline,
@@ -429,11 +377,11 @@ class Leader:
             offsets=tuple(offsets),
             operators=operators_of(plan),
             order_logs=tuple(plan.order_logs),
-            committables=committables,
+            committables=(),
             sinks=outputs,
-            staged=staged,
-            ledger=ledger_after(staged, before),
         )
+        for each in self._protocols:
+            manifest = each.entered(manifest, plan, self.log.history.latest)
         return led.filled(manifest)
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
@@ -446,22 +394,14 @@ class Leader:
     def upkeep(self) -> Procedure[None]:
         """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
         yield from self._beat()
-        if self._clock.monotonic_ms() - self._swept_ms >= SWEEP_AGAIN_MS:
-            yield from self.sweep()
+        if self._clock.monotonic_ms() - self._watched_ms >= WATCH_INTERVAL_MS:
+            for each in self._protocols:
+                yield from each.watch()
+            self._watched_ms = self._clock.monotonic_ms()
 
     def conclude(self) -> Procedure[None]:
-        """After a clean stop: all that the last checkpoints committed is visible to readers, and this one is over.
-
-        A zombie's open transaction would hold readers before it, so that older attempts are swept first. Records that
-        retention has taken meanwhile hold nobody back, and were visible: their markers had been seen.
-        """
-        yield from self.sweep()
-        for committable in self._last_committables:
-            if committable.records and (yield Look(committable)) is Fate.ABORTED:
-                raise Halt(
-                    f"Checkpoint {self.manifest.checkpoint} is finalized, but the records of "
-                    f"{committable.transactional_id} are not visible to readers. Run the pipeline again: it repairs "
-                    f"them."
-                )
+        """After a clean stop: all that the last checkpoints committed is visible to readers, and this one is over."""
+        for each in self._protocols:
+            yield from each.conclude(self.manifest.checkpoint)
         with suppress(Fenced):  # then a newer one's heartbeats say as much
             yield from self.log.heartbeat(ended=True)

@@ -225,7 +225,7 @@ class PipelineLeader:
 
     def abort_all_but(self, winners: Collection[str]) -> None:
         """Abort what the present attempt has left open, except the transactions of *winners*."""
-        self._drive(self.leader.abort_all_but(winners))
+        self._drive(self.leader.transactions.abort_all_but(winners))
 
     def expect_orphans(self) -> None:
         """Work of this attempt was tried more than once: with its checkpoint go the blocks that it does not name."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.events import StagedAck
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.committable import Precommit
+from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
 from exactlyonce.checkpoint.store.blocks import Ticket
 from exactlyonce.pipeline.errors import ExactlyOnceError
 

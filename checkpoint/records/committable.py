@@ -71,6 +71,20 @@ class Written(msgspec.Struct, frozen=True):
     count: int
 
 
+class Precommit(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that a sink subtask has flushed for a checkpoint, as the sink knows it."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    sink: str
+    subtask: int
+    checkpoint: int
+    records: int
+    open_ms: int
+    """How long it had been open when it was acknowledged."""
+
+
 class Committable(msgspec.Struct, frozen=True, kw_only=True):
     """Enough to commit, from any process, what a sink pre-committed for a checkpoint."""
 

@@ -13,6 +13,8 @@ from exactlyonce.checkpoint.records.committable import Committable
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
+LOSS_ACCEPTED = "loss accepted"
+"""The fate of what the user goes on without."""
 
 
 class BlockRef(msgspec.Struct, frozen=True):
@@ -55,6 +57,14 @@ class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What a fate refers to: no two of a pipeline that are decided have the same."""
         return f"{self.sink}:{self.subtask}:{self.checkpoint}"
+
+
+class StagedAck(msgspec.Struct, frozen=True):
+    """What a sink subtask has set aside for a store."""
+
+    committable: StoreCommittable
+    blocks: tuple[BlockRef, ...] = ()
+    """All blocks that it stands on: those that it names, and those that these list."""
 
 
 class SourceOffset(msgspec.Struct, frozen=True):

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Manifest, Repair
 from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import Halt
-
-LOSS_ACCEPTED = "loss accepted"
 
 
 @dataclass

@@ -257,7 +257,7 @@ def _ends(drawing: Drawing) -> None:
         20, 550,
         (
             "n is finalized once every committable of it is committed, proven or repaired, or its loss accepted.",
-            "The live commit, recovery and Spark run the same lines: checkpoint/transactions/, checkpoint/decision.py.",
+            "The live commit, recovery and Spark run the same lines: checkpoint/commits/, checkpoint/transactions/.",
             "Where n is aborted and the job goes on, the manifest of n+1 names what was flushed for n as well.",
         ),
     )  # fmt: skip

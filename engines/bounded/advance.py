@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.commits.protocol import Refuse
+from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.ranges import Reading

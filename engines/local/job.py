@@ -17,8 +17,9 @@ from contextlib import suppress
 from typing import Any
 
 from exactlyonce.checkpoint import events
+from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
+from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import RestartStrategy

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from exactlyonce.checkpoint.commits.of_stores import LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.checkpoint.staged import LedgerBehind
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import (

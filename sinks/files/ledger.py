@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
-from exactlyonce.checkpoint.staged import ForeignLedger
+from exactlyonce.checkpoint.commits.of_stores import ForeignLedger
 from exactlyonce.pipeline.errors import Fenced
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import Entry, SinkFolder, encode_entry

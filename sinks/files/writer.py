@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.events import StagedAck
-from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.checkpoint.records.manifest import StagedAck, StoreCommittable
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.files.folders import explanation
 from exactlyonce.sinks.files.format import EncodedPart

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
 from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer, Transaction
 from exactlyonce.sinks.kafka.producing import ProducingWriter

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.events import StagedAck
-from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.checkpoint.records.manifest import StagedAck, StoreCommittable
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.prepared.committer import KIND

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
+from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
 from exactlyonce.pipeline.errors import Fenced
 
 __all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store", "require_writer"]

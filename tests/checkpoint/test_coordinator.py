@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
-from exactlyonce.checkpoint.decision import Decided, Precommit, Refuse
+from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
@@ -29,11 +30,11 @@ from exactlyonce.checkpoint.events import (
     Tick,
     Trigger,
 )
+from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog
 from exactlyonce.checkpoint.restart import FixedDelay, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import Halt, InvariantViolation
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
@@ -114,7 +115,7 @@ class Job:
 
     def conclude(self, checkpoint: int) -> list[Effect]:
         """Decided and finalized."""
-        return self(Concluded(checkpoint, Decided(manifest(checkpoint), Commits())))
+        return self(Concluded(checkpoint, Decided(manifest(checkpoint))))
 
 
 def plan_of(effects: list[Effect]) -> PendingCheckpoint:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from exactlyonce.checkpoint import events
+from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided, Refuse, Unresolved
+from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
@@ -19,12 +20,10 @@ from exactlyonce.checkpoint.events import (
     Tick,
     Trigger,
 )
-from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import FixedDelay, NoRestart, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS, CheckpointState, JobState
-from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, InvariantViolation, RecordError, Undetermined
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
@@ -44,16 +43,12 @@ def manifest(checkpoint: int) -> Manifest:
 
 def finalized(checkpoint: int) -> Decided:
     """A verdict: the manifest is durable, and all is committed."""
-    return Decided(manifest(checkpoint), Commits())
+    return Decided(manifest(checkpoint))
 
 
 def not_committed(checkpoint: int) -> Decided:
     """A verdict: the manifest is durable, but the broker refused a commit."""
-    lost = Committable(
-        transactional_id="id", producer_id=7, epoch=0, transaction_version=2, cluster_id="c", sink="out", subtask=0,
-        checkpoint=checkpoint, written=(Written("t", 0, 0, 3),),
-    )  # fmt: skip
-    return Decided(manifest(checkpoint), Commits(lost=[lost]))
+    return Decided(manifest(checkpoint), unsettled={"id": "refused"})
 
 
 class Job:

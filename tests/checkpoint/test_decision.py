@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from scripted_broker import DECIDER, World, committable, finished, manifest, name
+from scripted_broker import World, committable, finished, manifest, name, transactions
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import (
-    REPAIRS_MAX,
-    finish,
-    standing,
-)
+from exactlyonce.checkpoint.commits.of_transactions import REPAIRS_MAX, standing
+from exactlyonce.checkpoint.decision import finish
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
-from exactlyonce.checkpoint.records.manifest import Finalized, Repair
+from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Finalized, Repair
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, ListedTransaction, Outcome
-from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED
 from exactlyonce.pipeline.errors import Halt, Undetermined
 
 # --- finish ---------------------------------------------------------------------------------------------------------
@@ -262,7 +257,7 @@ def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: i
     with a loss ends with every committable repaired and commits no copy that is not recorded."""
     first, second = committable(0, 0, 6), committable(1, 0, 7)
     crashed = World({name(0): "R"})
-    procedure = finish(manifest(first, second), [], DECIDER, 99)
+    procedure = finish(manifest(first, second), [], [transactions()], 3, 99)
     request = next(procedure)
     for _ in range(stop - 1):
         request = procedure.send(crashed(request))
@@ -270,8 +265,8 @@ def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: i
     repairs = [each for each in crashed.appended if isinstance(each, Repair)]
     recorded = {each.committable.transactional_id for each in repairs}
     world = World({name(0): "R"})
-    decider = replace(DECIDER, incarnation=4, attempt=0)
-    assert set(ask.drive(finish(manifest(first, second), repairs, decider, 99), world).values()) == {"repaired"}
+    again = finish(manifest(first, second), repairs, [transactions(incarnation=4, attempt=0)], 4, 99)
+    assert set(ask.drive(again, world).values()) == {"repaired"}
     recorded |= {each.committable.transactional_id for each in world.appended if isinstance(each, Repair)}
     committed = set(crashed.asked_for(commit=True)) | set(world.asked_for(commit=True))
     assert committed - {name(0)} <= recorded

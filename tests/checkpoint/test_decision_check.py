@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.decision import Decider, Precommit, Refuse, check
-from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
+from exactlyonce.checkpoint.commits.protocol import Refuse
+from exactlyonce.checkpoint.records.committable import Committable, Precommit, Written
 from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Request, drive
 from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 
-DECIDER = Decider(
-    pipeline="p", incarnation=3, attempt=1, cluster_id="cluster", transaction_version=2,
-    transaction_timeout_ms=100_000,
-)  # fmt: skip
+
+def transactions(timeout_ms: int = 100_000) -> TransactionCommits:
+    """The protocol of the pipeline `p`."""
+    return TransactionCommits(
+        pipeline="p", incarnation=3, attempt=1, cluster_id="cluster", transaction_version=2,
+        transaction_timeout_ms=timeout_ms,
+    )  # fmt: skip
 
 
 def name(slot: int) -> str:
@@ -69,7 +72,8 @@ def producing(each: Precommit, partition: int, records: int, start: int | None =
 
 def checked(precommits: list[Precommit], world: Asked, age_ms: int = 0) -> list[Committable] | Refuse:
     """Run the check with all transactions of one age."""
-    return drive(check(precommits, {each.transactional_id: age_ms for each in precommits}, DECIDER), world)
+    ages_ms = {each.transactional_id: age_ms for each in precommits}
+    return drive(transactions().check_uncounted(precommits, ages_ms), world)
 
 
 def test_a_committable_is_made_of_the_brokers_own_words() -> None:
@@ -135,9 +139,8 @@ def test_a_transaction_with_little_time_left_refuses_the_checkpoint(
     timeout_ms: int, age_ms: int, refused: bool
 ) -> None:
     """With less than five seconds left, or a quarter of a short timeout, the commit might come too late."""
-    decider = replace(DECIDER, transaction_timeout_ms=timeout_ms)
     world = Asked([ongoing(precommit(0), ("t", 0))], [producing(precommit(0), 0, 5)])
-    verdict = drive(check([precommit(0)], {name(0): age_ms}, decider), world)
+    verdict = drive(transactions(timeout_ms).check_uncounted([precommit(0)], {name(0): age_ms}), world)
     assert isinstance(verdict, Refuse) is refused
 
 

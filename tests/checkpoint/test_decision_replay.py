@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scripted_broker import DECIDER, World, committable, finished, manifest, name
+from scripted_broker import World, committable, finished, manifest, name, transactions
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision import finish
@@ -77,7 +77,7 @@ def test_a_replay_that_crashes_between_any_two_requests_is_done_again(stop: int)
     no replay that is not recorded, and ends with everything repaired."""
     answers = {"copies": {name(0): GONE}, "replays": {name(0): 5}}
     crashed = World({name(0): "R"}, **answers)  # type: ignore[arg-type]  # both mappings fit
-    procedure = finish(manifest(committable(0)), [], DECIDER, 99)
+    procedure = finish(manifest(committable(0)), [], [transactions()], 3, 99)
     request = next(procedure)
     for _ in range(stop - 1):
         request = procedure.send(crashed(request))

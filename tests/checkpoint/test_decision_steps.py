@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
-from scripted_broker import BLOCK, DECIDER, MANIFEST, World, committable, manifest, name, precommit
+from scripted_broker import BLOCK, MANIFEST, World, committable, manifest, name, precommit, transactions
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import (
-    Decided,
-    Dropped,
-    Grounds,
-    Precommit,
-    Refuse,
-    Unresolved,
-    count,
-    decide,
-    finalize,
-)
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.checkpoint.commits.protocol import Refuse
+from exactlyonce.checkpoint.decision import Decided, Dropped, Unresolved, decide, finalize
+from exactlyonce.checkpoint.records.committable import Committable, Precommit
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, StagedAck
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
 
 Check = Callable[[], ask.Procedure[Refuse | None]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be decided."""
+
+    precommits: Sequence[Precommit]
+    ages_ms: Mapping[str, int]
+    staged: Sequence[StagedAck] = ()
+
 
 # --- decide ---------------------------------------------------------------------------------------------------------
 
@@ -41,22 +42,26 @@ def decided(
 ) -> Decided | Refuse | Unresolved:
     """Run the decision, of which *counted* says whether its precommits were counted as they arrived, *known* what came
     of that."""
-    if known is None:
-        known = ask.drive(count(precommits, (("out", "t", 1),), DECIDER), world) if counted else {}
+    protocol = transactions()
+    if known is not None:
+        protocol.counted.update(known)
+    elif counted:
+        protocol.counted.update(ask.drive(protocol.count(precommits, (("out", "t", 1),)), world))
     world.asked.clear()
+    plan = Plan(precommits, {each.transactional_id: 0 for each in precommits})
 
-    def make(committables: tuple[Committable, ...], outputs: ask.Outputs) -> Manifest:
-        return msgspec.structs.replace(manifest(*committables), sinks=outputs)
+    def make(outputs: ask.Outputs) -> Manifest:
+        return protocol.entered(msgspec.structs.replace(manifest(), sinks=outputs), plan, None)
 
     def expire(made: Manifest) -> ask.Procedure[Dropped]:
         assert made in world.appended, "blocks expire only after the manifest is durable"
         return (4,), (BLOCK,)
         yield
 
-    ages_ms = {each.transactional_id: 0 for each in precommits}
-    grounds = Grounds(known, lambda: [each() for each in checks])
     writer: Any = world
-    procedure = decide(precommits, ages_ms, DECIDER, writer, make_manifest=make, expire=expire, grounds=grounds)
+    procedure = decide(
+        plan, [protocol], writer, make_manifest=make, expire=expire, checks=lambda: [each() for each in checks]
+    )
     return ask.drive(procedure, world)
 
 
@@ -100,7 +105,7 @@ def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
     verdict = decided(world, precommit(0), precommit(1, subtask=1), checks=[looking])
     expected = manifest(committable(0), committable(1, subtask=1))
     fates = {name(0): "committed", name(1, 1): "committed"}
-    assert verdict == Decided(expected, Commits(fates))
+    assert verdict == Decided(expected, fates)
     assert verdict.finalized
     assert kinds(world) == [
         {ask.Append, ask.DescribeTransactions, ask.LookAtTopics}, ask.Reached,
@@ -136,7 +141,7 @@ def test_a_count_of_an_older_transaction_of_the_id_is_none() -> None:
 def test_a_checkpoint_without_output_is_decided_and_finalized_all_the_same() -> None:
     """Without committables nothing is described or ended, and the manifest and its mark are written."""
     world = World()
-    assert decided(world, precommit(0, records=0)) == Decided(manifest(), Commits())
+    assert decided(world, precommit(0, records=0)) == Decided(manifest())
     assert kinds(world) == [{ask.Append}, ask.Reached, ask.Append]
 
 

@@ -9,6 +9,14 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.commits.of_stores import (
+    ForeignLedger,
+    LedgerBehind,
+    StagedCommits,
+    in_order,
+    ledger_after,
+    positions_of,
+)
 from exactlyonce.checkpoint.coordinator import HOLD_AFTER_MS, Coordinator
 from exactlyonce.checkpoint.events import (
     Ack,
@@ -19,30 +27,22 @@ from exactlyonce.checkpoint.events import (
     Event,
     Hold,
     Recovered,
-    StagedAck,
     Tick,
     Trigger,
 )
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StagedAck, StoreCommittable
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.restart import FixedDelay
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.staged import (
-    ForeignLedger,
-    LedgerBehind,
-    StagedCommits,
-    in_order,
-    ledger_after,
-    positions_of,
-)
 from exactlyonce.pipeline.errors import Fenced, Halt, InvariantViolation, StoreError, StoreUnavailable
 from exactlyonce.testing.clock import SimulatedClock
 
 TIMEOUT_MS = 60_000
 ORIGIN = "topic"
 """The id of the checkpoint topic."""
+INCARNATION = Incarnation(incarnation=4, host="here", process=1, started_at_ms=0, heartbeat_ms=0)
 
 
 def staged(checkpoint: int, subtask: int = 0, sink: str = "db", records: int = 3) -> StoreCommittable:
@@ -59,7 +59,11 @@ class Store:
         self.asked: list[Any] = []
         self.notes: list[str] = []
         self.beats = 0
-        self.commits = StagedCommits(self.clock, TIMEOUT_MS, self.notes.append, self._beat)
+        self.commits = StagedCommits(
+            clock=self.clock, descriptions={"db": "digest"}, timeout_ms=TIMEOUT_MS, note=self.notes.append,
+            meanwhile=self._beat,
+        )  # fmt: skip
+        self.commits.begin(INCARNATION, (0, 0), ORIGIN)
 
     def _beat(self) -> Procedure[None]:
         self.beats += 1
@@ -77,13 +81,13 @@ class Store:
             raise self.fail.pop(0)
         return dict(self.ledger) if isinstance(request, ask.FenceStore) else True
 
-    def commit(self, manifest: Manifest, **more: bool) -> dict[str, str]:
+    def commit(self, manifest: Manifest, *, accept_loss: bool = False) -> dict[str, str]:
         """The fates of what *manifest* has staged."""
-        return drive(self.commits.commit(manifest, 4, ORIGIN, **more), self)
+        return dict(drive(self.commits.finish(manifest, (), accept_loss=accept_loss), self))
 
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> None:
         """As an incarnation does before it commits anything."""
-        drive(self.commits.fence(["db"], 4, "topic-id", newest, finalized), self)
+        drive(self.commits.fence(newest, finalized), self)
 
 
 Of = Callable[..., Manifest]
@@ -176,14 +180,14 @@ def test_a_ledger_between_the_newest_manifests_is_right(manifest: Of) -> None:
     for ledger in ({0: 5}, {0: 7}, {0: 5, 1: 7}):
         store = Store(ledger)
         store.fence(manifest(7), finalized)
-        assert store.asked == [ask.FenceStore("db", 4, "topic-id")]
+        assert store.asked == [ask.FenceStore("db", 4, ORIGIN)]
 
 
 def test_a_ledger_of_another_checkpoint_topic_halts(manifest: Of) -> None:
     """A pipeline that was reset begins with checkpoint 1 again, which an old ledger has."""
     store = Store()
     store.fail = [ForeignLedger("other-id")]
-    with pytest.raises(Halt, match=r"another checkpoint topic, with id other-id; this one has id topic-id"):
+    with pytest.raises(Halt, match=r"another checkpoint topic, with id other-id; this one has id topic"):
         store.fence(None, None)
 
 
@@ -191,7 +195,9 @@ def test_what_nobody_committed_goes() -> None:
     """Of every sink, once; a store that is away is waited for."""
     store = Store()
     store.fail = [StoreUnavailable("no answer.")]
-    drive(store.commits.clean(["db", "files"], 4, 2), store)
+    store.commits.descriptions = {"db": "digest", "files": "digest"}
+    store.commits.begin_attempt(2)
+    drive(store.commits.clean(), store)
     assert store.asked == [*[ask.CleanStore("db", 4, 2)] * 2, ask.CleanStore("files", 4, 2)]
 
 

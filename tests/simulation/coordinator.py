@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 from blocks import ends_of, scanned
 from clients import TOPIC, Steps
@@ -72,10 +73,12 @@ class WatchedLeader(Leader):
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
+        self._sweep = self.transactions.sweep
+        patch.object(self.transactions, "sweep", self._watched_sweep).start()
 
-    def sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
+    def _watched_sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
         older = self.world.oracle.older(self.incarnation.incarnation, self.attempt)
-        yield from super().sweep(protected)
+        yield from self._sweep(protected)
         self.world.oracle.swept(older)
 
     def finish(self, manifest: Manifest, expire: decision.Expire) -> requests.Procedure[dict[str, str]]:
@@ -219,8 +222,8 @@ class SimulatedCoordinator:
     def _concluded(self, plan: events.PendingCheckpoint, verdict: Any) -> None:
         self.carries = False
         if isinstance(verdict, Decided):
-            self.world.seen["refused commit"] += bool(verdict.commits.lost)
-            self.world.seen["unknown commit"] += bool(verdict.commits.unknown)
+            self.world.seen["refused commit"] += "refused" in verdict.unsettled.values()
+            self.world.seen["unknown commit"] += "unknown" in verdict.unsettled.values()
         reason = getattr(verdict, "reason", "")
         self.world.note(f"{self}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
         self._feed(events.Concluded(plan.checkpoint, verdict))

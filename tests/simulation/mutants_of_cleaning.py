@@ -45,13 +45,15 @@ def _scan_from_the_newest() -> Iterable[Any]:
 
 @mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=18)
 def _finish_drops_nothing() -> Iterable[Any]:
-    real = decision.finish
+    real: Any = decision.finish
 
-    def finish(manifest: Any, repairs: Any, decider: Any, at_ms: int, expire: Any, **options: Any) -> Any:
+    def finish(*known: Any, **options: Any) -> Any:
+        *others, expire = known
+
         def nothing(manifest: Any) -> Any:
             yield from expire(manifest)
             return (), ()
 
-        return real(manifest, repairs, decider, at_ms, nothing, **options)
+        return real(*others, nothing, **options)
 
     yield patch.object(leader, "finish", finish)

@@ -25,8 +25,10 @@ from planting import (
 )
 
 from exactlyonce.checkpoint import decision, decision_log, leader, requests, retention
+from exactlyonce.checkpoint.commits import of_transactions
+from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided, Refuse
+from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import Stop, Tick
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records import history
@@ -49,11 +51,11 @@ mutant = COORDINATORS.mutant
 def _commit_first() -> Iterable[Any]:
     real = decision.decide
 
-    def decide(precommits: Any, ages_ms: Any, decider: Any, *more: Any, **named: Any) -> Any:
-        checked = yield from decision.check(precommits, ages_ms, decider)
+    def decide(plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
+        checked = yield from protocols[0].check_uncounted(plan.precommits, plan.ages_ms)
         if not isinstance(checked, Refuse):
             yield from commit.commit(checked)
-        return (yield from real(precommits, ages_ms, decider, *more, **named))
+        return (yield from real(plan, protocols, *more, **named))
 
     yield patch.object(leader, "decide", decide)
 
@@ -94,7 +96,7 @@ def _unknown_is_not_written() -> Iterable[Any]:
 
 @mutant("the broker's count is not checked", COUNT, luck="deliveries", first=1)
 def _no_count() -> Iterable[Any]:
-    yield patch.object(decision, "_is_whole", lambda committable, precommit: True)
+    yield patch.object(of_transactions, "_is_whole", lambda committable, precommit: True)
 
 
 @mutant("a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE, luck="markers", first=6)
@@ -157,8 +159,7 @@ def _no_sweep() -> Iterable[Any]:
         return 0
         yield
 
-    yield patch.object(decision, "sweep", sweep)
-    yield patch.object(leader, "sweep", sweep)
+    yield patch.object(of_transactions, "sweep", sweep)
 
 
 @mutant("empty ids are not swept", SWEPT + "|" + OPEN, luck="zombies")
@@ -177,8 +178,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
         except StopIteration as end:
             return end.value
 
-    yield patch.object(decision, "sweep", sweep)
-    yield patch.object(leader, "sweep", sweep)
+    yield patch.object(of_transactions, "sweep", sweep)
 
 
 @mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=240)
@@ -188,7 +188,7 @@ def _unprotected() -> Iterable[Any]:
     def sweep(pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
         return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
 
-    yield patch.object(decision, "sweep", sweep)
+    yield patch.object(of_transactions, "sweep", sweep)
 
 
 @mutant("older transactions are swept before the decided ones are committed", ABORTED, first=5)
@@ -196,7 +196,7 @@ def _sweep_first() -> Iterable[Any]:
     real = Leader.finish
 
     def finish(self: Leader, manifest: Any, expire: Any) -> Any:
-        yield from self.sweep()
+        yield from self.transactions.sweep()
         return (yield from real(self, manifest, expire))
 
     yield patch.object(Leader, "finish", finish)
@@ -204,13 +204,13 @@ def _sweep_first() -> Iterable[Any]:
 
 @mutant("a repair is committed before it is recorded", UNNAMED, first=5)
 def _commit_unrecorded() -> Iterable[Any]:
-    real = decision._record
+    real = of_transactions._record
 
     def record(manifest: Any, repairs: Any) -> Any:
         yield from commit.commit([each.committable for each in repairs])
         yield from real(manifest, repairs)
 
-    yield patch.object(decision, "_record", record)
+    yield patch.object(of_transactions, "_record", record)
 
 
 @mutant("recovery does not follow repairs", ABORTED + "|" + TWICE, luck="replays", first=9)

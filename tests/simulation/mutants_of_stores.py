@@ -11,11 +11,13 @@ import msgspec
 from planting import COUNT, LEFT, TOMBSTONED, Table, unchecked
 from topologies import ANY_STORE
 
-from exactlyonce.checkpoint import decision, decision_log, leader, orphans, references, staged
+from exactlyonce.checkpoint import decision, decision_log, leader, orphans, references
+from exactlyonce.checkpoint.commits import of_stores
+from exactlyonce.checkpoint.commits.of_stores import StagedCommits
+from exactlyonce.checkpoint.commits.protocol import Fates
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.staged import StagedCommits
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.writer import RowsWriter
@@ -72,12 +74,12 @@ def _origin_ignored() -> Iterable[Any]:
 
 @mutant("the checkpoint before is not named", DISORDERED, luck="restored while away")
 def _previous_unnamed() -> Iterable[Any]:
-    real = staged.in_order
+    real = of_stores.in_order
 
     def in_order(committables: Any, *known: Any) -> Any:
         return tuple(msgspec.structs.replace(each, previous=0) for each in real(committables, *known))
 
-    yield patch.object(leader, "in_order", in_order)
+    yield patch.object(of_stores, "in_order", in_order)
 
 
 @mutant("a store is fenced by whatever topic asks", ANEW, luck="topic made anew")
@@ -97,15 +99,10 @@ def _taken_over() -> Iterable[Any]:
 def _behind_ignored() -> Iterable[Any]:
     real = StagedCommits.fence
 
-    def fence(self: Any, sinks: Any, incarnation: int, origin: str, newest: Any, finalized: Any) -> Any:
-        return real(self, sinks, incarnation, origin, newest, None)
+    def fence(self: Any, newest: Any, finalized: Any) -> Any:
+        return real(self, newest, None)
 
     yield patch.object(StagedCommits, "fence", fence)
-
-
-def _nothing() -> Any:
-    return
-    yield
 
 
 @mutant("the ledger's checkpoints of subtasks that are gone are forgotten", FORGOTTEN, luck="stores")
@@ -126,16 +123,16 @@ def _gone_forgotten() -> Iterable[Any]:
 @mutant("rows are applied before the manifest is durable", UNDECIDED)
 def _applied_first() -> Iterable[Any]:
     real_decide, real_produced = decision.decide, decision._produced
-    commits: list[Any] = []
+    stores: list[Any] = []
 
-    def decide(*arguments: Any, commit_staged: Any, **named: Any) -> Any:
-        commits[:] = [commit_staged]
-        return (yield from real_decide(*arguments, commit_staged=commit_staged, **named))
+    def decide(plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
+        stores[:] = protocols[1:]
+        return (yield from real_decide(plan, protocols, *more, **named))
 
     def produced(*arguments: Any) -> Any:
         manifest = yield from real_produced(*arguments)
         if isinstance(manifest, Manifest):
-            yield from commits[0](manifest)
+            yield from stores[0].commit(manifest)
         return manifest
 
     yield patch.object(leader, "decide", decide)
@@ -144,18 +141,19 @@ def _applied_first() -> Iterable[Any]:
 
 @mutant("a checkpoint is finalized before its rows are applied", NOT_THERE)
 def _finalized_first() -> Iterable[Any]:
-    real = decision.decide
+    real, commit = decision.decide, StagedCommits.commit
 
-    def decide(*arguments: Any, commit_staged: Any, **named: Any) -> Any:
-        def later(manifest: Manifest) -> Any:
-            yield from _nothing()
-            return dict.fromkeys((each.name for each in manifest.staged), "committed")
+    def later(self: Any, manifest: Manifest) -> Any:
+        yield from ()
+        return Fates(dict.fromkeys((each.name for each in manifest.staged), "committed"))
 
-        verdict = yield from real(*arguments, commit_staged=later, **named)
+    def decide(plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
+        verdict = yield from real(plan, protocols, *more, **named)
         if isinstance(verdict, decision.Decided):
-            yield from commit_staged(verdict.manifest)
+            yield from commit(protocols[1], verdict.manifest)
         return verdict
 
+    yield patch.object(StagedCommits, "commit", later)
     yield patch.object(leader, "decide", decide)
 
 
@@ -172,16 +170,11 @@ def _unknown_is_applied() -> Iterable[Any]:
 
 @mutant("recovery does not apply what was decided", NOT_THERE, luck="stores")
 def _recovery_applies_nothing() -> Iterable[Any]:
-    real = decision.finish
+    def finish(self: Any, manifest: Manifest, *known: Any, **options: Any) -> Any:
+        yield from ()
+        return dict.fromkeys((each.name for each in manifest.staged), "committed")
 
-    def finish(manifest: Manifest, *arguments: Any, commit_staged: Any, **named: Any) -> Any:
-        def nothing(manifest: Manifest) -> Any:
-            yield from _nothing()
-            return dict.fromkeys((each.name for each in manifest.staged), "committed")
-
-        return real(manifest, *arguments, commit_staged=nothing, **named)
-
-    yield patch.object(leader, "finish", finish)
+    yield patch.object(StagedCommits, "finish", finish)
 
 
 @mutant("rows of aborted checkpoints are not carried", COUNT, luck="carried")
@@ -200,7 +193,7 @@ def _not_carried() -> Iterable[Any]:
 
 @mutant("carried rows are applied behind newer ones", DISORDERED, luck="carried")
 def _carried_last() -> Iterable[Any]:
-    real = staged.ledger_after
+    real = of_stores.ledger_after
 
     def in_order(committables: Any, before: Any, descriptions: Any) -> Any:
         newest_first = sorted(committables, key=lambda each: (-each.checkpoint, *each.writer))
@@ -210,8 +203,8 @@ def _carried_last() -> Iterable[Any]:
             for each in newest_first
         )
 
-    yield patch.object(leader, "in_order", in_order)
-    yield patch.object(leader, "ledger_after", lambda found, before: real(reversed(found), before))
+    yield patch.object(of_stores, "in_order", in_order)
+    yield patch.object(of_stores, "ledger_after", lambda found, before: real(reversed(found), before))
 
 
 @mutant("a restart carries rows of the attempt before", COUNT)

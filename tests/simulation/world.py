@@ -27,8 +27,9 @@ from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topi
 from watched import Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint import coordinator as core
-from exactlyonce.checkpoint import decision_log, leader, staged
-from exactlyonce.checkpoint.decision import TRIES_AGAIN
+from exactlyonce.checkpoint import decision_log, leader
+from exactlyonce.checkpoint.commits import of_stores
+from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
 from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
@@ -66,12 +67,12 @@ BOUNDS = (
     (markers, "MARKERS_LOST_AFTER_MS", 200),
     (decision_log, "STABLE_TIMEOUT_MS", 400),
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
-    (leader, "SWEEP_AGAIN_MS", UPKEEP_INTERVAL_MS),
+    (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
     (producing, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
     (core, "HOLD_AFTER_MS", 100),
     (leader, "UPKEEP_INTERVAL_S", 1.0),
-    (staged, "PAUSE_LONGEST_MS", 400),
+    (of_stores, "PAUSE_LONGEST_MS", 400),
     (write_ahead, "CHUNK_SIZE", 500),
     (write_ahead, "BLOCKS_PENDING_MAX", 4),
     (write_ahead, "NAMED_MAX", 2),

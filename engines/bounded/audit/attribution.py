@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED
+from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Manifest
 
 Place = tuple[str, int]
 """Topic and partition."""

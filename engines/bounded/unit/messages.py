@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce.checkpoint.decision import Precommit
 from exactlyonce.checkpoint.events import Ack
+from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading

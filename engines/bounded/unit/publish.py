@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.unit.messages import Publication, Published

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.events import Ack, OperatorAck, StagedAck
-from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset
+from exactlyonce.checkpoint.events import Ack, OperatorAck
+from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset, StagedAck
 from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames

@@ -26,12 +26,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import Decided, Dropped, Precommit, Refuse, keep_all
+from exactlyonce.checkpoint.commits.protocol import Refuse
+from exactlyonce.checkpoint.decision import Decided, Dropped, keep_all
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.led import Led
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.committable import Committable, Precommit
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
@@ -206,7 +207,7 @@ class SinkDriver:
             leader = self._begin(history)
             history, newest = leader.log.history, leader.incarnation
         position = Position.of(history.latest)
-        self._drive(leader, leader.sweep_for(newest), history)
+        self._drive(leader, leader.transactions.sweep_for(newest, leader.led.fenced_below(newest)), history)
         hit("coordinator-swept")
         return Assignment(newest.incarnation, _next(history), position, leader.led.transaction_timeout_ms)
 
@@ -269,9 +270,9 @@ class SinkDriver:
                 f"sink's topic was changed meanwhile. Nothing of it was written now. Start it again."
             )
         elif written or job.query:
-            self._drive(leader, leader.sweep({p.transactional_id for p in _precommits(written)}))
+            self._drive(leader, leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
             self._decide(leader, job, position, written, tally)
-        self._drive(leader, leader.sweep())
+        self._drive(leader, leader.transactions.sweep())
 
     def abort(self) -> None:
         """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left."""
@@ -286,7 +287,7 @@ class SinkDriver:
             return
         leader.resume(opened.newest_incarnation.incarnation)
         self._finish_decided(leader)
-        self._drive(leader, leader.sweep())
+        self._drive(leader, leader.transactions.sweep())
 
     def _take_up(self, incarnation: int, checkpoint: int) -> Leader:
         """Go on with the incarnation that the tasks have written in, knowing all that it has decided: *checkpoint* is

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from exactlyonce.checkpoint.decision import Precommit
-from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
 from exactlyonce.checkpoint.store.client import connect
 from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState

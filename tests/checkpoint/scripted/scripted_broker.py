@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import Decider, Precommit, finish
-from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
+from exactlyonce.checkpoint.decision import finish
+from exactlyonce.checkpoint.records.committable import Committable, Precommit, Written
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
 from exactlyonce.checkpoint.transactions.broker_answers import (
     EndAnswer,
@@ -20,10 +21,15 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
     TransactionState,
 )
 
-DECIDER = Decider(
-    pipeline="p", incarnation=3, attempt=1, cluster_id="cluster", transaction_version=2,
-    transaction_timeout_ms=100_000,
-)  # fmt: skip
+
+def transactions(incarnation: int = 3, attempt: int = 1) -> TransactionCommits:
+    """The protocol of an incarnation of the pipeline `p`."""
+    return TransactionCommits(
+        pipeline="p", incarnation=incarnation, attempt=attempt, cluster_id="cluster", transaction_version=2,
+        transaction_timeout_ms=100_000,
+    )  # fmt: skip
+
+
 MANIFEST = Manifest(
     pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
     completed_at_ms=99, fingerprint="print", max_parallelism=128, parallelism=1, block_partitions=4,
@@ -194,4 +200,4 @@ def finished(
     world: World, made: Manifest, repairs: Iterable[Repair] = (), *, accept_loss: bool = False
 ) -> dict[str, str]:
     """Run the finish."""
-    return ask.drive(finish(made, repairs, DECIDER, 99, accept_loss=accept_loss), world)
+    return ask.drive(finish(made, repairs, [transactions()], 3, 99, accept_loss=accept_loss), world)

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.decision import Decider, finish
+from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
+from exactlyonce.checkpoint.decision import finish
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import (
@@ -316,10 +317,10 @@ def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
         block_partitions=2, block_end_offsets=(0, 0), written_bytes=0, offsets=(), operators=(), order_logs=(),
         committables=(decided,), sinks=(),
     )  # fmt: skip
-    decider = Decider(
+    protocol = TransactionCommits(
         pipeline="p", incarnation=3, attempt=0, cluster_id="cluster", transaction_version=2,
         transaction_timeout_ms=60_000,
     )  # fmt: skip
-    assert drive(finish(manifest, [], decider, 9), broker) == {decided.transactional_id: "repaired"}
+    assert drive(finish(manifest, [], [protocol], 3, 9), broker) == {decided.transactional_id: "repaired"}
     part = msgspec.structs.replace(decided, written=decided.written[1:])
     assert broker.of(CopyTransaction) == [CopyTransaction(part, "eo:p:out:0:3.0:repair-1-1")]

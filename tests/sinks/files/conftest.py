@@ -11,8 +11,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from exactlyonce.checkpoint.commits.of_stores import in_order
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.checkpoint.staged import in_order
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files.committer import FilesCommitter

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
+from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import decode_staged

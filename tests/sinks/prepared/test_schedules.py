@@ -11,8 +11,8 @@ from preparing import ORIGIN, Preparing, Total
 from statement_proxy import Fate
 
 from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.checkpoint.staged import ForeignLedger, LedgerBehind
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.prepared.committer import PreparedCommitter
 from exactlyonce.sinks.prepared.writer import KEEP_INTERVAL_MS

@@ -1,4 +1,4 @@
-"""Commits to stores that keep a ledger: PostgreSQL, MySQL, Redis, files, and whatever a user adds.
+"""The commit protocol of stores that keep a ledger: PostgreSQL, MySQL, Redis, files, and whatever a user adds.
 
 Invariants: nothing is committed that no durable manifest names; of one sink subtask, committables come in the order of
 the checkpoints at which they were cut; the ledger alone says whether one has been committed, and an answer, or none,
@@ -8,16 +8,16 @@ put back or made anew: going on would write again, or never. Pure procedures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.manifest import Manifest, StoreCommittable
+from exactlyonce.checkpoint.commits.protocol import Acknowledgement, Check, Fates, Planned, Refuse
+from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
 from exactlyonce.checkpoint.requests import CleanStore, CommitStaged, FenceStore, Pause, Procedure, Reached, Request
-from exactlyonce.checkpoint.transactions.resolution import LOSS_ACCEPTED
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000
@@ -60,34 +60,42 @@ def ledger_after(committables: Iterable[StoreCommittable], before: Positions) ->
     return tuple((sink, subtask, checkpoint) for (sink, subtask), checkpoint in sorted(after.items()))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StagedCommits:
-    """The commits of one incarnation.
-
-    *timeout_ms* is for how long a store that does not answer is waited for; *meanwhile* is run at every pause; *note*
-    is told what is waited for.
-    """
+    """The `CommitProtocol` of what is staged for stores. A ledger needs no check before a decision, and no watch behind
+    it: it refuses whoever was fenced, at whatever time."""
 
     clock: Clock
+    descriptions: Mapping[str, str]
+    """By sink that stages, a digest of its description."""
     timeout_ms: int
+    """For how long a store that does not answer is waited for."""
     note: Callable[[str], None]
+    """Told what is waited for."""
     meanwhile: Callable[[], Procedure[None]]
+    """Run at every pause."""
+    attempt: int = 0
+    _incarnation: int = 0
+    _origin: str = ""
     _noted_ms: int = -NOTED_INTERVAL_MS
 
-    def fence(
-        self, sinks: Iterable[str], incarnation: int, origin: str, newest: Manifest | None, finalized: Manifest | None
-    ) -> Procedure[None]:
-        """Let no older incarnation commit any more; Halt unless every ledger is where the decisions say.
+    def begin(self, incarnation: Incarnation, fenced_below: tuple[int, int], origin: str) -> None:
+        self._incarnation, self._origin = incarnation.incarnation, origin
 
-        *newest* is the newest manifest, *finalized* the newest that is finalized.
-        """
+    def begin_attempt(self, attempt: int) -> None:
+        self.attempt = attempt
+
+    def hasten(self, unfinalized: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
+        yield from ()
+
+    def fence(self, newest: Manifest | None, finalized: Manifest | None) -> Procedure[None]:
         known = positions_of(finalized)
         highest = newest.checkpoint if newest is not None else 0
-        for sink in sinks:
+        for sink in self.descriptions:
             try:
-                found = yield from self._persistently(FenceStore(sink, incarnation, origin), sink)
+                found = yield from self._persistently(FenceStore(sink, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
-                raise Halt(_foreign(sink, origin, str(foreign))) from None
+                raise Halt(_foreign(sink, self._origin, str(foreign))) from None
             for subtask in sorted({*found, *(each for name, each in known if name == sink)}):
                 has, expected = found.get(subtask, 0), known.get((sink, subtask), 0)
                 if has < expected:
@@ -95,32 +103,59 @@ class StagedCommits:
                 if has > highest:
                     raise Halt(_ahead(sink, subtask, has, highest))
 
-    def clean(self, sinks: Iterable[str], incarnation: int, attempt: int) -> Procedure[None]:
-        """Let go of what older attempts have set aside: all that was decided has been committed, and no worker runs."""
-        for sink in sinks:
-            yield from self._persistently(CleanStore(sink, incarnation, attempt), sink)
+    def finish(
+        self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool
+    ) -> Procedure[Mapping[str, str]]:
+        return (yield from self._commit(manifest, accept_loss=accept_loss))
 
-    def commit(
-        self, manifest: Manifest, incarnation: int, origin: str, *, accept_loss: bool = False
-    ) -> Procedure[dict[str, str]]:
-        """Commit what *manifest*, which is durable, has staged: the fate of each, by name.
+    def clean(self) -> Procedure[None]:
+        for sink in self.descriptions:
+            yield from self._persistently(CleanStore(sink, self._incarnation, self.attempt), sink)
+
+    def acknowledged(self, flushed: Iterable[Acknowledgement]) -> Procedure[None]:
+        yield from ()
+
+    def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
+        yield from ()
+        return None
+
+    def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
+        positions = positions_of(before)
+        staged = in_order((each.committable for each in plan.staged), positions, self.descriptions)
+        return msgspec.structs.replace(manifest, staged=staged, ledger=ledger_after(staged, positions))
+
+    def check(self, plan: Planned) -> Check:
+        yield from ()
+        return None
+
+    def commit(self, manifest: Manifest) -> Procedure[Fates]:
+        return Fates((yield from self._commit(manifest, accept_loss=False)))
+
+    def watch(self) -> Procedure[None]:
+        yield from ()
+
+    def conclude(self, checkpoint: int) -> Procedure[None]:
+        yield from ()
+
+    def _commit(self, manifest: Manifest, *, accept_loss: bool) -> Procedure[dict[str, str]]:
+        """Commit what *manifest* has staged: the fate of each, by name.
 
         With *accept_loss*, what a store refuses is given up, and its ledger says that it was committed.
         """
         fates: dict[str, str] = {}
         for each in manifest.staged:
             try:
-                yield from self._persistently(CommitStaged(each, incarnation, origin), each.sink)
+                yield from self._persistently(CommitStaged(each, self._incarnation, self._origin), each.sink)
                 fates[each.name] = "committed"
             except ForeignLedger as foreign:
-                raise Halt(_foreign(each.sink, origin, str(foreign))) from None
+                raise Halt(_foreign(each.sink, self._origin, str(foreign))) from None
             except LedgerBehind as behind:
                 raise Halt(_behind(each.sink, each.subtask, int(str(behind)), each.previous)) from None
             except StoreError as error:
                 if not accept_loss:
                     raise Halt(_refused(manifest, each, error)) from error
                 nothing = msgspec.structs.replace(each, records=0, blocks=(), body=b"")
-                yield from self._persistently(CommitStaged(nothing, incarnation, origin), each.sink)
+                yield from self._persistently(CommitStaged(nothing, self._incarnation, self._origin), each.sink)
                 fates[each.name] = LOSS_ACCEPTED
             yield Reached("store-committed")
         return fates
