@@ -31,7 +31,7 @@ class _Cut:
 
 
 class FilesWriter:
-    """Stages files for `checkpoint.staged`. With *publish* it publishes them itself, and there is no committable."""
+    """Stages files for `commits.of_stores`. With *publish* it publishes them itself, and there is no committable."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class _Interval:
 
 @dataclass
 class RowsWriter:
-    """Sets rows aside for `checkpoint.staged`; see the module."""
+    """Sets rows aside for `commits.of_stores`; see the module."""
 
     sink: str
     subtask: int
