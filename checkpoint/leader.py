@@ -284,9 +284,10 @@ class Leader:
         To be called as acknowledgements come: the decision need not wait for it then. What cannot be counted now is
         checked there.
         """
+        outputs: Outputs = yield KnownOutputs()
         arrived = self._absorb()
         for each in self._protocols:
-            yield from each.acknowledged(arrived)
+            yield from each.acknowledged(arrived, outputs)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
         """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.

@@ -17,7 +17,16 @@ import msgspec
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.protocol import Acknowledgement, Check, Fates, Planned, Refuse
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
-from exactlyonce.checkpoint.requests import CleanStore, CommitStaged, FenceStore, Pause, Procedure, Reached, Request
+from exactlyonce.checkpoint.requests import (
+    CleanStore,
+    CommitStaged,
+    FenceStore,
+    Outputs,
+    Pause,
+    Procedure,
+    Reached,
+    Request,
+)
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000
@@ -112,7 +121,7 @@ class StagedCommits:
         for sink in self.descriptions:
             yield from self._persistently(CleanStore(sink, self._incarnation, self.attempt), sink)
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement]) -> Procedure[None]:
+    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
         yield from ()
 
     def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:

@@ -140,8 +140,7 @@ class TransactionCommits:
 
     # --- decisions
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement]) -> Procedure[None]:
-        outputs: Outputs = yield KnownOutputs()
+    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
         precommits = [each for ack in flushed for each in ack.precommits]
         with suppress(BrokerUnavailable, TopicError):
             self.counted.update((yield from self.count(precommits, outputs)))

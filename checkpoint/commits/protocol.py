@@ -13,7 +13,7 @@ from typing import Protocol
 
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest, Repair, StagedAck
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Outputs, Procedure
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError
 
 
@@ -115,8 +115,11 @@ class CommitProtocol(Protocol):
 
     # --- decisions
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement]) -> Procedure[None]:
-        """Look at what sinks have flushed, as it comes. What cannot be known yet is left to `prepare`."""
+    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
+        """Look at what sinks have flushed, as it comes. What cannot be known yet is left to `prepare`.
+
+        *outputs* are the topics that sinks write to, as they were last looked at.
+        """
 
     def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
         """Learn what the manifest of *plan* is to name; *checks* say first why that may be impossible."""
