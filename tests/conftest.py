@@ -73,14 +73,18 @@ def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
 def _is_beyond_the_sample(item: pytest.Item) -> bool:
     """Whether `make test` leaves it out."""
     marker = item.get_closest_marker("exhaustive")
-    case = item.callspec.id if hasattr(item, "callspec") else None
-    return marker is not None and case not in marker.kwargs.get("but", ())
+    return marker is not None and _case(item) not in marker.kwargs.get("but", ())
+
+
+def _case(item: pytest.Item) -> str | None:
+    return item.callspec.id if hasattr(item, "callspec") else None
 
 
 def _is_of_the_matrix(item: pytest.Item) -> bool:
     """Whether only `make test-matrix` runs it."""
     marker = item.get_closest_marker("exhaustive")
-    return marker is not None and bool(marker.kwargs.get("matrix"))
+    matrix = marker is not None and marker.kwargs.get("matrix")
+    return bool(matrix) and _case(item) not in marker.kwargs.get("in_all", ())
 
 
 @cache

@@ -73,7 +73,7 @@ def test_every_sample_exists(collected_tests: list[pytest.Item]) -> None:
         if marker is not None and hasattr(item, "callspec"):
             test = item.nodeid.split("[")[0]
             cases.setdefault(test, set()).add(item.callspec.id)
-            named[test] = set(marker.kwargs.get("but", ()))
+            named[test] = {*marker.kwargs.get("but", ()), *marker.kwargs.get("in_all", ())}
     assert {test: missing for test in cases if (missing := named[test] - cases[test])} == {}
 
 

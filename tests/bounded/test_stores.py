@@ -19,6 +19,7 @@ from exactlyonce.engines.bounded.submit import in_process, perform
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.exhaustive
 def test_both_engines_in_turns(fed: Fed, tmp_path: Path) -> None:
     """Bounded work, in chunks, and the local engine go on after one another; units that ran twice give rows once."""
     database = tmp_path / "rows.db"

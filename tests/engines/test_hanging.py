@@ -104,7 +104,7 @@ def test_a_stop_while_a_worker_hangs_in_open_ends_cleanly(
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
-@pytest.mark.exhaustive(but=["False"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("inline", [False, True])
 def test_asked_twice_a_run_with_a_slow_operator_ends_at_once(
     inline: bool, kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path, fed: Any, parameters: Any

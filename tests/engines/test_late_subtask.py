@@ -14,6 +14,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.exhaustive
 def test_the_next_checkpoint_carries_what_an_aborted_one_flushed(
     kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ def test_a_store_that_was_restored_from_a_backup(stored: Stored, tmp_path: Path)
     stored.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_sink_of_another_description(stored: Stored, failpoint: Callable[..., dict[str, str]]) -> None:
     """What was set aside for a sink is not committed by one that reads it otherwise: a halt, until it is as it was."""
     assert stored.run("--until", "latest", env=failpoint("store-committing")).wait() == -9

@@ -83,7 +83,7 @@ def alone(servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any) -> C
     return made
 
 
-@pytest.mark.exhaustive(matrix=True, but=["mariadb"])
+@pytest.mark.exhaustive(matrix=True, in_all=["mariadb"])
 @pytest.mark.parametrize("store", STORES)
 def test_a_wrong_password(store: str, alone: Any) -> None:
     """It names the sink, fences nobody, and shows neither password."""
@@ -102,7 +102,7 @@ def test_a_wrong_password(store: str, alone: Any) -> None:
     assert all(wrong not in each.said + json.dumps(each.events) for each in pipeline.incarnations)
 
 
-@pytest.mark.exhaustive(matrix=True, but=["postgres"])
+@pytest.mark.exhaustive(matrix=True, in_all=["postgres"])
 @pytest.mark.parametrize("store", TABLES)
 def test_a_missing_table_and_a_missing_column(store: str, alone: Any) -> None:
     """At the start, before anything is fenced; with the column, all rows come."""

@@ -30,7 +30,7 @@ def killed_before_a_commit(folder: Path) -> dict[str, str]:
     return {"EXACTLYONCE_FAILPOINTS": "store-committing=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
 
 
-@pytest.mark.exhaustive(matrix=True, but=["postgres-store-entering"])
+@pytest.mark.exhaustive(matrix=True, in_all=["postgres-store-entering"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
     """Table and topics agree though a process was killed at the step, for the second time it came there."""
