@@ -17,9 +17,10 @@ from time import thread_time as clock
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.state.backend import Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.restore import restore
-from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
 
 GROUPS = 128
@@ -39,7 +40,7 @@ def batches(keys: list[bytes]) -> Iterator[list[bytes]]:
     return (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))
 
 
-def by_table(table: KeyedTable[int], keys: list[bytes]) -> tuple[float, float]:
+def by_table(table: Table[int], keys: list[bytes]) -> tuple[float, float]:
     """Seconds in all, and in the longest batch."""
     longest, started = 0.0, clock()
     for batch in batches(keys):
@@ -60,7 +61,7 @@ def by_hand(totals: dict[bytes, int], keys: list[bytes]) -> float:
     return clock() - started
 
 
-def write(snapshot: Snapshot) -> tuple[int, float, float, tuple[bytes, ...]]:
+def write(snapshot: TableSnapshot) -> tuple[int, float, float, tuple[bytes, ...]]:
     """Bytes written, seconds in all, seconds in the longest slice, and the index."""
     refs: list[BlockRef] = []
     longest, started, steps, end = 0.0, clock(), snapshot.encode(), object()
@@ -95,7 +96,7 @@ def main() -> None:
     random.shuffle(keys)
 
     hot = random.choices(keys[:1_000], k=400_000)
-    table: KeyedTable[int] = KeyedTable("totals", int, range(GROUPS), GROUPS)
+    table: Table[int] = KeyedTable("totals", int, range(GROUPS), GROUPS)
     ours, hand = min(by_table(table, hot)[0] for _ in range(3)), min(by_hand({}, hot) for _ in range(3))
     print(f"apply, 1,000 keys: {ours / len(hot) * 1e9:.0f} ns a record; on a dict {hand / len(hot) * 1e9:.0f} ns")
 
@@ -124,7 +125,7 @@ def main() -> None:
     )
 
     begun = clock()
-    table = restore("totals", int, range(GROUPS), GROUPS, 401, index, fetch)
+    table = restore("totals", int, range(GROUPS), GROUPS, 401, index, fetch, backend=HashMapBackend())
     print(f"restore from this chain: {clock() - begun:.2f} s")
 
     totals = dict(table.items())

@@ -18,12 +18,13 @@ from exactlyonce.checkpoint.store.blocks import Blocks, BlockWriter, DamagedBloc
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
+from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.key_groups import group_range
 from exactlyonce.state.restore import restore
-from exactlyonce.state.table import KeyedTable
 
 STATE, INDEX, ORDER = "state", "index", "order"
 
@@ -43,7 +44,7 @@ class BlockNames:
         """A block of state."""
         return writer.write(Block(operator, checkpoint, STATE, "zlib", "EOS1", block.body), block.group, self._next())
 
-    def write_index(self, writer: BlockWriter, checkpoint: int, table: KeyedTable[Any], part: bytes) -> Ticket:
+    def write_index(self, writer: BlockWriter, checkpoint: int, table: Table[Any], part: bytes) -> Ticket:
         """A part of the index of a subtask's state."""
         block = Block(table.operator, checkpoint, INDEX, "none", "EOX2", part)
         return writer.write(block, self._subtask, self._next())
@@ -78,6 +79,11 @@ class StagedBlocks:
         return self.names.write_staged(self.blocks, checkpoint, self.sink, kind, self.subtask, body)
 
 
+def state_backend() -> StateBackend:
+    """What every engine keeps its tables in."""
+    return HashMapBackend()
+
+
 def restore_table(
     node: Node,
     groups: range,
@@ -86,7 +92,7 @@ def restore_table(
     snapshot: OperatorSnapshot | None,
     reader: Blocks,
     touched: Collection[int] | None = None,
-) -> KeyedTable[Any]:
+) -> Table[Any]:
     """The table of *node* for *groups* at *checkpoint*; of these, only the *touched* ones are read if that is given."""
     indexes = [body for _, body in _bodies(reader, _indexes(snapshot, groups, max_parallelism))]
     return restore(
@@ -98,6 +104,7 @@ def restore_table(
         indexes,
         lambda wanted: _bodies(reader, wanted),
         touched,
+        backend=state_backend(),
     )
 
 

@@ -25,8 +25,8 @@ from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks.writer import SinkEncoder
+from exactlyonce.state.backend import Table
 from exactlyonce.state.errors import ApplyFailed
-from exactlyonce.state.table import KeyedTable
 
 
 class Origin(Protocol):
@@ -171,7 +171,7 @@ class Stateful(BatchOperator):
     """`stateful_map`, `stateful_flat_map` and `reduce`: *apply_table* runs the user's function over the table."""
 
     fn: Callable[..., Any]
-    table: KeyedTable[Any]
+    table: Table[Any]
     flat: bool = False
     reduces: bool = False
 

@@ -14,8 +14,8 @@ from exactlyonce.engines.blocks import restore_table, whole_or_halt
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+from exactlyonce.state.backend import Table
 from exactlyonce.state.key_groups import group_range
-from exactlyonce.state.table import KeyedTable
 
 STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
 
@@ -26,7 +26,7 @@ class Made:
 
     operator: Any
     functions: list[Any] = field(default_factory=list)
-    tables: list[KeyedTable[Any]] = field(default_factory=list)
+    tables: list[Table[Any]] = field(default_factory=list)
 
 
 class OpenFailed(ExactlyOnceError):
@@ -45,7 +45,7 @@ def _open(node: Node, function: Any, context: Context) -> None:
 
 
 def make_operator(
-    node: Node, context: Context, table: Callable[[Node], KeyedTable[Any]], activity: Activity | None = None
+    node: Node, context: Context, table: Callable[[Node], Table[Any]], activity: Activity | None = None
 ) -> Made:
     """The operator of any *node* but a sink; *table* restores state. The user's function is made and opened here.
 
@@ -103,7 +103,7 @@ def table_of(
     manifest: Manifest,
     reader: Blocks,
     touched: Collection[int] | None = None,
-) -> KeyedTable[Any]:
+) -> Table[Any]:
     """The table of *node* in *subtask*, with what *manifest* has of it.
 
     With *touched*, only the state of these key groups is read; that of the subtask's others is carried over.

@@ -1,4 +1,4 @@
-"""Keyed state of one subtask: what records read and change.
+"""The hash map's table: keyed state of one subtask, which records read and change.
 
 The newest state of every key lies in one dict, and what changed since the last barrier in that of the interval as well.
 So freezing only sets an interval aside, and what is encoded of it never changes: states of mutable types are cloned

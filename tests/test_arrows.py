@@ -74,7 +74,9 @@ ROOMS = {
     "testing/broker": {"testing/clock"},
     "testing/clock": set[str](),
     "testing/cluster": set[str](),
-    "testing/sink_contract": {"testing/clock", "testing/cluster"},
+    "testing/refusals": set[str](),
+    "testing/sink_contract": {"testing/clock", "testing/cluster", "testing/refusals"},
+    "testing/state_contract": {"testing/refusals"},
 }
 """By room: the rooms of the same package that it may import; with a folder, the rooms that are modules of it."""
 CROSSINGS = {

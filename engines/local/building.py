@@ -27,7 +27,7 @@ from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.sinks.writer import GrantedWriter, SinkWriter, Writable, WriterContext
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.backend import Table
 
 Send = Callable[[msg.ToCoordinator], None]
 
@@ -111,7 +111,7 @@ class _Builder:
     def task(self, task: Task) -> None:
         """Make this worker's subtask of *task*."""
         inputs: list[Input] = []
-        tables: list[KeyedTable[Any]] = []
+        tables: list[Table[Any]] = []
         writers: list[SinkWriter] = []
         for node in task.nodes:
             self.operators[node.id] = operator = self._operator(node, tables, writers)
@@ -169,7 +169,7 @@ class _Builder:
             for i in range(parallelism)
         ]
 
-    def _operator(self, node: Node, tables: list[KeyedTable[Any]], writers: list[SinkWriter]) -> Any:
+    def _operator(self, node: Node, tables: list[Table[Any]], writers: list[SinkWriter]) -> Any:
         if node.kind is Kind.SINK:
             return self._sink(node, writers)
         context = Context(node.id, self.start.subtask, self.start.parallelism)
@@ -178,7 +178,7 @@ class _Builder:
         tables += made.tables
         return made.operator
 
-    def _table(self, node: Node) -> KeyedTable[Any]:
+    def _table(self, node: Node) -> Table[Any]:
         """The operator's table, with what the manifest has of it."""
         start = self.start
         return table_of(node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader)

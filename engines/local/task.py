@@ -26,8 +26,7 @@ from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkWriter
-from exactlyonce.state.snapshot import Snapshot
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.backend import Table, TableSnapshot
 
 BLOCKS_PENDING_MAX = 64
 """Blocks of a worker that wait for the broker before a snapshot waits for them: each has 1 MB at most."""
@@ -40,7 +39,7 @@ class Subtask:
     name: str
     index: int
     inputs: list[Input]
-    tables: list[KeyedTable[Any]]
+    tables: list[Table[Any]]
     sinks: list[SinkWriter]
     outputs: list[list[Channel]]
     """By shuffle that begins here, its channels to every subtask behind it."""
@@ -147,7 +146,7 @@ class Subtask:
     def _rest(
         self,
         frame: BarrierFrame,
-        frozen: list[tuple[KeyedTable[Any], Snapshot]],
+        frozen: list[tuple[Table[Any], TableSnapshot]],
         log: tuple[bytes, ...] | None,
         began: float,
         sync_s: float,

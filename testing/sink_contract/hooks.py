@@ -187,18 +187,6 @@ def known(ledger: Mapping[int, int]) -> dict[int, int]:
     return {subtask: checkpoint for subtask, checkpoint in ledger.items() if checkpoint}
 
 
-def refused(action: Callable[[], object], kind: type[Exception] | tuple[type[Exception], ...], why: str) -> Exception:
-    """The error of *kind* that *action* must raise; *why* says what is wrong where it does not."""
-    __tracebackhide__ = True
-    try:
-        result = action()
-    except kind as error:
-        return error
-    except Exception as error:
-        raise AssertionError(f"{why}\nIt raised {_named(error)}, and not {kind}.") from error
-    raise AssertionError(f"{why}\nIt returned {result!r}, and did not raise {kind}.")
-
-
 def all_of(error: BaseException) -> str:
     """An error with all that led to it, as a log shows it."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -19,8 +19,9 @@ from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.committer import Committer
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.refusals import refused
 from exactlyonce.testing.sink_contract.forked import Forked
-from exactlyonce.testing.sink_contract.hooks import ORIGIN, ContractHooks, Row, again, all_of, known, refused, works
+from exactlyonce.testing.sink_contract.hooks import ORIGIN, ContractHooks, Row, again, all_of, known, works
 
 FIRST: Sequence[Row] = [(number, 1) for number in range(5)]
 """What most tests write for their first checkpoint; with keys, the next one overwrites some of it."""

@@ -14,8 +14,9 @@ from typing import Any
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.refusals import refused
 from exactlyonce.testing.sink_contract.forked import Forked, stand_still
-from exactlyonce.testing.sink_contract.hooks import ORIGIN, PIPELINE, SINK, Row, again, known, refused, works
+from exactlyonce.testing.sink_contract.hooks import ORIGIN, PIPELINE, SINK, Row, again, known, works
 from exactlyonce.testing.sink_contract.sinks import FIRST, SECOND, TWICE, SinkContract
 
 HELD_S = 1.0

@@ -18,8 +18,8 @@ from exactlyonce.engines.blocks import BlockNames, references
 from exactlyonce.engines.wiring import table_of
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.sinks import KafkaSink
+from exactlyonce.state.backend import Table
 from exactlyonce.state.key_groups import group_range
-from exactlyonce.state.table import KeyedTable
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
@@ -68,7 +68,7 @@ class States:
 
     def tables(
         self, manifest: Manifest, parallelism: int, touched: Sequence[set[int] | None]
-    ) -> tuple[list[KeyedTable[Any]], list[BlockRef]]:
+    ) -> tuple[list[Table[Any]], list[BlockRef]]:
         """The tables of all subtasks, and what was read to make them."""
         reader = CountingReader(self.config, self.topic)
         node = self.graph.node("totals")
@@ -78,7 +78,7 @@ class States:
         ]
         return tables, reader.read
 
-    def write(self, checkpoint: int, base: int, tables: Sequence[KeyedTable[Any]]) -> tuple[Manifest, set[BlockRef]]:
+    def write(self, checkpoint: int, base: int, tables: Sequence[Table[Any]]) -> tuple[Manifest, set[BlockRef]]:
         """Write a snapshot of all tables; its manifest, and all blocks that the subtasks acknowledge."""
         writer, indexes, acknowledged = BlockWriter.connected(self.config, self.topic, 1, 0), [], set()
         for subtask, table in enumerate(tables):
@@ -98,7 +98,7 @@ def _durable(writer: BlockWriter, tickets: list[Ticket]) -> list[BlockRef]:
     return [ticket.ref for ticket in tickets if ticket.ref is not None]
 
 
-def _states(tables: Iterable[KeyedTable[Any]]) -> dict[bytes, int]:
+def _states(tables: Iterable[Table[Any]]) -> dict[bytes, int]:
     return {key: state for table in tables for key, state in table.items()}
 
 

@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifes
 from exactlyonce.checkpoint.transactions.commit import is_older
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.restore import restore
 from exactlyonce.testing.broker.interface import Isolation, NoAnswer, Record
@@ -273,7 +274,7 @@ class Oracle:
             table = restore(
                 step.id, Tally if tally else int, range(MAX_PARALLELISM), MAX_PARALLELISM, n,
                 [self._body(ref) for index in operator.index for ref in index],
-                lambda refs: [(ref, self._body(ref)) for ref in refs],
+                lambda refs: [(ref, self._body(ref)) for ref in refs], backend=HashMapBackend(),
             )  # fmt: skip
         except DamagedState as error:
             raise Broken(f"the state of {step.id} at checkpoint {n} cannot be read: {error}") from error

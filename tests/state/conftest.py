@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.state.backend import TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
-from exactlyonce.state.snapshot import Snapshot
 
 
 class Topic:
@@ -27,7 +27,7 @@ class Topic:
         self.bodies[ref] = block.body
         return ref
 
-    def write_all(self, snapshot: Snapshot) -> tuple[bytes, ...]:
+    def write_all(self, snapshot: TableSnapshot) -> tuple[bytes, ...]:
         """Encode and write a snapshot; returns the parts of its index."""
         refs = [self.write(block, snapshot.checkpoint) for block in snapshot.encode() if block is not None]
         return snapshot.seal(refs)

@@ -21,12 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state import blocks, interval
+from exactlyonce.state.backend import Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.restore import restore
-from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.table import KeyedTable
 
 MAX_PARALLELISM = 4
@@ -62,7 +63,7 @@ class Pending:
 
     checkpoint: int
     model: dict[bytes, Any]
-    snapshots: list[Snapshot]
+    snapshots: list[TableSnapshot]
     encoders: list[Iterator[EncodedBlock | None]] = field(init=False)
     refs: list[list[BlockRef]] = field(init=False)
 
@@ -116,7 +117,7 @@ class Histories(RuleBasedStateMachine):
         self.tables = self._restored(parallelism, touched)
         self.model = copy.deepcopy(self.completed_model)
 
-    def _restored(self, parallelism: int, touched: Collection[int]) -> list[KeyedTable[Any]]:
+    def _restored(self, parallelism: int, touched: Collection[int]) -> list[Table[Any]]:
         tables = []
         for subtask in range(parallelism):
             groups = group_range(subtask, parallelism, MAX_PARALLELISM)
@@ -131,6 +132,7 @@ class Histories(RuleBasedStateMachine):
                     self.indexes,
                     lambda refs: [(ref, self.bodies[ref]) for ref in reversed(refs)],
                     some,
+                    backend=HashMapBackend(),
                 )
             )
         return tables
@@ -240,7 +242,7 @@ TestHistoriesOfImmutableStates = NumberHistories.TestCase
 TestHistoriesOfImmutableStates.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
-def _put_each(table: KeyedTable[int], states: Mapping[bytes, int]) -> None:
+def _put_each(table: Table[int], states: Mapping[bytes, int]) -> None:
     table.apply(lambda _, state: (state, None), list(states), list(states.values()))
 
 
@@ -250,7 +252,7 @@ def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None
 
     So it does where every incarnation takes one checkpoint, and restores no more than it changes.
     """
-    table: KeyedTable[int] = KeyedTable("totals", int, range(8), 8)
+    table: Table[int] = KeyedTable("totals", int, range(8), 8)
     model: dict[bytes, int] = {}
     keys = [canonical_key(number) for number in range(400)]
     index: tuple[bytes, ...] = ()
@@ -260,11 +262,13 @@ def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None
         states = {key: checkpoint * number for number, key in enumerate(changed)}
         if checkpoint % incarnations == 0:
             touched = {key_group(key, 8) for key in changed} if incarnations == 1 else None
-            table = restore("totals", int, range(8), 8, checkpoint - 1, index, topic.fetch, touched)
+            table = restore(
+                "totals", int, range(8), 8, checkpoint - 1, index, topic.fetch, touched, backend=HashMapBackend()
+            )
         model.update(states)
         _put_each(table, states)
         snapshot = table.freeze(checkpoint, checkpoint - 1)
         index = topic.write_all(snapshot)
         longest = max(longest, len(snapshot.chain.blocks))
     assert longest < 40
-    assert dict(restore("totals", int, range(8), 8, 399, index, topic.fetch).items()) == model
+    assert dict(restore("totals", int, range(8), 8, 399, index, topic.fetch, backend=HashMapBackend()).items()) == model

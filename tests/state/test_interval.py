@@ -15,6 +15,7 @@ from exactlyonce.pipeline.keys import canonical_key, key_group, key_groups
 from exactlyonce.state import interval
 from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
 from exactlyonce.state.errors import StateUnstorable
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.restore import restore
 from exactlyonce.state.table import KeyedTable
@@ -128,7 +129,14 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
             table.freeze(checkpoint, 1)
         newest = dict(table.items())
         refs += [topic.write(block, 2) for block in steps if block is not None]
-        assert dict(restore("totals", type_, range(4), 4, 2, snapshot.seal(refs), topic.fetch).items()) == expected
+        assert (
+            dict(
+                restore(
+                    "totals", type_, range(4), 4, 2, snapshot.seal(refs), topic.fetch, backend=HashMapBackend()
+                ).items()
+            )
+            == expected
+        )
         assert dict(table.items()) == newest
         assert not next(table._intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
 
@@ -173,7 +181,7 @@ def test_a_group_whose_keys_are_all_gone_is_an_empty_image(topic: Any) -> None:
     snapshot = table.freeze(2, 1)
     index = topic.write_all(snapshot)
     assert len(snapshot.chain.blocks) == 1
-    assert dict(restore("totals", int, range(1), 1, 2, index, topic.fetch).items()) == {}
+    assert dict(restore("totals", int, range(1), 1, 2, index, topic.fetch, backend=HashMapBackend()).items()) == {}
 
 
 def test_values_of_all_sizes_fit(topic: Any) -> None:
@@ -187,7 +195,9 @@ def test_values_of_all_sizes_fit(topic: Any) -> None:
     index = topic.write_all(snapshot)
     assert len(snapshot.chain.blocks) > 10
     assert max(map(len, topic.bodies.values())) < BLOCK_SIZE_MAX
-    assert dict(restore("totals", bytes, range(2), 2, 1, index, topic.fetch).items()) == states
+    assert (
+        dict(restore("totals", bytes, range(2), 2, 1, index, topic.fetch, backend=HashMapBackend()).items()) == states
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from exactlyonce.pipeline.graph import Input, Kind, Node
 from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.backend import Table
 
 QUEUE_KILOBYTES = 65_536
 QUEUE_KILOBYTES_MIN = 4_096
@@ -46,7 +46,7 @@ class Assembly:
 
     clock: BatchTime
     lanes: list[Lane] = field(default_factory=list)
-    tables: list[KeyedTable[Any]] = field(default_factory=list)
+    tables: list[Table[Any]] = field(default_factory=list)
     sendings: list[Sending] = field(default_factory=list)
     stagings: list[Staging] = field(default_factory=list)
     writers: list[SinkWriter] = field(default_factory=list)
@@ -194,7 +194,7 @@ class _Assembler:
         name = name.format(self.unit.subtask).replace(">", "-")
         return FrameWriter(Path(self.unit.folder, f"{name}.{self.label}"))
 
-    def _table(self, node: Node) -> KeyedTable[Any]:
+    def _table(self, node: Node) -> Table[Any]:
         """Restored as far as what the unit is sent touches it; a key that is not sent cannot be known beforehand."""
         unit = self.unit
         edges = {edge.name for edge in self.plan.shuffles if edge.consumer == node.id}

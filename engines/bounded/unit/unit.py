@@ -29,7 +29,7 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.sinks.writer import SinkWriter
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.backend import Table
 
 BLOCKS_TIMEOUT_S = 120.0
 BLOCKS_PENDING_MAX = 200
@@ -142,7 +142,7 @@ class _Writing:
         self.written += flushed.written
         return [flushed.staged] if flushed.staged is not None else []
 
-    def table(self, table: KeyedTable[Any]) -> OperatorAck:
+    def table(self, table: Table[Any]) -> OperatorAck:
         """The changes of *table* and its index."""
         checkpoint, names = self._unit.checkpoint, self._names
         snapshot = table.freeze(checkpoint, self._unit.base.checkpoint)

@@ -1,0 +1,87 @@
+"""The seam between an engine and keyed state: a backend makes the tables in which the subtasks of operators keep it.
+
+Invariants: a table belongs to the loop of one worker; what is encoded of a snapshot is the state at its barrier,
+whatever records do meanwhile; blocks belong to no backend: what one has written, any other restores, at any
+parallelism. `testing/state_contract/` asks all of it of any backend.
+
+A backend that keeps less than all state in memory needs no more than this: where it keeps the rest, and how much memory
+it may take, are arguments of its own; `StoredState.read` gives it a key group when the first record wants it; a
+snapshot encodes in slices, so that images may be iterated from a store's own snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.chain import Chain
+from exactlyonce.state.stored import StoredState
+
+S = TypeVar("S")
+R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741 - the output
+
+
+class TableSnapshot(Protocol):
+    """The state of one table at one barrier, on its way into blocks and an index."""
+
+    @property
+    def checkpoint(self) -> int: ...
+
+    @property
+    def chain(self) -> Chain:
+        """All blocks of the state, once it is sealed."""
+
+    def encode(self) -> Iterator[EncodedBlock | None]:
+        """Blocks to write; None where a slice of work is done and no block finished. Called once, and advanced between
+        batches: a slice takes a few milliseconds. Raises `StateUnstorable` for a state that is not of the type."""
+
+    def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
+        """The parts of the index to write, given where the blocks of `encode` were written, in their order; none for
+        empty state. The checkpoint may be a base from now on."""
+
+
+class Table(Protocol, Generic[S]):
+    """The states of one operator for the keys of some key groups; keys are canonical bytes (`pipeline.keys`).
+
+    A record of another key group is a defect, and refused. A batch goes through in one call, in order.
+    """
+
+    @property
+    def operator(self) -> str: ...
+
+    def apply(
+        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
+    ) -> list[O]:
+        """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
+
+        Raises `ApplyFailed` where *fn* raises. An output that is the state itself keeps the value that it has.
+        """
+
+    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
+        """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
+
+        Raises `ApplyFailed` where *fn* raises. *fn* may change its accumulator in place.
+        """
+
+    def freeze(self, checkpoint: int, base: int) -> TableSnapshot:
+        """The synchronous part of a snapshot, in constant time.
+
+        *base* is 0, or a completed checkpoint that this table sealed or was restored from; bases and checkpoints only
+        grow. A snapshot that is never sealed was aborted; whichever is sealed holds all changes since its base.
+        """
+
+    def get(self, key: bytes) -> S | None:
+        """The newest state of *key*."""
+
+    def items(self) -> Iterator[tuple[bytes, S]]:
+        """The newest state of every key, while no record is applied."""
+
+
+class StateBackend(Protocol):
+    """Where tables keep their states."""
+
+    def table(self, stored: StoredState[S]) -> Table[S]:
+        """The table of what is *stored*, for its key groups. Raises what `StoredState.read` raises."""

@@ -1,0 +1,114 @@
+"""The stored state of one operator for one subtask: key groups that are read from blocks, some or all, in any order.
+
+Only blocks that wanted key groups need are fetched, and only their wanted sections decoded. A group is its newest
+image and the increments after it, in the order of their checkpoints. No backend is known here: any reads what another
+has written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
+from exactlyonce.state.chain import Chain, ChainBlock
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.key_groups import mask_of
+from exactlyonce.state.state_type import StateType
+
+S = TypeVar("S")
+
+Fetch = Callable[[list[BlockRef]], Iterable[tuple[BlockRef, bytes]]]
+"""Given references, yields each with its block, in any order."""
+
+
+@dataclass
+class GroupState(Generic[S]):
+    """The state of one key group, as it was read."""
+
+    states: dict[bytes, S] = field(default_factory=dict)
+    increments: list[tuple[int, int]] = field(default_factory=list)
+    """(checkpoint, entries) of every section behind its newest image, oldest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredState(Generic[S]):
+    """The state of *operator* at *checkpoint*, of which nothing has been read yet; *type* is that of a state."""
+
+    operator: str
+    type: Any
+    groups: Sequence[int]
+    """The key groups of the table. The chain may hold more: those stay as they are, and are carried over unread."""
+    max_parallelism: int
+    checkpoint: int = 0
+    chain: Chain = field(default_factory=Chain)
+    schema: Any = None
+    """Of the states in the blocks; None where there are none."""
+    credit: float = 0.0
+    """`Merging.credit`, as the checkpoint left it."""
+    share: float = 1.0
+    """Of the subtask's key groups, those in `groups`."""
+    fetch: Fetch = lambda refs: ()
+
+    def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
+        """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
+        state_type: StateType[S] = StateType(self.operator, self.type)
+        parts = _parts(_read(self.operator, list(self.chain.needed(mask_of(groups))), self.fetch))
+        return _decode(parts, state_type, self.schema)
+
+
+class _Part(NamedTuple):
+    """A section that belongs to the state."""
+
+    section: Section
+    number: int
+    reader: BlockDecoder
+
+
+def _read(operator: str, wanted: Sequence[tuple[ChainBlock, int]], fetch: Fetch) -> list[tuple[BlockDecoder, int]]:
+    """Blocks with what to take from each, in the same order. What the index says of them must be true."""
+    readers = {ref: BlockDecoder(body) for ref, body in fetch([block.ref for block, _ in wanted])}
+    if missing := [block.ref.key for block, _ in wanted if block.ref not in readers]:
+        raise DamagedState(f"{len(missing)} blocks of operator {operator!r} are missing, the first is {missing[0]}.")
+    for block, groups in wanted:
+        header = readers[block.ref].header
+        said = (operator, block.checkpoint, groups, block.images & groups)
+        if (header.operator, header.checkpoint, header.groups & groups, header.images & groups) != said:
+            raise DamagedState(
+                f"Block {block.ref.key} does not hold that state of operator {operator!r} which its index says."
+            )
+    return [(readers[block.ref], groups) for block, groups in wanted]
+
+
+def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
+    """The sections that make up the state, group by group and each oldest first, as *blocks* are."""
+    parts = [
+        _Part(section, number, reader)
+        for reader, groups in blocks
+        for number, section in enumerate(reader.header.sections)
+        if groups >> section.group & 1
+    ]
+    return sorted(parts, key=lambda part: part.section.group)
+
+
+def _decode(parts: Sequence[_Part], state_type: StateType[S], schema: Any) -> dict[int, GroupState[S]]:
+    found: dict[int, GroupState[S]] = {}
+    remaining = Counter(part.reader for part in parts)
+    for part in parts:
+        keys, deleted, encoded = part.reader.section(part.number)
+        states = state_type.decode(encoded, schema)
+        if len(states) != len(keys):
+            raise state_type.damaged(f"it holds {len(keys)} keys and {len(states)} states")
+        group = found.setdefault(part.section.group, GroupState())
+        group.states.update(zip(keys, states, strict=True))
+        for key in deleted:
+            group.states.pop(key, None)
+        if part.section.kind != IMAGE:
+            group.increments.append((part.reader.header.checkpoint, part.section.entries))
+        remaining[part.reader] -= 1
+        if not remaining[part.reader]:
+            part.reader.release()
+    return found

@@ -1,0 +1,94 @@
+"""Subtasks of one operator over blocks in memory: what the tests of the contract do with a backend."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
+from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.key_groups import group_range, subtask_of
+from exactlyonce.state.restore import restore
+
+OPERATOR = "totals"
+MAX_PARALLELISM = 8
+
+
+class StateBlocks:
+    """The blocks that snapshots have written, found by reference."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[BlockRef, bytes] = {}
+        self.read: list[BlockRef] = []
+        """Every block that was fetched."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blocks."""
+        return sum(map(len, self._bodies.values()))
+
+    def put(self, block: EncodedBlock) -> BlockRef:
+        """Keep one block."""
+        number = len(self._bodies) + 1
+        key = f"block/1/{block.header.checkpoint}/{OPERATOR}/{block.group}/{number}/0-contract"
+        ref = BlockRef(1, number, key, len(block.body), hashlib.sha256(block.body).digest())
+        self._bodies[ref] = block.body
+        return ref
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
+        """The blocks, newest first: no order is promised."""
+        for ref in sorted(refs, key=lambda each: each.offset, reverse=True):
+            self.read.append(ref)
+            yield ref, self._bodies[ref]
+
+    def write(self, snapshot: TableSnapshot) -> tuple[bytes, ...]:
+        """Encode all of a snapshot, and seal it; the parts of its index."""
+        return snapshot.seal([self.put(block) for block in snapshot.encode() if block is not None])
+
+
+def key_of(number: int) -> bytes:
+    """The key *number*, as records have it."""
+    return canonical_key(f"key-{number}")
+
+
+class Subtasks:
+    """All subtasks of the operator, each with a table of *backend*, as a checkpoint has left them."""
+
+    def __init__(
+        self, backend: StateBackend, blocks: StateBlocks, type_: Any = int, *, parallelism: int = 1,
+        checkpoint: int = 0, indexes: Sequence[bytes] = (), touched: Collection[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.backend, self.blocks, self.type, self.parallelism = backend, blocks, type_, parallelism
+        self.tables: list[Table[Any]] = []
+        for subtask in range(parallelism):
+            groups = group_range(subtask, parallelism, MAX_PARALLELISM)
+            some = None if touched is None else set(touched) & set(groups)
+            self.tables.append(
+                restore(
+                    OPERATOR, type_, groups, MAX_PARALLELISM, checkpoint, indexes, blocks.fetch, some, backend=backend
+                )
+            )
+
+    def table_of(self, key: bytes) -> Table[Any]:
+        """The table that has *key*."""
+        return self.tables[subtask_of(key_group(key, MAX_PARALLELISM), self.parallelism, MAX_PARALLELISM)]
+
+    def put(self, states: Mapping[int, Any]) -> None:
+        """Let a record of each key set its state; None deletes it."""
+        for number, state in states.items():
+            self.table_of(key_of(number)).apply(lambda _, record: (record, None), [key_of(number)], [state])
+
+    def freeze(self, checkpoint: int, base: int) -> list[TableSnapshot]:
+        """The barrier of *checkpoint* is in all subtasks."""
+        return [table.freeze(checkpoint, base) for table in self.tables]
+
+    def write(self, snapshots: Iterable[TableSnapshot]) -> list[bytes]:
+        """Write what the subtasks have frozen; all parts of their indexes."""
+        return [part for snapshot in snapshots for part in self.blocks.write(snapshot)]
+
+    def items(self) -> dict[bytes, Any]:
+        """The newest states of all subtasks."""
+        return {key: state for table in self.tables for key, state in table.items()}

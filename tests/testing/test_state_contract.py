@@ -1,0 +1,259 @@
+"""The contract of a state backend: two backends keep it; a test misses each rule that is left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.pipeline.errors import USERS_ERRORS, require
+from exactlyonce.pipeline.keys import key_group
+from exactlyonce.state import interval, state_type, table
+from exactlyonce.state.backend import StateBackend
+from exactlyonce.state.blocks import INCREMENT, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
+from exactlyonce.state.chain import Chain
+from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.index import IndexHead, encode_index
+from exactlyonce.state.interval import Interval
+from exactlyonce.state.merging import Merging
+from exactlyonce.state.state_type import StateType
+from exactlyonce.state.stored import GroupState, StoredState
+from exactlyonce.state.table import KeyedTable
+from exactlyonce.testing.state_contract import StateBackendContract
+
+
+class TestHashMap(StateBackendContract):
+    """The backend that engines use keeps the contract."""
+
+    def backend(self) -> StateBackend:
+        return HashMapBackend()
+
+
+class TestHashMapInSmallSlices(TestHashMap):
+    """It does so wherever its slices end."""
+
+    @pytest.fixture(autouse=True)
+    def _sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
+        monkeypatch.setattr(interval, "_ENTRIES_AT_FIRST", 2)
+
+
+Changes = dict[bytes, bytes | None]
+ONE = b"\x91"
+"""The msgpack array of one state begins with it."""
+
+
+class EncodedTable:
+    """A table that holds states as bytes, restores a key group when it is first wanted, and writes increments alone."""
+
+    def __init__(self, stored: StoredState[Any]) -> None:
+        self.operator = stored.operator
+        self.stored, self.type = stored, StateType[Any](stored.operator, stored.type)
+        self.chains = {stored.checkpoint: stored.chain}
+        self._groups: dict[int, dict[bytes, bytes]] = {}
+        self._intervals: list[tuple[int, Changes]] = []
+        self._changes: Changes = {}
+        self._frozen = stored.checkpoint
+
+    def apply(self, fn: Callable[[Any, Any], Any], keys: Sequence[bytes], records: Sequence[Any]) -> list[Any]:
+        outputs: list[Any] = []
+        for key, record in zip(keys, records, strict=True):
+            before = self.get(key)
+            try:
+                state, output = fn(before, record)
+            except USERS_ERRORS as error:
+                raise ApplyFailed(len(outputs)) from error
+            self._put(key, None if state is None else msgspec.msgpack.encode(state))
+            outputs.append(self.get(key) if output is state else output)
+        return outputs
+
+    def reduce(self, fn: Callable[[Any, Any], Any], keys: Sequence[bytes], records: Sequence[Any]) -> list[Any]:
+        def step(before: Any, record: Any) -> tuple[Any, Any]:
+            state = record if before is None else fn(before, record)
+            return state, state
+
+        return self.apply(step, keys, records)
+
+    def freeze(self, checkpoint: int, base: int) -> EncodedSnapshot:
+        require(checkpoint > self._frozen and base in self.chains, "checkpoints and bases only grow")
+        self._frozen = checkpoint
+        self.chains = {each: chain for each, chain in self.chains.items() if each >= base}
+        self._intervals = [each for each in self._intervals if each[0] > base]
+        self._intervals.append((checkpoint, self._changes))
+        self._changes = {}
+        return EncodedSnapshot(self, tuple(self._intervals), self.chains[base])
+
+    def get(self, key: bytes) -> Any:
+        packed = self._group(key_group(key, self.stored.max_parallelism)).get(key)
+        return None if packed is None else self.type.decode(ONE + packed, self.stored.schema)[0]
+
+    def items(self) -> Iterator[tuple[bytes, Any]]:
+        return ((key, self.get(key)) for group in self.stored.groups for key in self._group(group))
+
+    def _group(self, group: int) -> dict[bytes, bytes]:
+        require(group in self.stored.groups, f"key groups {self.stored.groups}")
+        if group not in self._groups:
+            states = self.stored.read([group]).get(group, GroupState()).states
+            self._groups[group] = {key: msgspec.msgpack.encode(state) for key, state in states.items()}
+        return self._groups[group]
+
+    def _put(self, key: bytes, packed: bytes | None) -> None:
+        states = self._group(key_group(key, self.stored.max_parallelism))
+        self._changes[key] = packed
+        if packed is None:
+            states.pop(key, None)
+        else:
+            states[key] = packed
+
+
+class EncodedSnapshot:
+    """Every interval since the base, as increments."""
+
+    def __init__(self, table: EncodedTable, intervals: Sequence[tuple[int, Changes]], base: Chain) -> None:
+        self.checkpoint = intervals[-1][0]
+        self.chain = base
+        self._table, self._intervals = table, intervals
+        self._headers: list[BlockHeader] = []
+
+    def encode(self) -> Iterator[EncodedBlock | None]:
+        for checkpoint, changes in self._intervals:
+            encoder = BlockEncoder(self._table.operator, checkpoint)
+            for group in range(self._table.stored.max_parallelism):
+                keys = [key for key in changes if key_group(key, self._table.stored.max_parallelism) == group]
+                for start in range(0, len(keys), 500):
+                    block = self._section(encoder, group, {key: changes[key] for key in keys[start : start + 500]})
+                    yield self._noted(block)
+            yield self._noted(encoder.flush())
+
+    def _section(self, encoder: BlockEncoder, group: int, changes: Changes) -> EncodedBlock | None:
+        states = {key: msgspec.Raw(packed) for key, packed in changes.items() if packed is not None}
+        keys = encode_keys([*states], [key for key in changes if key not in states])
+        return encoder.add(group, INCREMENT, keys, self._table.type.encode([*states.values()]), len(changes))
+
+    def _noted(self, block: EncodedBlock | None) -> EncodedBlock | None:
+        self._headers += [block.header] if block is not None else []
+        return block
+
+    def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
+        table = self._table
+        self.chain = table.chains[self.checkpoint] = self.chain.extended(zip(refs, self._headers, strict=True))
+        head = IndexHead(table.operator, self.checkpoint, table.stored.max_parallelism, table.type.schema)
+        return encode_index(self.chain, head)
+
+
+class EncodedBackend:
+    """Another way to keep state, with nothing of the hash map's."""
+
+    def table(self, stored: StoredState[Any]) -> EncodedTable:
+        return EncodedTable(stored)
+
+
+class TestAnotherBackend(StateBackendContract):
+    """A backend that shares no table, interval or snapshot with the hash map keeps the contract, too."""
+
+    def backend(self) -> StateBackend:
+        return EncodedBackend()
+
+
+class Mutant(NamedTuple):
+    """A hash map that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
+
+    owner: Any
+    name: str
+    defect: Any
+    test: str
+    says: str
+
+
+FREEZE, TOUCH, ENCODE = KeyedTable.freeze, KeyedTable._touch, StateType.encode
+DELETE, READ, TABLE, APPLY = Interval._delete, StoredState.read, HashMapBackend.table, KeyedTable.apply
+
+
+def _forgetful(self: Any, checkpoint: int, base: int) -> Any:
+    self._intervals = []
+    return FREEZE(self, checkpoint, base)
+
+
+def _uncloned(self: Any, keys: Any) -> None:
+    self._interval.before.update(zip(keys, map(self._states.get, keys), strict=True))
+
+
+def _images_alone(self: Any, groups: Any) -> Any:
+    return {group: each for group, each in READ(self, groups).items() if not each.increments}
+
+
+def _located_anywhere(self: Any, *given: Any) -> Any:
+    try:
+        return APPLY(self, *given)
+    except ApplyFailed as failed:
+        raise ApplyFailed(0) from failed.__cause__
+
+
+MUTANTS = {
+    "freezing copies": Mutant(
+        KeyedTable, "freeze", lambda self, *given: (FREEZE(self, *given), dict(self._states))[0],
+        "freezing_takes_constant_time", "Freezing 20000 keys took",
+    ),
+    "freezing looks at every key": Mutant(
+        KeyedTable, "freeze", lambda self, *given: (FREEZE(self, *given), sum(1 for _ in self.items()))[0],
+        "freezing_takes_constant_time", "Calls made, by number of keys",
+    ),
+    "all is encoded at once": Mutant(
+        Interval, "advance", lambda self: deque(self._slices, maxlen=0), "encoding_goes_in_slices", "records wait"
+    ),
+    "nothing is kept for an open interval": Mutant(
+        KeyedTable, "_touch", lambda self, keys: self._interval.changes(),
+        "a_snapshot_is_the_state_at_its_barrier", "whatever records do after it",
+    ),
+    "a state is not cloned": Mutant(
+        KeyedTable, "_keep", _uncloned, "several_snapshots_are_open", "whatever records do after it"
+    ),
+    "a deleted key is not written": Mutant(
+        Interval, "_delete", lambda self, keys, deleted: DELETE(self, keys, defaultdict(list)),
+        "deleted_keys", "came back from an older block",
+    ),
+    "changes of an aborted checkpoint are lost": Mutant(
+        KeyedTable, "freeze", _forgetful, "a_checkpoint_that_is_aborted", "those of checkpoints that were aborted"
+    ),
+    "every snapshot is whole": Mutant(
+        Merging, "choose", lambda self, checkpoint, changed, tables: set(tables), "increments", "relative to its base"
+    ),
+    "increments are not read": Mutant(
+        StoredState, "read", _images_alone, "increments", "An increment belongs to its image"
+    ),
+    "all key groups are read": Mutant(
+        HashMapBackend, "table", lambda self, stored: TABLE(self, replace(stored, groups=range(8))),
+        "some_key_groups", "Exactly the key groups that are asked for",
+    ),
+    "any record is taken": Mutant(
+        KeyedTable, "_note_added", lambda self, count: None, "a_record_of_another_key_group", "lost at restore"
+    ),
+    "any base will do": Mutant(
+        table, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"
+    ),
+    "states are not checked": Mutant(
+        StateType, "encode", lambda self, states: msgspec.msgpack.encode(states),
+        "what_cannot_be_stored", "no restart could read it",
+    ),
+    "blocks of its own": Mutant(
+        StateType, "encode", lambda self, states: ENCODE(self, states)[::-1],
+        "blocks_of_another_backend", "is damaged",
+    ),
+    "an error without its record": Mutant(KeyedTable, "apply", _located_anywhere, "a_failing_function", "the third"),
+    "accumulators are shared": Mutant(state_type, "_mutable", lambda *_: False, "reduce", "cloned for each output"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that leaves out a rule fails the test that is about it, which says so."""
+    mutant = MUTANTS[rule]
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
+    with pytest.raises(Exception, match=f"(?i){mutant.says}"):
+        getattr(TestHashMap(), f"test_{mutant.test}")()
