@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -84,6 +84,11 @@ class Staged:
     deadline_ms: int
 
 
+def tombstones(refs: Iterable[BlockRef]) -> tuple[Write, ...]:
+    """The writes by which blocks go that lie in the checkpoint topic."""
+    return tuple(Write(ref.partition, ref.key, None) for ref in refs)
+
+
 class DecisionLog:
     """The decision log of *pipeline*, as one incarnation of its coordinator writes it. For one thread at a time.
 
@@ -91,12 +96,14 @@ class DecisionLog:
     """
 
     def __init__(
-        self, pipeline: str, topic: TopicInfo, clock: Clock, append_timeout_ms: int = APPEND_TIMEOUT_MS
-    ) -> None:
+        self, pipeline: str, topic: TopicInfo, clock: Clock, append_timeout_ms: int = APPEND_TIMEOUT_MS,
+        drop: Callable[[Iterable[BlockRef]], tuple[Write, ...]] = tombstones,
+    ) -> None:  # fmt: skip
+        """*drop* says what is written for blocks that are dropped: `BlockStorage.drop`."""
         self.pipeline = pipeline
         self.topic = topic
         self.append_timeout_ms = append_timeout_ms
-        self._clock = clock
+        self._clock, self._drop = clock, drop
         self._writer = TransactionalWriter(coordinator_id(pipeline), topic.name, clock)
         self._opened = False
         self._history = History(pipeline)
@@ -353,8 +360,10 @@ class DecisionLog:
         needed = staged.references() if blocks else set()
         require(not any(ref.key in needed for ref in blocks), "A block that a manifest names must not be tombstoned")
         newest = next((each for each in records if isinstance(each, Incarnation)), None)
+        require(all(ref.partition != DECISIONS for ref in blocks), "Blocks do not lie among the decisions")
         tombstoned = tuple(ref.key for ref in blocks)
-        return Staged(staged, _writes(records, dropped, blocks), newest, tombstoned, self._deadline_ms())
+        writes = (*_writes(records, dropped), *self._drop(blocks))
+        return Staged(staged, writes, newest, tombstoned, self._deadline_ms())
 
     def _due_heartbeat(self) -> list[Incarnation]:
         now_ms = self._clock.now_ms()
@@ -482,11 +491,9 @@ def _frozen(topic: TopicInfo, partitions: int) -> TopicInfo:
     return msgspec.structs.replace(topic, partitions=partitions)
 
 
-def _writes(records: Sequence[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> tuple[Write, ...]:
-    require(all(ref.partition != DECISIONS for ref in blocks), "Blocks do not lie among the decisions")
+def _writes(records: Sequence[Decision], dropped: list[DecisionKey]) -> tuple[Write, ...]:
     values = [(str(DecisionKey.of(record)), encode(record)) for record in records]
     return (
         *(Write(DECISIONS, key, value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),)) for key, value in values),
         *(Write(DECISIONS, str(key), None) for key in dropped),
-        *(Write(ref.partition, ref.key, None) for ref in blocks),
     )

@@ -13,8 +13,11 @@ from typing import Any
 from exactlyonce.checkpoint.orphans import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import indexes_of, stands_on
-from exactlyonce.checkpoint.store.blocks import Blocks, BlockWriter, DamagedBlock, Ticket
+from exactlyonce.checkpoint.store.blocks import TopicStorage
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks, BlockStorage, DamagedBlock, Ticket
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
@@ -29,6 +32,11 @@ from exactlyonce.state.restore import restore
 STATE, INDEX, ORDER = "state", "index", "order"
 
 
+def block_storage(client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False) -> BlockStorage:
+    """What every engine keeps the blocks of the pipeline of *topic* in; *stays_connected* for who reads them often."""
+    return TopicStorage(client.confluent(), topic, stays_connected=stays_connected)
+
+
 class BlockNames:
     """Numbers the blocks of one worker."""
 
@@ -40,21 +48,21 @@ class BlockNames:
         self._part += 1
         return self._part
 
-    def write(self, writer: BlockWriter, checkpoint: int, operator: str, block: EncodedBlock) -> Ticket:
+    def write(self, writer: AttemptBlocks, checkpoint: int, operator: str, block: EncodedBlock) -> Ticket:
         """A block of state."""
         return writer.write(Block(operator, checkpoint, STATE, "zlib", "EOS1", block.body), block.group, self._next())
 
-    def write_index(self, writer: BlockWriter, checkpoint: int, table: Table[Any], part: bytes) -> Ticket:
+    def write_index(self, writer: AttemptBlocks, checkpoint: int, table: Table[Any], part: bytes) -> Ticket:
         """A part of the index of a subtask's state."""
         block = Block(table.operator, checkpoint, INDEX, "none", "EOX2", part)
         return writer.write(block, self._subtask, self._next())
 
-    def write_order(self, writer: BlockWriter, checkpoint: int, task: str, subtask: int, part: bytes) -> Ticket:
+    def write_order(self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, part: bytes) -> Ticket:
         """A part of the order log of a subtask since the last barrier."""
         return writer.write(Block(task, checkpoint, ORDER, "none", "msgpack", part), subtask, self._next())
 
     def write_staged(
-        self, writer: BlockWriter, checkpoint: int, sink: str, kind: str, subtask: int, body: bytes
+        self, writer: AttemptBlocks, checkpoint: int, sink: str, kind: str, subtask: int, body: bytes
     ) -> Ticket:
         """What a sink has set aside."""
         return writer.write(Block(sink, checkpoint, kind, "none", kind, body), subtask, self._next())
@@ -64,7 +72,7 @@ class BlockNames:
 class StagedBlocks:
     """Where the writer of a sink's subtask sets aside what its committables name."""
 
-    blocks: BlockWriter
+    blocks: AttemptBlocks
     names: BlockNames
     sink: str
     subtask: int

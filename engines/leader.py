@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
-from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
@@ -35,6 +35,7 @@ from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace, as_fields
+from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
@@ -78,7 +79,7 @@ class PipelineLeader:
             self._topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
         )
         self._stores: PipelineStores | None = None
-        self._staged: BlockReader | None = None
+        self._blocks: BlockStorage | None = None
         self._known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self._replays: ReplayRepair | None = None
         self._log_requests: LogRequests | None = None
@@ -110,12 +111,12 @@ class PipelineLeader:
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-        self._staged = BlockReader(options.client.confluent(), topic, stays_connected=True)
-        self._stores = PipelineStores(self._plan.graph, self._staged)
+        self._blocks = block_storage(options.client, topic, stays_connected=True)
+        self._stores = PipelineStores(self._plan.graph, self._blocks)
         self._stores.check()
         led = self._led(self._stores.digests)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
-        log = DecisionLog(pipeline, topic, self._clock)
+        log = DecisionLog(pipeline, topic, self._clock, drop=self._blocks.drop)
         self._replays = ReplayRepair(
             Loaded(load_reference(self._reference), self._reference), options.client, self._transactions,
             self._timeout_ms, lambda: log.history, self._note, *where_replayed(options.repair, self._units),
@@ -314,8 +315,8 @@ class PipelineLeader:
             self._log_requests.close()
         if self._stores is not None:
             self._stores.close()
-        if self._staged is not None:
-            self._staged.close()
+        if self._blocks is not None:
+            self._blocks.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()

@@ -18,14 +18,13 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
-from exactlyonce.checkpoint.store.blocks import BlockReader, scan_blocks
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.blocks import references_or_why
+from exactlyonce.engines.blocks import block_storage, references_or_why
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.failpoints import hit
@@ -129,11 +128,11 @@ class Performer:
             case ask.BlockEndOffsets():
                 return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets):
-                settings, topic = self.config.confluent(), self.log.topic
-                return self._persistently(lambda: scan_blocks(settings, topic, start_offsets))
+                storage = block_storage(self.config, self.log.topic)
+                return self._persistently(lambda: storage.since(start_offsets))
             case ask.FindReferences(manifest):
-                reader = BlockReader(self.config.confluent(), self.log.topic)
-                return self._persistently(lambda: references_or_why(manifest, reader))
+                storage = block_storage(self.config, self.log.topic)
+                return self._persistently(lambda: references_or_why(manifest, storage))
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):

@@ -20,7 +20,7 @@
     ├── Undetermined            what became of a decision cannot be learnt here; the next incarnation reads it
     ├── Halt                    going on would lose or double records: says which, and the choices
     │   ├── DamagedRecord       checkpoint.records.encoding: a record of the checkpoint topic is not as written
-    │   │   └── DamagedBlock        checkpoint.store.blocks: a block is missing, or is not what was written
+    │   │   └── DamagedBlock        checkpoint.store.storage: a block is missing, or is not what was written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
     │   ├── DamagedBatch        connectors.kafka.consumed: a batch of an input or an output is not as written
     │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.checkpoint.store.blocks import Blocks
+from exactlyonce.checkpoint.store.storage import Blocks
 
 
 class Committer(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
-from exactlyonce.checkpoint.store.blocks import Ticket
+from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 

@@ -14,4 +14,4 @@ def refused(action: Callable[[], object], kind: type[Exception] | tuple[type[Exc
         return error
     except Exception as error:
         raise AssertionError(f"{why}\nIt raised {type(error).__name__}: {error}, and not {kind}.") from error
-    raise AssertionError(f"{why}\nIt returned {result!r}, and did not raise {kind}.")
+    raise AssertionError(f"{why}\nIt returned {repr(result)[:200]}, and did not raise {kind}.")

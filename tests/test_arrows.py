@@ -77,6 +77,7 @@ ROOMS = {
     "testing/refusals": set[str](),
     "testing/sink_contract": {"testing/clock", "testing/cluster", "testing/refusals"},
     "testing/state_contract": {"testing/refusals"},
+    "testing/storage_contract": {"testing/cluster", "testing/refusals"},
 }
 """By room: the rooms of the same package that it may import; with a folder, the rooms that are modules of it."""
 CROSSINGS = {

@@ -1,9 +1,7 @@
-"""Blocks: the other partitions of the checkpoint topic.
+"""Blocks in the checkpoint topic: its partitions but the first are a `BlockStorage`.
 
-A block is written once, under a key that no other block has, by a plain idempotent producer, and is read uncommitted:
-that it is there means nothing, only a manifest makes it part of a checkpoint. A reference is good for exactly the bytes
-it was made for: whoever reads a block gets these, or `DamagedBlock`. A block whose delivery failed never gives a
-reference.
+A block is written by a plain idempotent producer, and is read uncommitted. It is dropped by a tombstone, which counts
+once it is committed: the decision log writes it in the transaction that finalizes a manifest without the block.
 """
 
 from __future__ import annotations
@@ -13,14 +11,16 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
 
+from exactlyonce.checkpoint.decision_log import tombstones
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Scanned
+from exactlyonce.checkpoint.requests import Scanned, Write
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import (
     IDLE_TIMEOUT_S,
@@ -29,23 +29,15 @@ from exactlyonce.checkpoint.store.scan import (
     next_offset,
     read_range,
 )
+from exactlyonce.checkpoint.store.storage import DamagedBlock, Ticket
 from exactlyonce.pipeline.errors import BrokerUnavailable, require
 
+CHECKPOINTS_KNOWN = 8
+"""A writer knows the keys that it has written for so many checkpoints before the newest."""
 DELIVERY_TIMEOUT_MS = 60_000
 """A block that is not durable by then fails its checkpoint."""
 _GAP_BYTES_MAX = 4 * 1024 * 1024
 """Between two wanted blocks, about what can be read in the 5 ms or so that a seek takes."""
-
-
-class DamagedBlock(DamagedRecord):
-    """A block that a manifest refers to is missing, or is not what was written."""
-
-    def __init__(self, message: str, ref: BlockRef) -> None:
-        super().__init__(message, ref)
-        self.ref = ref
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class DeliveryError(Protocol):
@@ -95,42 +87,8 @@ class KafkaBlockProducer:
             self._producer.poll(timeout_s)
 
 
-class Ticket:
-    """A block on its way to the topic."""
-
-    __slots__ = ("_error", "_ref", "_sha256", "_size", "key")
-
-    def __init__(self, key: str, value: bytes) -> None:
-        self.key = key
-        self._size, self._sha256 = len(value), hashlib.sha256(value).digest()
-        self._ref: BlockRef | None = None
-        self._error: DeliveryError | None = None
-
-    @property
-    def ref(self) -> BlockRef | None:
-        """Where the block lies; None until that is known. `BrokerUnavailable` if it may not have been written."""
-        if self._error is not None:
-            raise BrokerUnavailable(
-                f"Block {self.key} may not have been written: {self._error.str()}. Its checkpoint cannot complete."
-            )
-        return self._ref
-
-    @property
-    def resolved(self) -> bool:
-        """Whether `ref` will not change any more."""
-        return self._ref is not None or self._error is not None
-
-    def _delivered(self, error: DeliveryError | None, message: Delivered) -> None:
-        if error is not None:
-            self._error = error
-            return
-        partition, offset = message.partition(), message.offset()
-        require(partition is not None and offset is not None, "A delivered record has an offset")
-        self._ref = BlockRef(partition or 0, offset or 0, self.key, self._size, self._sha256)
-
-
 class BlockWriter:
-    """Writes the blocks of one attempt of one process. It waits in `wait` alone."""
+    """The `AttemptBlocks` of one attempt of one process."""
 
     def __init__(self, producer: BlockProducer, topic: TopicInfo, incarnation: int, attempt: int, nonce: str) -> None:
         """*nonce*: no two processes have the same."""
@@ -140,6 +98,7 @@ class BlockWriter:
         self._nonce = nonce
         self._producer = producer
         self._unresolved: deque[Ticket] = deque()
+        self._keys: dict[int, set[str]] = {}
 
     @classmethod
     def connected(cls, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
@@ -158,14 +117,24 @@ class BlockWriter:
         key = BlockKey(self.incarnation, block.checkpoint, block.operator, key_group, part, self.attempt, self._nonce)
         require(BlockKey.parse(str(key)) == key, f"{key} is a well-formed key")
         value = encode(block)
+        self._require_new(block.checkpoint, str(key))
         ticket = Ticket(str(key), value)
         partition = self.topic.partition_of(key_group)
         try:
-            self._producer.produce(self.topic.name, value, ticket.key, partition, ticket._delivered)
+            self._producer.produce(self.topic.name, value, ticket.key, partition, partial(_told, ticket))
         except BufferError as error:
             raise BrokerUnavailable(f"{self.pending} blocks wait for the broker; there is no room for more.") from error
         self._unresolved.append(ticket)
         return ticket
+
+    def _require_new(self, checkpoint: int, key: str) -> None:
+        """A key that is written twice would name two blocks. Keys of checkpoints that are long over are forgotten."""
+        if checkpoint not in self._keys:
+            for older in [each for each in self._keys if each < checkpoint - CHECKPOINTS_KNOWN]:
+                del self._keys[older]
+        known = self._keys.setdefault(checkpoint, set())
+        require(key not in known, f"A block is written once, under a key that no other has: {key}")
+        known.add(key)
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
@@ -181,11 +150,14 @@ class BlockWriter:
                 raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
 
 
-class Blocks(Protocol):
-    """Where blocks are read by reference."""
-
-    def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
-        """Every one of *refs* once, with its block; `DamagedBlock` if it is not what was written."""
+def _told(ticket: Ticket, error: DeliveryError | None, message: Delivered) -> None:
+    """A block was delivered, or not."""
+    if error is not None:
+        ticket.failed(error.str())
+        return
+    partition, offset = message.partition(), message.offset()
+    require(partition is not None and offset is not None, "A delivered record has an offset")
+    ticket.written(partition or 0, offset or 0)
 
 
 class BlockReader:
@@ -368,3 +340,33 @@ def _note(found: dict[str, BlockRef], message: Message) -> None:
     if value is not None and BlockKey.parse(key) is not None:
         digest = hashlib.sha256(value).digest()
         found[key] = BlockRef(message.partition() or 0, message.offset() or 0, key, len(value), digest)
+
+
+class TopicStorage:
+    """The `BlockStorage` that keeps blocks in the pipeline's checkpoint topic."""
+
+    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, *, stays_connected: bool = False) -> None:
+        """*stays_connected*: see `BlockReader`. Nothing is connected yet."""
+        self._config = config
+        self._topic = topic
+        self._reader = BlockReader(config, topic, stays_connected=stays_connected)
+
+    def begin(self, incarnation: int, attempt: int) -> BlockWriter:
+        """Its own producer, to which the broker has answered."""
+        return BlockWriter.connected(self._config, self._topic, incarnation, attempt)
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        """By partition, in the order of the offsets."""
+        return self._reader.fetch(refs)
+
+    def since(self, ends: Iterable[int]) -> Scanned:
+        """From the first offset on, of each partition, that was behind its end."""
+        return scan_blocks(self._config, self._topic, ends)
+
+    def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
+        """Tombstones."""
+        return tombstones(refs)
+
+    def close(self) -> None:
+        """Of the reader; a writer's producer goes with its process."""
+        self._reader.close()

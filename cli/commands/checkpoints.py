@@ -57,13 +57,12 @@ def checkpoints(args: argparse.Namespace) -> int:
 
 def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
     """By checkpoint, why it cannot be restored, as far as its indexes show: the state itself is not read."""
-    from exactlyonce.checkpoint.store.blocks import BlockReader
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.checkpoint.store.topic import find_topic
-    from exactlyonce.engines.blocks import references_or_why
+    from exactlyonce.engines.blocks import block_storage, references_or_why
 
-    reader = BlockReader(config.confluent(), find_topic(config.confluent(), history.pipeline))
-    found = {manifest.checkpoint: references_or_why(manifest, reader) for manifest in history.retained}
+    blocks = block_storage(config, find_topic(config.confluent(), history.pipeline))
+    found = {manifest.checkpoint: references_or_why(manifest, blocks) for manifest in history.retained}
     damaged = {checkpoint: why for checkpoint, why in found.items() if isinstance(why, str)}
     left = read_history(config.confluent(), history.pipeline).manifests if damaged else {}
     return {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left}  # else it has expired now

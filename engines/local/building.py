@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from exactlyonce.checkpoint.store.blocks import BlockWriter
+from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
@@ -36,7 +36,7 @@ Send = Callable[[msg.ToCoordinator], None]
 class Built:
     """Everything that one worker runs."""
 
-    blocks: BlockWriter
+    blocks: AttemptBlocks
     activity: Activity
     subtasks: list[Subtask] = field(default_factory=list)
     """In the plan's order: those nearest to the sources first."""

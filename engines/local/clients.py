@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.store.blocks import BlockReader, Blocks, BlockWriter
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.local.channels import Pipe
 from exactlyonce.engines.local.messages import Start
 from exactlyonce.engines.system_clock import SystemClock
@@ -31,7 +32,7 @@ class Clients(Protocol):
     def monotonic_s(self) -> Callable[[], float]:
         """Time that only grows, finer than the clock's."""
 
-    def block_writer(self) -> BlockWriter:
+    def block_writer(self) -> AttemptBlocks:
         """Of this attempt's blocks."""
 
     def block_reader(self) -> Blocks: ...
@@ -56,15 +57,15 @@ class KafkaClients:
         self.monotonic_s = time.monotonic
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)
+        self._blocks = block_storage(self._config, start.topic)
         self._executor = ThreadPoolExecutor(1, "producers")
         """Makes the producers of all sinks, one after the other, and drops them."""
 
-    def block_writer(self) -> BlockWriter:
-        start = self._start
-        return BlockWriter.connected(self._config.confluent(), start.topic, start.incarnation, start.attempt)
+    def block_writer(self) -> AttemptBlocks:
+        return self._blocks.begin(self._start.incarnation, self._start.attempt)
 
-    def block_reader(self) -> BlockReader:
-        return BlockReader(self._config.confluent(), self._start.topic)
+    def block_reader(self) -> Blocks:
+        return self._blocks
 
     def reader(
         self, source: str, topic: str, offsets: dict[int, int], targets: Mapping[int, int], epochs: dict[int, int]

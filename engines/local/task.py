@@ -16,7 +16,7 @@ from typing import Any
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.events import Ack, OperatorAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
-from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import Input, SourceInput
@@ -43,7 +43,7 @@ class Subtask:
     sinks: list[SinkWriter]
     outputs: list[list[Channel]]
     """By shuffle that begins here, its channels to every subtask behind it."""
-    blocks: BlockWriter
+    blocks: AttemptBlocks
     names: BlockNames
     acknowledge: Callable[[Acknowledge], None]
     order: OrderRuns | None

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef, StagedAck, StoreCommittable
-from exactlyonce.checkpoint.store.blocks import Ticket
+from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 from exactlyonce.sinks.writer import BlockStaging, FlushedInterval
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, Ticket
+from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery
+from exactlyonce.checkpoint.store.storage import Ticket
 
 _TOPIC = TopicInfo("contract", "topic-1", partitions=5, replicas=1)
 

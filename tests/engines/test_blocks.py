@@ -11,7 +11,8 @@ from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, Ticket
+from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter
+from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.blocks import BlockNames, references

@@ -15,8 +15,9 @@ from unreferenced import unreferenced_blocks
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, scan_blocks
+from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, scan_blocks
 from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster

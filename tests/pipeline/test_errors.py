@@ -12,7 +12,7 @@ import pytest
 
 import exactlyonce
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.blocks import DamagedBlock
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, require
 

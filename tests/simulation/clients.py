@@ -18,7 +18,8 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.blocks import BlockWriter, DamagedBlock, OnDelivery, verified
+from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, verified
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Failed, Transaction

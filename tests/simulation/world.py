@@ -34,7 +34,7 @@ from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.blocks import DamagedBlock
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
 from exactlyonce.engines.local import messages as msg

@@ -16,11 +16,10 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.blocks import whole_or_halt
+from exactlyonce.engines.blocks import block_storage, whole_or_halt
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit
@@ -156,7 +155,7 @@ def _order_logs(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[
     """By task and subtask, the order logs of the interval, one after the other; those of aborted checkpoints too."""
     refs = [ref for log in manifest.order_logs for ref in log.blocks]
     with whole_or_halt(manifest):
-        bodies = {ref: block.body for ref, block in BlockReader(client.confluent(), common.topic).fetch(refs)}
+        bodies = {ref: block.body for ref, block in block_storage(client, common.topic).fetch(refs)}
     found: dict[tuple[str, int], tuple[bytes, ...]] = {}
     for log in manifest.order_logs:
         place = (log.task, log.subtask)

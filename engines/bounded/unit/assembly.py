@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter
+from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.batch_codec import BatchCodec
-from exactlyonce.engines.blocks import BlockNames, StagedBlocks
+from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
 from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, Lane, PartitionLane
 from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
@@ -71,7 +71,9 @@ class Assembly:
             lane.reader.close()
 
 
-def assemble(unit: Unit, plan: Plan, task: Task, label: str, blocks: BlockWriter | None, names: BlockNames) -> Assembly:
+def assemble(
+    unit: Unit, plan: Plan, task: Task, label: str, blocks: AttemptBlocks | None, names: BlockNames
+) -> Assembly:
     """Make all that *unit* needs; its state is restored, nothing is read yet.
 
     *blocks* writes what it sets aside; None: it computes again what is there already.
@@ -83,12 +85,12 @@ def assemble(unit: Unit, plan: Plan, task: Task, label: str, blocks: BlockWriter
 
 
 class _Assembler:
-    def __init__(self, unit: Unit, plan: Plan, label: str, blocks: BlockWriter | None, names: BlockNames) -> None:
+    def __init__(self, unit: Unit, plan: Plan, label: str, blocks: AttemptBlocks | None, names: BlockNames) -> None:
         self.unit, self.plan, self.label = unit, plan, label
         self.blocks_written, self.names = blocks, names
         self.config = ClientConfig(unit.client)
         self.made = Assembly(BatchTime())
-        self.blocks = BlockReader(self.config.confluent(), unit.topic)
+        self.blocks = block_storage(self.config, unit.topic)
         self.operators: dict[str, Any] = {}
 
     def add(self, node: Node) -> None:
@@ -210,7 +212,7 @@ class _Waiting:
     """A writer whose writes wait until it has room."""
 
     writer: SinkWriter
-    blocks: BlockWriter
+    blocks: AttemptBlocks
 
     def write(self, outputs: Any) -> None:
         self.writer.write(outputs)

@@ -14,9 +14,9 @@ import msgspec
 
 from exactlyonce.checkpoint.events import Ack, OperatorAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset, StagedAck
-from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.blocks import BlockNames, block_storage
 from exactlyonce.engines.bounded.unit.assembly import Assembly, assemble
 from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.ordering import take_along, take_by_time
@@ -95,16 +95,15 @@ def _has_several_orders(assembly: Assembly, order: OrderRuns) -> bool:
     return order.batches or sum(lane.time_ms() is not None for lane in assembly.lanes) > 1
 
 
-def _block_writer(unit: Unit) -> BlockWriter | None:
+def _block_writer(unit: Unit) -> AttemptBlocks | None:
     """None: the unit writes no blocks, for it computes again what is there already."""
     if not unit.write_state:
         return None
-    config = ClientConfig(unit.client).confluent()
-    return BlockWriter.connected(config, unit.topic, unit.incarnation, unit.attempt)
+    return block_storage(ClientConfig(unit.client), unit.topic).begin(unit.incarnation, unit.attempt)
 
 
 def _acknowledgement(
-    unit: Unit, assembly: Assembly, order: OrderRuns | None, blocks: BlockWriter | None, names: BlockNames
+    unit: Unit, assembly: Assembly, order: OrderRuns | None, blocks: AttemptBlocks | None, names: BlockNames
 ) -> Ack:
     epochs = {(lane.name, lane.partition): lane.reader.leader_epoch for lane in assembly.partitions}
     offsets = tuple(
@@ -129,7 +128,7 @@ def _acknowledgement(
 class _Writing:
     """Writes a unit's blocks; `written` are those that are durable."""
 
-    def __init__(self, unit: Unit, blocks: BlockWriter, names: BlockNames) -> None:
+    def __init__(self, unit: Unit, blocks: AttemptBlocks, names: BlockNames) -> None:
         self._unit, self._blocks, self._names = unit, blocks, names
         self.written: list[BlockRef] = []
 

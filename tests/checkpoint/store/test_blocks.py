@@ -17,8 +17,9 @@ from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.checkpoint.store import blocks as store_blocks
 from exactlyonce.checkpoint.store import client as store_client
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, DamagedBlock, scan_blocks
+from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, scan_blocks
 from exactlyonce.checkpoint.store.scan import read_range
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation

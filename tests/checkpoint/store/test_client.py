@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.blocks import DamagedBlock
 from exactlyonce.checkpoint.store.client import end_offsets, explained, settings
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
 

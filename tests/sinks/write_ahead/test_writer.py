@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
-from exactlyonce.checkpoint.store.blocks import Ticket
+from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.writer import (
     BLOCKS_PENDING_MAX,
     CHUNK_SIZE,
@@ -43,7 +43,7 @@ class Topic:
     def arrive(self) -> None:
         """All that was sent is durable."""
         for offset in range(self.arrived, len(self.sent)):
-            self.tickets[offset]._delivered(None, _Place(offset))
+            self.tickets[offset].written(1, offset)
         self.arrived = len(self.sent)
 
     def body(self, ref: BlockRef) -> bytes:
@@ -51,17 +51,6 @@ class Topic:
         body = self.sent[ref.offset][2]
         assert (ref.size, ref.sha256) == (len(body), hashlib.sha256(body).digest())
         return body
-
-
-class _Place:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def partition(self) -> int:
-        return 1
-
-    def offset(self) -> int:
-        return self._offset
 
 
 def writer() -> tuple[RowsWriter, Topic]:

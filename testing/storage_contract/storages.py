@@ -1,0 +1,261 @@
+"""The contract of every block storage; see the package.
+
+A test has one place for blocks, which is empty when it begins, and any number of storages of it, each as if in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.checkpoint.requests import Write
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, DamagedBlock
+from exactlyonce.pipeline.errors import InvariantViolation
+from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.refusals import refused
+
+EXACTLY = "A reference is good for exactly the bytes that it names by their SHA-256; for anything else, DamagedBlock."
+ORPHANS = "A block that is not listed, and that no manifest names, stays for good: nobody remembers it."
+
+
+def block(body: bytes, checkpoint: int = 1) -> Block:
+    """One of operator `totals`."""
+    return Block("totals", checkpoint, "state", "none", "contract", body)
+
+
+def bytes_of(seed: object, size: int) -> bytes:
+    """*size* bytes that only *seed* has, and that no compression makes shorter."""
+    return hashlib.shake_128(str(seed).encode()).digest(size)
+
+
+class BlockStorageContract:
+    """See the package."""
+
+    beginning: Sequence[int]
+    """The ends behind which all blocks lie: what a pipeline without a checkpoint gives `since`."""
+
+    def storage(self) -> BlockStorage:
+        """A new one, as in a process of its own; all of a test have one place."""
+        raise NotImplementedError
+
+    def decided(self, writes: Sequence[Write]) -> None:
+        """Carry out what `drop` gave, in one committed transaction of the decision log. To be written where `drop`
+        gives anything."""
+        assert not writes, "`drop` gives writes for the decision log: write `decided` in the test class"
+
+    def laid(self, key: str, value: bytes) -> tuple[int, int]:
+        """Lay bytes under the key of a block, as damage would; -> (partition, offset) of them. May be left out."""
+        self.left_out("laid", "a block that was cut off")
+
+    def lost(self, ref: BlockRef) -> BlockRef:
+        """Take a block away, as an operator's mistake would; -> its reference, or that of one which never was. May be
+        left out."""
+        self.left_out("lost", "a block that is gone")
+
+    @staticmethod
+    def left_out(hook: str, what: str) -> NoReturn:
+        """Skip the test that needs *hook*."""
+        pytest.skip(f"{what}: write `{hook}` in the test class, and it is tested")
+
+    @pytest.fixture(autouse=True)
+    def _life(self) -> Iterator[None]:
+        self._made: list[BlockStorage] = []
+        yield
+        for each in self._made:
+            each.close()
+
+    def opened(self) -> BlockStorage:
+        """A storage that is closed when the test ends."""
+        self._made.append(self.storage())
+        return self._made[-1]
+
+    def put(self, bodies: Iterable[bytes], checkpoint: int = 1, blocks: AttemptBlocks | None = None) -> list[BlockRef]:
+        """The references of blocks with these bodies, of key groups 0, 1, 2 and so on."""
+        blocks = blocks or self.opened().begin(1, 0)
+        tickets = [blocks.write(block(body, checkpoint), group) for group, body in enumerate(bodies)]
+        blocks.wait(LIMIT_S)
+        refs = [ticket.ref for ticket in tickets]
+        assert None not in refs, (
+            "After `wait` has returned every block is durable, and its ticket knows where it is."
+        )
+        return [ref for ref in refs if ref is not None]
+
+    def got(self, refs: Iterable[BlockRef], storage: BlockStorage | None = None) -> dict[str, bytes]:
+        """Bodies by key; every reference is to be answered once."""
+        found = [(ref.key, each.body) for ref, each in (storage or self.opened()).fetch(refs)]
+        assert len(found) == len(dict(found)), "A block was given twice."
+        return dict(found)
+
+    def damaged(self, ref: BlockRef, others: Sequence[BlockRef], why: str) -> None:
+        """*ref* cannot be had, the error names it; the *others* can."""
+        storage = self.opened()
+        error = refused(lambda: self.got([ref, *others], storage), DamagedBlock, why)
+        assert isinstance(error, DamagedBlock)
+        assert error.ref == ref, f"DamagedBlock names the block that is damaged, and not {error.ref}."
+        assert ref.key in str(error), f"The message names the block: {error}"
+        assert len(self.got(others, storage)) == len(others), "After a damaged block the others cannot be had any more."
+
+    def listed(self, ends: Iterable[int]) -> set[BlockRef]:
+        """What lies behind *ends*."""
+        scanned = self.opened().since(ends)
+        assert not scanned.unreadable, scanned.unreadable
+        assert len({ref.key for ref in scanned.blocks}) == len(scanned.blocks), "A block is listed twice."
+        return set(scanned.blocks)
+
+    def ends(self) -> tuple[int, ...]:
+        """Behind which lies what is put from now on."""
+        return self.opened().since(self.beginning).end_offsets
+
+    # --- put and get --------------------------------------------------------------------------------------------------
+
+    def test_what_is_put_can_be_had(self) -> None:
+        """Another process gets every block by its reference, whatever the order, and however often it is asked for."""
+        bodies = [bytes_of(group, 3_000) for group in range(40)]
+        refs = self.put(bodies)
+        expected = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
+        assert self.got([*reversed(refs), *refs[:5]]) == expected
+        assert self.got(refs[::7]) == {ref.key: expected[ref.key] for ref in refs[::7]}
+        assert self.got([]) == {}
+
+    def test_a_reference(self) -> None:
+        """It says who put the block for which checkpoint, and names the bytes by their number and SHA-256."""
+        value = encode(block(b"body", 9))
+        blocks = self.opened().begin(3, 7)
+        ticket = blocks.write(block(b"body", 9), 5, part=2)
+        blocks.wait(LIMIT_S)
+        ref = ticket.ref
+        assert ref is not None
+        assert (ref.size, ref.sha256) == (len(value), hashlib.sha256(value).digest()), EXACTLY
+        key = BlockKey.parse(ref.key)
+        assert key is not None, f"Orphans are found by their keys, which are well-formed: {ref.key}"
+        assert key == BlockKey(3, 9, "totals", 5, 2, 7, key.nonce)
+
+    def test_putting_does_not_wait(self) -> None:
+        """`write` returns at once and `poll` tells; the loop goes on meanwhile. Nothing is pending in the end."""
+        blocks = self.opened().begin(1, 0)
+        tickets = [blocks.write(block(bytes_of(group, 10_000)), group) for group in range(20)]
+        assert blocks.pending <= 20
+        blocks.wait(LIMIT_S)
+        assert (blocks.pending, blocks.poll()) == (0, 0)
+        assert all(ticket.resolved for ticket in tickets)
+
+    def test_sizes(self) -> None:
+        """A block of exactly the largest size is put and had, an empty one too; a larger one is refused at once."""
+        body = bytes(BLOCK_SIZE_MAX - len(encode(block(bytes(BLOCK_SIZE_MAX // 2)))) + BLOCK_SIZE_MAX // 2)
+        refs = self.put([body, b""])
+        assert refs[0].size == BLOCK_SIZE_MAX
+        assert self.got(refs) == {refs[0].key: body, refs[1].key: b""}
+        blocks = self.opened().begin(2, 0)
+        refused(lambda: blocks.write(block(body + b"x"), 0), InvariantViolation, "A block over the limit was taken.")
+
+    def test_a_key_is_put_once(self) -> None:
+        """The same operator, checkpoint, key group and part twice is a defect: the reference would name one of two."""
+        blocks = self.opened().begin(1, 0)
+        first = blocks.write(block(b"first"), 3, part=1)
+        again = partial(blocks.write, block(b"second"), 3, part=1)
+        refused(again, InvariantViolation, "A key was put twice: what its reference names is not there any more.")
+        blocks.wait(LIMIT_S)
+        assert first.ref is not None
+        assert self.got([first.ref]) == {first.key: b"first"}
+
+    def test_two_processes_of_one_attempt(self) -> None:
+        """A worker that was taken for dead puts the same blocks as the one that stands for it: each has its own."""
+        zombie, worker = (self.put([name, name], blocks=self.opened().begin(1, 0)) for name in (b"zombie", b"worker"))
+        assert self.got([*zombie, *worker]) == {
+            **{ref.key: b"zombie" for ref in zombie}, **{ref.key: b"worker" for ref in worker},
+        }  # fmt: skip
+
+    def test_a_reader_goes_on(self) -> None:
+        """A storage serves its process for as long as it lives: again, after a part that was not taken, after close."""
+        refs = self.put(map(bytes_of, range(30), [20_000] * 30))
+        storage = self.opened()
+        for part in (refs[20:], refs[:4], refs[::3], refs):
+            begun = iter(storage.fetch(refs))
+            next(begun)
+            del begun
+            assert len(self.got(part, storage)) == len(part)
+        storage.close()
+        assert len(self.got(refs, storage)) == 30, "It connects again after it was closed."
+
+    # --- damage -------------------------------------------------------------------------------------------------------
+
+    def test_other_bytes_than_were_written(self) -> None:
+        """A reference with another digest, size or key never gets a block."""
+        refs = self.put(map(bytes_of, range(8), [100] * 8))
+        changes: Sequence[dict[str, Any]] = (
+            {"sha256": bytes(32)}, {"size": 3}, {"key": refs[0].key.replace("/totals/", "/others/")},
+        )  # fmt: skip
+        for change in changes:
+            self.damaged(msgspec.structs.replace(refs[0], **change), refs[1:], EXACTLY)
+
+    def test_a_block_that_was_cut_off(self) -> None:
+        """Whatever lies under the key of a block, cut off, empty or garbage, is damage, unless it is what was put."""
+        whole, *others = self.put([bytes_of("whole", 5_000), b"a", b"b"])
+        value = encode(block(bytes_of("whole", 5_000)))
+        key = whole.key[:-1] + ("0" if whole.key[-1] != "0" else "1")
+        partition, offset = self.laid(key, value[:-1] + b"x")
+        self.damaged(msgspec.structs.replace(whole, key=key, partition=partition, offset=offset), others, EXACTLY)
+        for damage in (value[:-7], value[:1], b"", b"\xff" * len(value)):
+            partition, offset = self.laid(key, damage)
+            ref = msgspec.structs.replace(whole, key=key, partition=partition, offset=offset)
+            self.damaged(ref, [whole, *others], EXACTLY)
+            own = msgspec.structs.replace(ref, size=len(damage), sha256=hashlib.sha256(damage).digest())
+            self.damaged(own, others, "Bytes that are no block are damage, also where the reference was made for them.")
+
+    def test_a_block_that_is_gone(self) -> None:
+        """What is not there is damage, said soon, and no empty answer: else a restart would go on without state."""
+        refs = self.put(map(bytes_of, range(6), [100] * 6))
+        gone = self.lost(refs[0])
+        self.damaged(gone, refs[1:], "A block that is gone is an error: its state would be missing in silence.")
+
+    # --- list and drop ------------------------------------------------------------------------------------------------
+
+    def test_orphans_are_listed(self) -> None:
+        """What was put behind the ends is found, whoever put it, for whatever checkpoint; what lies before is not."""
+        old = self.put([b"old"] * 8)
+        ends = self.ends()
+        assert self.listed(ends) == set(), "What was put before the ends that were noted is not asked for."
+        orphans = self.put([b"killed"] * 8, checkpoint=2)
+        orphans += self.put([b"zombie"] * 8, checkpoint=1, blocks=self.opened().begin(7, 3))
+        assert self.listed(ends) == set(orphans), ORPHANS
+        assert self.listed(self.beginning) == {*old, *orphans}, ORPHANS
+        assert len(self.got(self.listed(ends))) == 16, "What is listed can be had by these very references."
+
+    def test_ends_only_grow(self) -> None:
+        """Ends that a manifest has noted stay good: what is put later lies behind them."""
+        noted = [self.ends()]
+        put: list[list[BlockRef]] = []
+        for number in range(3):
+            put.append(self.put([b"%d" % number] * 5, checkpoint=number + 1))
+            noted.append(self.ends())
+        for number, ends in enumerate(noted):
+            wanted = {ref for refs in put[number:] for ref in refs}
+            assert self.listed(ends) == wanted, f"{ORPHANS} Behind the ends noted before checkpoint {number + 1}."
+
+    def test_what_is_dropped(self) -> None:
+        """A dropped block is not listed any more, and dropping it again is no error; all others stay."""
+        refs = self.put(map(bytes_of, range(10), [100] * 10))
+        self.decided(self.opened().drop(refs[:4]))
+        gone = "A dropped block is listed: it would be taken for an orphan, and dropped, at each start."
+        assert self.listed(self.beginning) == set(refs[4:]), gone
+        assert len(self.got(refs[4:])) == 6, "Dropping some blocks took others."
+        self.decided(self.opened().drop(refs[2:6]))
+        assert self.listed(self.beginning) == set(refs[6:]), gone
+        assert len(self.got(refs[6:])) == 4
+
+    def test_what_is_not_decided_is_not_dropped(self) -> None:
+        """Before its transaction is durable nothing is dropped: it may fail, and the old manifest needs its blocks."""
+        refs = self.put([b"needed"] * 4)
+        early = "A block went before the decision that drops it was durable: the checkpoint that stands needs it."
+        writes = self.opened().drop(refs)
+        if writes:
+            assert self.listed(self.beginning) == set(refs), early
+            assert len(self.got(refs)) == 4, early

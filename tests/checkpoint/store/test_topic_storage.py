@@ -1,0 +1,61 @@
+"""The checkpoint topic as a block storage, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.requests import Write
+from exactlyonce.checkpoint.store.blocks import TopicStorage
+from exactlyonce.checkpoint.store.storage import BlockStorage
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.storage_contract import BlockStorageContract
+
+pytestmark = pytest.mark.broker
+
+
+class TestTopicStorage(BlockStorageContract):
+    """The storage that engines use keeps the contract."""
+
+    beginning = (0,) * 5
+    stays_connected = False
+
+    @pytest.fixture(autouse=True)
+    def _topic(self, store: Any) -> None:
+        self.store = store
+
+    def storage(self) -> BlockStorage:
+        return TopicStorage(self.store.config, self.store.topic, stays_connected=self.stays_connected)
+
+    def decided(self, writes: Sequence[Write]) -> None:
+        """By a decision log, which asks the storage what to write."""
+        refs = [BlockRef(each.partition, 0, each.key, 0, b"") for each in writes]
+        log = self.store.living(drop=lambda _: tuple(writes))
+        assert log.appended(blocks_dropped=refs) is Outcome.DONE
+
+    def laid(self, key: str, value: bytes) -> tuple[int, int]:
+        lies: list[Any] = []
+        producer = Producer(self.store.config)
+        topic = self.store.topic.name
+        producer.produce(
+            topic, value, key, 2, on_delivery=lambda _, each: lies.append((each.partition(), each.offset()))
+        )
+        assert producer.flush(LIMIT_S) == 0
+        partition, offset = lies[0]
+        return partition, offset
+
+    def lost(self, ref: BlockRef) -> BlockRef:
+        """One behind the end of its partition."""
+        return msgspec.structs.replace(ref, offset=ref.offset + 1_000_000)
+
+
+class TestTopicStorageThatStaysConnected(TestTopicStorage):
+    """It does so with one connection for all that is read."""
+
+    stays_connected = True

@@ -1,0 +1,214 @@
+"""The contract of a block storage: one in memory keeps it; a test misses each rule that is left out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.requests import Scanned, Write
+from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock, Ticket
+from exactlyonce.pipeline.errors import require
+from exactlyonce.testing.storage_contract import BlockStorageContract
+
+
+class Shelf:
+    """What all storages of a test have in common: blocks by key, each with the number under which it was put."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[int, bytes]] = {}
+        self.numbers = count(1)
+        self.processes = count(1)
+
+    def lay(self, key: str, value: bytes) -> int:
+        """Keep *value*; its number."""
+        self.values[key] = (next(self.numbers), value)
+        return self.values[key][0]
+
+
+class ShelfBlocks:
+    """The `AttemptBlocks` of a process: what is sent is durable at the next poll."""
+
+    def __init__(self, shelf: Shelf, incarnation: int, attempt: int) -> None:
+        self._shelf, self._life = shelf, (incarnation, attempt, f"p{next(shelf.processes)}")
+        self._sent: dict[str, tuple[Ticket, bytes]] = {}
+        self._keys: set[str] = set()
+
+    @property
+    def pending(self) -> int:
+        return len(self._sent)
+
+    def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
+        incarnation, attempt, nonce = self._life
+        key = str(BlockKey(incarnation, block.checkpoint, block.operator, key_group, part, attempt, nonce))
+        require(key not in self._keys, f"{key} is new")
+        value = encode(block)
+        self._keys.add(key)
+        ticket = Ticket(key, value)
+        self._sent[key] = (ticket, value)
+        return ticket
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        for key, (ticket, value) in self._sent.items():
+            ticket.written(0, self._shelf.lay(key, value))
+        self._sent.clear()
+        return 0
+
+    def wait(self, timeout_s: float) -> None:
+        self.poll()
+
+
+class ShelfStorage:
+    """A storage in memory: what is dropped goes once the transaction that drops it is durable."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+
+    def begin(self, incarnation: int, attempt: int) -> ShelfBlocks:
+        return ShelfBlocks(self.shelf, incarnation, attempt)
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        for ref in dict.fromkeys(refs):
+            _, value = self.shelf.values.get(ref.key, (0, None))
+            if value is None:
+                raise DamagedBlock(f"Block {ref.key} is gone.", ref)
+            self.verify(ref, value)
+            try:
+                yield ref, decode(value, Block)
+            except DamagedRecord as error:
+                raise DamagedBlock(f"Block {ref.key}: {error}", ref) from error
+
+    def verify(self, ref: BlockRef, value: bytes) -> None:
+        """Raise unless *value* is what *ref* names."""
+        if (ref.size, ref.sha256) != (len(value), hashlib.sha256(value).digest()):
+            raise DamagedBlock(f"Block {ref.key} is not what was written.", ref)
+
+    def since(self, ends: Iterable[int]) -> Scanned:
+        (end,) = ends
+        found = [
+            BlockRef(0, number, key, len(value), hashlib.sha256(value).digest())
+            for key, (number, value) in self.shelf.values.items()
+            if number >= end
+        ]
+        return Scanned(tuple(found), (max([number for number, _ in self.shelf.values.values()], default=0) + 1,))
+
+    def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
+        return tuple(Write(ref.partition, ref.key, None) for ref in refs)
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+class TestShelf(BlockStorageContract):
+    """A storage that shares nothing with the topic keeps the contract."""
+
+    beginning = (0,)
+
+    @pytest.fixture(autouse=True)
+    def _shelf(self) -> None:
+        self.shelf = Shelf()
+
+    def storage(self) -> BlockStorage:
+        return ShelfStorage(self.shelf)
+
+    def decided(self, writes: Sequence[Write]) -> None:
+        for each in writes:
+            self.shelf.values.pop(each.key, None)
+
+    def laid(self, key: str, value: bytes) -> tuple[int, int]:
+        return 0, self.shelf.lay(key, value)
+
+    def lost(self, ref: BlockRef) -> BlockRef:
+        del self.shelf.values[ref.key]
+        return ref
+
+
+class Mutant(NamedTuple):
+    """A storage that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
+
+    owner: Any
+    name: str
+    defect: Any
+    test: str
+    says: str
+
+
+SINCE, BEGIN, WRITE = ShelfStorage.since, ShelfStorage.begin, ShelfBlocks.write
+
+
+def _silently(self: Any, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+    there = [ref for ref in dict.fromkeys(refs) if ref.key in self.shelf.values]
+    for ref in there:
+        self.verify(ref, self.shelf.values[ref.key][1])
+        yield ref, decode(self.shelf.values[ref.key][1], Block)
+
+
+def _own_alone(self: Any, ends: Iterable[int]) -> Scanned:
+    found = SINCE(self, ends)
+    mine = tuple(each for each in found.blocks if each.key.startswith("block/1/"))
+    return Scanned(mine, found.end_offsets)
+
+
+def _at_once(self: Any, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
+    writes = tuple(Write(ref.partition, ref.key, None) for ref in refs)
+    for each in writes:
+        self.shelf.values.pop(each.key, None)
+    return writes
+
+
+def _again(self: Any, block: Block, key_group: int, part: int = 0) -> Ticket:
+    self._keys.clear()
+    return WRITE(self, block, key_group, part)
+
+
+def _without_a_process(self: Any, incarnation: int, attempt: int) -> ShelfBlocks:
+    blocks = BEGIN(self, incarnation, attempt)
+    blocks._life = (incarnation, attempt, "p0")
+    return blocks
+
+
+MUTANTS = {
+    "bytes are not compared": Mutant(
+        ShelfStorage, "verify", lambda self, ref, value: None, "other_bytes_than_were_written", "names by their SHA-256"
+    ),
+    "what is cut off is returned": Mutant(
+        ShelfStorage, "verify", lambda self, ref, value: None, "a_block_that_was_cut_off", "names by their SHA-256"
+    ),
+    "what is gone is left out": Mutant(
+        ShelfStorage, "fetch", _silently, "a_block_that_is_gone", "would be missing in silence"
+    ),
+    "a key may be put twice": Mutant(ShelfBlocks, "write", _again, "a_key_is_put_once", "A key was put twice"),
+    "processes share keys": Mutant(
+        ShelfStorage, "begin", _without_a_process, "two_processes_of_one_attempt", "is not what was written"
+    ),
+    "others' orphans are not listed": Mutant(
+        ShelfStorage, "since", _own_alone, "orphans_are_listed", "nobody remembers it"
+    ),
+    "ends are not looked at": Mutant(
+        ShelfStorage, "since", lambda self, ends: SINCE(self, (0,)), "orphans_are_listed", "is not asked for"
+    ),
+    "ends say one too much": Mutant(
+        ShelfStorage, "since", lambda self, ends: SINCE(self, [each + 1 for each in ends]), "ends_only_grow",
+        "nobody remembers it",
+    ),
+    "nothing is dropped": Mutant(ShelfStorage, "drop", lambda self, refs: (), "what_is_dropped", "is listed"),
+    "blocks are dropped before the decision": Mutant(
+        ShelfStorage, "drop", _at_once, "what_is_not_decided_is_not_dropped", "before the decision that drops it"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage that leaves out a rule fails the test that is about it, which says so."""
+    mutant = MUTANTS[rule]
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
+    contract = TestShelf()
+    contract.shelf, contract._made = Shelf(), []
+    with pytest.raises(Exception, match=mutant.says):
+        getattr(contract, f"test_{mutant.test}")()
