@@ -1,4 +1,4 @@
-"""Sources, and all that talks to Kafka: `kafka/` asks a cluster, `embedded/` starts a broker.
+"""Sources, and all that talks to Kafka: `kafka/` asks a cluster, `embedded/` starts a broker; `source` is the seam.
 
 May import `state`, `checkpoint` and `pipeline`; the two folders do not know each other.
 """

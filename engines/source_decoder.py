@@ -11,12 +11,9 @@ from collections.abc import Callable
 from operator import length_hint
 from typing import Any
 
-from confluent_kafka import Message
-
-from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError
-from exactlyonce.pipeline.records import Record
 
 NAMED_MAX = 5
 """Of a batch, so many skipped records get a line each; the others share one."""
@@ -29,22 +26,21 @@ def _write(line: str) -> None:
 class SourceDecoder:
     """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
 
-    def __init__(self, id: str, source: KafkaSource[Any], say: Callable[[str], None] = _write) -> None:
+    def __init__(self, id: str, source: Readable, say: Callable[[str], None] = _write) -> None:
         self.id = id
-        self.source = source
-        self._say = say
         self.skipped = 0
-        self._decode_value = source.decode_value
-        self._decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
+        self._say = say
+        self._on_error = source.on_error
+        self._decoder = source.decoder()
 
-    def decode(self, messages: list[Message]) -> Batch:
+    def decode(self, messages: list[Any]) -> Batch:
         """The batch of *messages*; one that does not decode is an error or is skipped, as the source says."""
-        values = iter(messages if self.source.metadata else list(map(Message.value, messages)))
+        values, decode = iter(self._decoder.parts(messages)), self._decoder.decode
         records: list[Any] = []
         bad: list[int] = []
         while True:
             try:
-                records.extend(map(self._decode, values))  # what was decoded before an error is kept
+                records.extend(map(decode, values))  # what was decoded before an error is kept
             except USERS_ERRORS as error:
                 place = len(messages) - length_hint(values) - 1
                 self._skip(messages[place], error, len(bad))
@@ -62,9 +58,13 @@ class SourceDecoder:
         left_out = set(bad)
         return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
 
-    def _skip(self, message: Message, error: BaseException, before: int) -> None:
+    def time_ms(self, message: Any) -> int:
+        """When it came to be."""
+        return self._decoder.time_ms(message)
+
+    def _skip(self, message: Any, error: BaseException, before: int) -> None:
         """Say that *message* is skipped, unless *before*, those of its batch so far, are enough; or raise."""
-        if self.source.on_error == "fail":
+        if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
                 f'the producer, or let the source skip such records: on_error="skip".'
@@ -72,22 +72,10 @@ class SourceDecoder:
         if before < NAMED_MAX:
             self._say(f"skipped: {self._undecodable(message, error)}")
 
-    def _undecodable(self, message: Message, error: BaseException) -> str:
-        problem = self.source.value_problem(message.value(), error)
+    def _undecodable(self, message: Any, error: BaseException) -> str:
+        problem = self._decoder.problem(message, error)
         return f"Source {self.id!r}: the record at {_place(message)}: {problem}."
 
-    def _record(self, message: Message) -> Record[Any]:
-        """A message with all that Kafka knows of it."""
-        return Record(
-            self._decode_value(message.value()),
-            self.source.decode_key(message.key()),
-            message.timestamp()[1],
-            tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
-            message.topic() or "",
-            message.partition() or 0,
-            message.offset() or 0,
-        )
 
-
-def _place(message: Message) -> str:
-    return f"{message.topic()}[{message.partition()}] offset {message.offset()}"
+def _place(record: RawRecord) -> str:
+    return f"{record.topic()}[{record.partition()}] offset {record.offset()}"

@@ -40,7 +40,8 @@ ROOMS = {
     "cli/commands": {"cli"},
     "connectors": {"connectors/kafka"},
     "connectors/embedded": set[str](),
-    "connectors/kafka": set[str](),
+    "connectors/kafka": {"connectors/source"},
+    "connectors/source": set[str](),
     "engines": {"engines/surroundings"},
     "engines/bounded": {"engines", "engines/bounded/unit", "engines/surroundings"},
     "engines/bounded/audit": {"engines", "engines/bounded", "engines/bounded/replay", "engines/bounded/unit"},
@@ -76,6 +77,7 @@ ROOMS = {
     "testing/cluster": set[str](),
     "testing/refusals": set[str](),
     "testing/sink_contract": {"testing/clock", "testing/cluster", "testing/refusals"},
+    "testing/source_contract": {"testing/cluster", "testing/refusals"},
     "testing/state_contract": {"testing/refusals"},
     "testing/storage_contract": {"testing/cluster", "testing/refusals"},
 }
@@ -86,6 +88,19 @@ CROSSINGS = {
     ("engines/bounded/replay/replay_repair", "engines/spark"): "`--repair spark` starts a Spark when there is a loss",
 }
 """By (module, room): why it may import that room all the same."""
+BEHIND_A_SEAM = {
+    "checkpoint.store.blocks": {"engines/blocks.py"},
+    "connectors.kafka.range_reader": {
+        f"engines/spark/source/{name}.py" for name in ("ranges", "reading", "stream_reading")
+    },
+    "connectors.kafka.reader": {"engines/local/clients.py"},
+    "connectors.kafka.source": set[str](),
+    "state.hash_map": {"engines/blocks.py"},
+    "state.interval": set[str](),
+    "state.snapshot": set[str](),
+    "state.table": set[str](),
+}
+"""By module that implements a seam: the place in engines and commands that chooses it, or is about Kafka alone."""
 PURE_FOLDERS = ("checkpoint", "checkpoint/commits", "checkpoint/records", "checkpoint/transactions", "state")
 PURE = [
     *("__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib"),
@@ -170,6 +185,18 @@ def test_arrows_point_one_way_between_rooms(repository: list[Path]) -> None:
         for other in [room_of(Path(*module.split(".")[1:]))]
         if not may_enter(room_of(path.with_suffix("")), other)
         and not any(str(path.with_suffix("")) == one and Path(other).is_relative_to(two) for one, two in CROSSINGS)
+    ]
+    assert wrong == []
+
+
+def test_engines_know_the_seams_alone(repository: list[Path]) -> None:
+    """Engines and commands import the interface of a seam; who implements it is chosen in one place."""
+    wrong = [
+        f"{path}:{line}: {module}"
+        for path in python_files(repository, "engines", "cli")
+        for line, module in imports(path)
+        for behind, places in BEHIND_A_SEAM.items()
+        if is_part_of(module, f"exactlyonce.{behind}") and str(path) not in places
     ]
     assert wrong == []
 

@@ -11,11 +11,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
 from exactlyonce.connectors.kafka.reader import epoch_of, exact_consumer, offset_of
+from exactlyonce.connectors.source import RangeContext
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 WAIT_S = 0.02
@@ -191,3 +194,20 @@ class RangeReader:
             f"nothing has come for {self._timeout_s:g} s: {self._last_seen or 'no broker answers'}. Check that "
             f"{self._config.bootstrap_servers} runs, and that no transaction is left open on the topic; then try again."
         )
+
+
+class SourceRange:
+    """The `SplitReader` of a Kafka source."""
+
+    def __init__(self, context: RangeContext) -> None:
+        self._context, start = context, context.start
+        config = ClientConfig({"queued.max.messages.kbytes": context.kilobytes, **context.client})
+        self._reader = RangeReader(
+            start.topic, start.partition, start.offset, context.end, config, leader_epoch=start.leader_epoch
+        )
+        self.read, self.close = self._reader.read, self._reader.close
+
+    def position(self) -> SourceOffset:
+        """With the leader epoch of the record before it."""
+        offset = min(self._reader.position, self._context.end)
+        return msgspec.structs.replace(self._context.start, offset=offset, leader_epoch=self._reader.leader_epoch)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.confluent import make_consumer
 from exactlyonce.connectors.kafka.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
 from exactlyonce.connectors.kafka.silence import Silence
@@ -24,6 +25,15 @@ offset_of = cast("Callable[[Message], int]", Message.offset)
 
 FETCH_BACKOFF_MS = 10
 """How soon the client fetches again after its queue was full. Its default of a second starves a fast loop."""
+
+
+class Consumers(NamedTuple):
+    """What the consumers of a source's subtask are made by."""
+
+    config: Mapping[str, str]
+    """librdkafka settings."""
+    make: Callable[[Mapping[str, Any]], Consumer]
+    """Of a consumer with the settings."""
 
 
 def exact_consumer(config: Mapping[str, Any]) -> Consumer:
@@ -55,6 +65,8 @@ class KafkaReader:
     """By partition, the offset at which this source is finished; empty: never."""
     config: Mapping[str, str]
     """librdkafka settings."""
+    topic_id: str = field(kw_only=True)
+    """Of the topic that the offsets belong to."""
     epochs: dict[int, int] = field(default_factory=dict)
     """By partition, the leader epoch of the last record handed out, as far as one was and it is known."""
     runs: list[tuple[int, int]] = field(default_factory=list)
@@ -86,6 +98,18 @@ class KafkaReader:
         self._consumer.incremental_assign(
             [TopicPartition(self.topic, p, self.offsets[p], leader_epoch=self.epochs.get(p, -1)) for p in partitions]
         )
+
+    def positions(self) -> tuple[SourceOffset, ...]:
+        """Sn of every partition."""
+        return tuple(
+            SourceOffset(self.source, self.topic, self.topic_id, partition, offset, self.epochs.get(partition, -1))
+            for partition, offset in sorted(self.offsets.items())
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether there are no partitions to read."""
+        return not self.offsets
 
     @property
     def finished(self) -> bool:

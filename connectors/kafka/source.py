@@ -8,16 +8,20 @@ from datetime import datetime
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.source import Source
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
     from typing_extensions import TypeForm
+
+    from exactlyonce.connectors.kafka.topics import Topics
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -155,6 +159,50 @@ class KafkaSource(Source[T]):
             return f"the value is null (a tombstone): declare value={name} | None if the topic has them"
         return f"the value is no {schema.type_name(self.value_type)} in {self.value_codec.name}: {error}"
 
+    def first_offsets(self, source: str, topics: Topics) -> dict[int, int]:
+        """By partition, where a pipeline without a checkpoint begins; *source* is its id."""
+        first = topics.start_offsets(self.topic)
+        match self.start:
+            case "earliest":
+                return first
+            case "latest":
+                return topics.end_offsets(self.topic, committed=True)
+            case datetime():
+                return topics.offsets_at(self.topic, int(self.start.timestamp() * 1000))
+        unknown = sorted(set(self.start) - set(first))
+        if unknown:
+            raise ConfigError(
+                f"Source {source!r} is to start at partitions {unknown} of {self.topic!r}, which has {len(first)}."
+            )
+        return {**first, **self.start}
+
+    def open_reader(self, context: ReaderContext) -> SourceReader:
+        """Of the partitions of one subtask."""
+        from exactlyonce.connectors.kafka.reader import KafkaReader
+
+        positions = context.positions
+        config, make = context.clients.consumers(self.topic)
+        return KafkaReader(
+            source=context.source,
+            topic=self.topic,
+            topic_id=context.topic_id,
+            offsets={each.partition: each.offset for each in positions},
+            targets=context.targets,
+            config=config,
+            epochs={each.partition: each.leader_epoch for each in positions if each.leader_epoch >= 0},
+            make=make,
+        )
+
+    def open_range(self, context: RangeContext) -> SplitReader:
+        """Of one partition."""
+        from exactlyonce.connectors.kafka.range_reader import SourceRange
+
+        return SourceRange(context)
+
+    def decoder(self) -> RecordDecoder:
+        """Of the messages of confluent-kafka."""
+        return KafkaDecoder(self)
+
     def problems(self) -> Iterator[str]:
         """What is wrong with the topic, the start or on_error."""
         if problem := topic_problem(self.topic):
@@ -167,6 +215,42 @@ class KafkaSource(Source[T]):
     def describe(self) -> dict[str, Any]:
         """Topic and codec; where it starts is not part of what it is."""
         return {"source": "kafka", "topic": self.topic, "value": self.value_codec.describe(), "metadata": self.metadata}
+
+
+class KafkaDecoder:
+    """The `RecordDecoder` of a source."""
+
+    def __init__(self, source: KafkaSource[Any]) -> None:
+        from confluent_kafka import Message
+
+        self._source = source
+        self._value: Callable[[Message], Any] = Message.value
+        self._decode_value, self._decode_key = source.decode_value, source.decode_key
+        self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
+
+    def parts(self, records: list[Any]) -> list[Any]:
+        """Messages where they are decoded with their metadata, else their values."""
+        return records if self._source.metadata else list(map(self._value, records))
+
+    def _record(self, message: Message) -> Record[Any]:
+        """A message with all that Kafka knows of it."""
+        return Record(
+            self._decode_value(message.value()),
+            self._decode_key(message.key()),
+            message.timestamp()[1],
+            tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
+            message.topic() or "",
+            message.partition() or 0,
+            message.offset() or 0,
+        )
+
+    def problem(self, record: Message, error: BaseException) -> str:
+        """Of its value."""
+        return self._source.value_problem(record.value(), error)
+
+    def time_ms(self, record: Message) -> int:
+        """Its timestamp."""
+        return record.timestamp()[1]
 
 
 def _key_problem(key: Any, metadata: bool) -> str | None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.storage import AttemptBlocks
-from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
@@ -184,19 +185,22 @@ class _Builder:
         return table_of(node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader)
 
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:
-        source = node.source
-        assert isinstance(source, KafkaSource)
-        mine = share_of(self.start.offsets[node.id], self.start.parallelism, self.start.subtask)
-        epochs = {
-            each.partition: each.leader_epoch
-            for each in self.start.manifest.offsets
-            if each.source == node.id and each.leader_epoch >= 0
-        }
-        reader = self.clients.reader(node.id, source.topic, mine, self.start.targets.get(node.id, {}), epochs)
-        topic_id, activity = self.start.topic_ids[source.topic], self.built.activity
-        return SourceInput(
-            node.id, reader, topic_id, source, operator, activity, cautious=self.cautious, now_s=activity.now_s
+        start, activity, source = self.start, self.built.activity, cast("Readable", node.source)
+        mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
+        topic_id = start.topic_ids[source.topic]
+        epochs = {each.partition: each.leader_epoch for each in start.manifest.offsets if each.source == node.id}
+        context = ReaderContext(
+            source=node.id,
+            positions=[
+                SourceOffset(node.id, source.topic, topic_id, partition, offset, epochs.get(partition, -1))
+                for partition, offset in mine.items()
+            ],
+            topic_id=topic_id,
+            targets=start.targets.get(node.id, {}),
+            clients=self.clients,
         )
+        reader = source.open_reader(context)
+        return SourceInput(node.id, reader, source, operator, activity, cautious=self.cautious, now_s=activity.now_s)
 
     def _sink(self, node: Node, writers: list[SinkWriter]) -> Any:
         start, activity = self.start, self.built.activity

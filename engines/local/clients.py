@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.local.channels import Pipe
 from exactlyonce.engines.local.messages import Start
@@ -37,10 +37,8 @@ class Clients(Protocol):
 
     def block_reader(self) -> Blocks: ...
 
-    def reader(
-        self, source: str, topic: str, offsets: dict[int, int], targets: Mapping[int, int], epochs: dict[int, int]
-    ) -> KafkaReader:
-        """Of the partitions in *offsets*, not open yet."""
+    def consumers(self, topic: str) -> Consumers:
+        """Of the subtask of a source that reads *topic*."""
 
     def producers(self, topic: str) -> Producers:
         """Of the subtask of a sink that writes to *topic*."""
@@ -67,11 +65,8 @@ class KafkaClients:
     def block_reader(self) -> Blocks:
         return self._blocks
 
-    def reader(
-        self, source: str, topic: str, offsets: dict[int, int], targets: Mapping[int, int], epochs: dict[int, int]
-    ) -> KafkaReader:
-        config = self._config.confluent({"group.id": self._pipeline})
-        return KafkaReader(source, topic, offsets, targets, config, epochs)
+    def consumers(self, topic: str) -> Consumers:
+        return Consumers(self._config.confluent({"group.id": self._pipeline}), exact_consumer)
 
     def producers(self, topic: str) -> Producers:
         return KafkaProducers(topic, self._config.confluent(), self._start.transaction_timeout_ms, self._executor)

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.kafka.reader import KafkaReader
-from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.connectors.source import Readable, SourceReader
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
@@ -60,9 +59,8 @@ class SourceInput:
     """The partitions of a source that this subtask reads."""
 
     name: str
-    reader: KafkaReader
-    topic_id: str
-    source: KafkaSource[Any]
+    reader: SourceReader
+    source: Readable
     push: Push
     activity: Activity
     triggers: deque[SourceTrigger] = field(default_factory=deque)
@@ -95,18 +93,14 @@ class SourceInput:
     @property
     def waits(self) -> bool:
         """Whether `next` waits for records, if there are none."""
-        return bool(self.reader.offsets) and not (self.stopped or self.held)
+        return not (self.reader.idle or self.stopped or self.held)
 
     def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
         if self.triggers:
             trigger = self.triggers.popleft()
             for partition, offset in trigger.added.items():
                 self.reader.add(partition, offset)
-            epochs = self.reader.epochs
-            self.noted[trigger.frame.checkpoint] = tuple(
-                SourceOffset(self.name, self.reader.topic, self.topic_id, partition, offset, epochs.get(partition, -1))
-                for partition, offset in sorted(self.reader.offsets.items())
-            )
+            self.noted[trigger.frame.checkpoint] = self.reader.positions()
             self.stopped = trigger.final
             return trigger.frame
         if self.stopped or self.held:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from typing import cast
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
-from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.connectors.source import Readable
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.kafka.sink import KafkaSink
@@ -31,7 +31,7 @@ class Inputs:
     """The input topics of an incarnation, and their partitions as they are now."""
 
     topics: Topics
-    sources: Mapping[str, KafkaSource[object]]
+    sources: Mapping[str, Readable]
     described: Mapping[str, Topic]
     """By topic name; ids never change, partitions only become more."""
     targets: Offsets
@@ -47,25 +47,8 @@ class Inputs:
         return tuple(
             SourceOffset(source, each.topic, self.described[each.topic].topic_id, partition, offset)
             for source, each in sorted(self.sources.items())
-            for partition, offset in sorted(self._start(source, each).items())
+            for partition, offset in sorted(each.first_offsets(source, self.topics).items())
         )
-
-    def _start(self, source: str, each: KafkaSource[object]) -> dict[int, int]:
-        first = self.topics.start_offsets(each.topic)
-        match each.start:
-            case "earliest":
-                return first
-            case "latest":
-                return self.topics.end_offsets(each.topic, committed=True)
-            case datetime():
-                return self.topics.offsets_at(each.topic, int(each.start.timestamp() * 1000))
-        assert isinstance(each.start, Mapping)
-        unknown = sorted(set(each.start) - set(first))
-        if unknown:
-            raise ConfigError(
-                f"Source {source!r} is to start at partitions {unknown} of {each.topic!r}, which has {len(first)}."
-            )
-        return {**first, **each.start}
 
     def offsets_from(self, manifest: Manifest) -> Offsets:
         """Sn of every partition; a partition added since then begins at its beginning."""
@@ -207,7 +190,7 @@ def refuse_new_places(graph: LogicalGraph, parallelism: int, manifest: Manifest,
 
 def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Inputs:
     """Look at every input topic; TopicError for a missing one."""
-    sources = {node.id: node.source for node in graph.sources if isinstance(node.source, KafkaSource)}
+    sources = {node.id: cast("Readable", node.source) for node in graph.sources}
     described = topics.describe(sorted({each.topic for each in sources.values()}))
     targets = {}
     if bounded:

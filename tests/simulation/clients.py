@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.checkpoint.store.storage import DamagedBlock
-from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Failed, Transaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
@@ -457,13 +457,11 @@ class SimulatedClients:
     def block_reader(self) -> FetchedBlocks:
         return self.blocks
 
-    def reader(
-        self, source: str, topic: str, offsets: dict[int, int], targets: Mapping[int, int], epochs: dict[int, int]
-    ) -> KafkaReader:
+    def consumers(self, topic: str) -> Consumers:
         def make(_: Mapping[str, Any]) -> Any:
             return SimulatedConsumer(self.process, topic)
 
-        return KafkaReader(source, topic, offsets, targets, {}, epochs, make=make)
+        return Consumers({}, make)
 
     def producers(self, topic: str) -> SimulatedProducers:
         return SimulatedProducers(self.process, topic)

@@ -138,15 +138,16 @@ def _early_offsets() -> Iterable[Any]:
     real = SourceInput.next
 
     def following(self: SourceInput, wait_s: float, room: int) -> Any:
-        before = dict(self.reader.offsets)
+        reader: Any = self.reader
+        before = dict(reader.offsets)
         if not self.triggers:
             self._before = before  # type: ignore[attr-defined]  # that is the defect
             return real(self, wait_s, room)
-        now, self.reader.offsets = self.reader.offsets, dict(getattr(self, "_before", before))
+        now, reader.offsets = reader.offsets, dict(getattr(self, "_before", before))
         try:
             return real(self, wait_s, room)
         finally:
-            self.reader.offsets = now
+            reader.offsets = now
 
     yield patch.object(SourceInput, "next", following)
 

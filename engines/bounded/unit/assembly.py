@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.range_reader import RangeReader
-from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.connectors.source import RangeContext, Readable
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
@@ -111,22 +111,23 @@ class _Assembler:
                 self._send(edge, node)
 
     def _read(self, node: Node) -> None:
-        source = node.source
-        assert isinstance(source, KafkaSource)
+        source, unit = cast("Readable", node.source), self.unit
         decoder = SourceDecoder(node.id, source)
         self.made.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
-        group = self.plan.graph.pipeline_id
-        config = ClientConfig({"group.id": group, "queued.max.messages.kbytes": kilobytes, **self.unit.client})
+        client = {"group.id": self.plan.graph.pipeline_id, **unit.client}
         known = {
             (noted.partition, noted.offset): noted.leader_epoch
             for noted in self.unit.base.offsets
             if noted.source == node.id
         }
-        for each in self.unit.readings:
+        for each in unit.readings:
             if each.source == node.id:
                 epoch = known.get((each.partition, each.start), -1)
-                reader = RangeReader(each.topic, each.partition, each.start, each.end, config, leader_epoch=epoch)
+                topic_id = unit.topic_ids[each.topic]
+                start = SourceOffset(node.id, each.topic, topic_id, each.partition, each.start, epoch)
+                context = RangeContext(start=start, end=each.end, client=client, kilobytes=kilobytes)
+                reader = source.open_range(context)
                 self.made.lanes.append(PartitionLane(node.id, each.partition, reader, decoder, self.operators[node.id]))
 
     def _connect(self, read: Input, node: Node) -> None:

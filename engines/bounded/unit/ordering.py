@@ -10,11 +10,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from confluent_kafka import Message
-
-from exactlyonce.connectors.kafka.range_reader import RangeReader
+from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.unit.staging import StagedFile, read_frames
 from exactlyonce.engines.operators import Batch, Push
@@ -51,11 +49,11 @@ class PartitionLane:
 
     name: str
     partition: int
-    reader: RangeReader
+    reader: SplitReader
     decoder: SourceDecoder
     push: Push
     records: int = 0
-    _buffer: list[Message] = field(default_factory=list)
+    _buffer: list[Any] = field(default_factory=list)
     _time_ms: int = 0
 
     def time_ms(self) -> int | None:
@@ -63,7 +61,7 @@ class PartitionLane:
             self._buffer = self.reader.read(BATCH_RECORDS_MAX)
         if not self._buffer:
             return None
-        self._time_ms = max(self._time_ms, self._buffer[0].timestamp()[1])
+        self._time_ms = max(self._time_ms, self.decoder.time_ms(self._buffer[0]))
         return self._time_ms
 
     def take(self, count: int) -> tuple[int, Batch]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack, OperatorAck
-from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, SourceOffset, StagedAck
+from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, StagedAck
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames, block_storage
@@ -105,14 +105,8 @@ def _block_writer(unit: Unit) -> AttemptBlocks | None:
 def _acknowledgement(
     unit: Unit, assembly: Assembly, order: OrderRuns | None, blocks: AttemptBlocks | None, names: BlockNames
 ) -> Ack:
-    epochs = {(lane.name, lane.partition): lane.reader.leader_epoch for lane in assembly.partitions}
-    offsets = tuple(
-        SourceOffset(
-            each.source, each.topic, unit.topic_ids[each.topic], each.partition, each.end,
-            epochs[each.source, each.partition],
-        )
-        for each in unit.readings
-    )  # fmt: skip
+    ends = {(lane.name, lane.partition): lane.reader.position() for lane in assembly.partitions}
+    offsets = tuple(ends[each.source, each.partition] for each in unit.readings)
     if blocks is None:
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
     writing = _Writing(unit, blocks, names)

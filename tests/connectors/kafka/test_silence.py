@@ -67,7 +67,7 @@ def test_a_broker_that_hangs(stoppable: OwnCluster, topic_name: str) -> None:
     cluster = stoppable
     topic = cluster.create_topic(topic_name, 2)
     config: Any = {"bootstrap.servers": cluster.bootstrap_servers}
-    reader = KafkaReader("orders", topic, {0: 0, 1: 0}, {}, config)
+    reader = KafkaReader("orders", topic, {0: 0, 1: 0}, {}, config, topic_id="")
     reader.open()
     quiet_until = time.monotonic() + 3 * INTERVAL_MS / 1000
     while time.monotonic() < quiet_until:

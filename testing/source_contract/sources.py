@@ -1,0 +1,410 @@
+"""The contract of every source; see the package.
+
+A test has one place to read, with `SPLITS` splits that are empty when it begins, and any number of readers of it, each
+as if in a process of its own. The text of a record says its split and number.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.source import RangeContext, Readable, ReaderClients, ReaderContext, SourceReader
+from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.pipeline.errors import Halt, RecordError
+from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.refusals import refused
+
+SOURCE = "contract"
+SPLITS = 2
+EXACT = "Positions are exactly behind what was handed out: not behind what was fetched, nor before the last batch."
+NO_RESET = (
+    "A position that is not there any more is an error that stops the pipeline: whoever goes on elsewhere loses or "
+    "doubles records in silence."
+)
+
+
+def texts(split: int, begin: int, end: int) -> list[str]:
+    """Records *begin* to *end* of a split."""
+    return [f"{split}:{number}" for number in range(begin, end)]
+
+
+class SourceContract:
+    """See the package."""
+
+    def source(self) -> Any:
+        """The description of the source, whose records are of type str; all that a test makes have one place."""
+        raise NotImplementedError
+
+    def append(self, split: int, records: Sequence[str]) -> None:
+        """Add records to the end of a split; readers may see them when it returns."""
+        raise NotImplementedError
+
+    def topic_id(self) -> str:
+        """The identity of the place, which a place that is made anew under its name does not have."""
+        raise NotImplementedError
+
+    def clients(self) -> ReaderClients:
+        """What a worker gives to its readers. To be written where `open_reader` needs any."""
+        return _NoClients()
+
+    client: Mapping[str, Any] = {}
+    """How bounded work reaches the place."""
+
+    def add_split(self) -> int:
+        """Add a split to the place; its number. May be left out."""
+        self.left_out("add_split", "a split that is added")
+
+    def remove(self, split: int, before: int) -> None:
+        """Take away the records of a split before an offset, as retention does. May be left out."""
+        self.left_out("remove", "a position that was removed")
+
+    def append_damaged(self, split: int) -> None:
+        """Add a record that is no text. May be left out."""
+        self.left_out("append_damaged", "a record that does not decode")
+
+    @staticmethod
+    def left_out(hook: str, what: str) -> NoReturn:
+        """Skip the test that needs *hook*."""
+        pytest.skip(f"{what}: write `{hook}` in the test class, and it is tested")
+
+    @pytest.fixture(autouse=True)
+    def _life(self) -> Iterator[None]:
+        self._made: list[Any] = []
+        yield
+        for each in self._made:
+            each.close()
+
+    def readable(self) -> Readable:
+        """The description, as engines see it."""
+        found: Readable = self.source()
+        return found
+
+    def beginning(self, splits: Iterable[int] = range(SPLITS)) -> tuple[SourceOffset, ...]:
+        """The positions before the first records."""
+        return tuple(SourceOffset(SOURCE, self.readable().topic, self.topic_id(), each, 0) for each in splits)
+
+    def reader(
+        self, positions: Sequence[SourceOffset] | None = None, targets: Iterable[SourceOffset] = ()
+    ) -> Following:
+        """A reader, open at *positions*; None: at the beginning."""
+        context = ReaderContext(
+            source=SOURCE,
+            positions=self.beginning() if positions is None else positions,
+            topic_id=self.topic_id(),
+            targets={each.partition: each.offset for each in targets},
+            clients=self.clients(),
+        )
+        reader = self.readable().open_reader(context)
+        self._made.append(reader)
+        reader.open()
+        return Following(reader, SourceDecoder(SOURCE, self.readable()))
+
+    def filled(self, count: int = 20) -> None:
+        """Let every split have so many records."""
+        for split in range(SPLITS):
+            self.append(split, texts(split, 0, count))
+
+    # --- records and positions ----------------------------------------------------------------------------------------
+
+    def test_the_description_is_data(self) -> None:
+        """A description made twice describes the same, as JSON, and finds nothing wrong with itself."""
+        one, two = self.source().describe(), self.source().describe()
+        assert json.loads(json.dumps(one)) == two, (
+            f"describe() is part of the pipeline's fingerprint, and differs from one process to the next, or is no "
+            f"JSON: {one}. After a restart the pipeline would count as changed."
+        )
+        assert not list(self.source().problems())
+
+    def test_records_come_in_order(self) -> None:
+        """The records of each split are handed out in order, each once, also those that come while it is read."""
+        self.filled()
+        reader = self.reader()
+        reader.read(SPLITS * 20)
+        for split in range(SPLITS):
+            self.append(split, texts(split, 20, 25))
+        reader.read(SPLITS * 25)
+        for split in range(SPLITS):
+            assert reader.of(split) == texts(split, 0, 25), "Records of one split come in its order, and each once."
+
+    def test_runs(self) -> None:
+        """The runs of a batch say in which order the splits took turns: what a replay goes along."""
+        self.filled()
+        reader = self.reader()
+        while len(reader.records) < SPLITS * 20:
+            batch = reader.poll(7)
+            said = [split for split, count in reader.reader.runs for _ in range(count)]
+            assert said == [int(text.split(":")[0]) for text in batch], f"The runs say {said}, of the batch {batch}."
+
+    def test_a_batch_is_as_long_as_it_may_be(self) -> None:
+        """No more records are handed out than were asked for, whatever was fetched."""
+        self.filled()
+        reader = self.reader()
+        while len(reader.records) < SPLITS * 20:
+            batch = reader.poll(3)
+            assert len(batch) <= 3, f"3 records were asked for, {len(batch)} came: a barrier waits for all of them."
+
+    def test_positions_are_exact(self) -> None:
+        """After any batch, another process that begins at the positions gets exactly what comes next."""
+        self.filled()
+        for sizes in ((1,), (7, 2), (5, 30)):
+            reader = self.reader()
+            for size in sizes:
+                reader.read(len(reader.records) + size, size)
+                rest = self.reader(reader.reader.positions())
+                rest.read(SPLITS * 20 - len(reader.records), why=EXACT)
+                for split in range(SPLITS):
+                    found = reader.of(split) + rest.of(split)
+                    assert found == texts(split, 0, 20), f"{EXACT} In all, split {split} gave {found}."
+
+    def test_positions_say_what_they_are_of(self) -> None:
+        """A position names source, place, identity and split, as a manifest keeps it; each split has one, in order."""
+        self.filled(3)
+        reader = self.reader()
+        reader.read(SPLITS * 3)
+        positions = reader.reader.positions()
+        assert msgspec.convert(msgspec.to_builtins(positions), tuple[SourceOffset, ...]) == positions, "It is data."
+        named = [(each.source, each.topic, each.topic_id, each.partition) for each in positions]
+        assert named == [(SOURCE, self.readable().topic, self.topic_id(), split) for split in range(SPLITS)]
+
+    def test_positions_stand_still(self) -> None:
+        """Where nothing is handed out, a position does not move, whatever is fetched meanwhile."""
+        self.filled()
+        reader = self.reader()
+        assert reader.reader.positions() == self.beginning(), f"Before the first batch: {EXACT}"
+        reader.read(5, 5)
+        stood = reader.reader.positions()
+        for split in range(SPLITS):
+            self.append(split, texts(split, 20, 40))
+        assert reader.reader.positions() == stood, EXACT
+
+    def test_every_position_can_be_gone_to(self) -> None:
+        """Any position that was ever noted, behind any record, is where a restart may begin."""
+        self.append(0, texts(0, 0, 12))
+        reader = self.reader(self.beginning([0]))
+        noted = [reader.reader.positions()]
+        for _ in range(12):
+            reader.read(len(reader.records) + 1, 1)
+            noted.append(reader.reader.positions())
+        for number, positions in enumerate(noted[:-1]):
+            again = self.reader(positions)
+            again.read(1, 1)
+            assert again.of(0) == [f"0:{number}"], f"{EXACT} Behind {number} records comes {again.of(0)}."
+
+    def test_nothing_is_remembered_elsewhere(self) -> None:
+        """Where a reader stood is for manifests alone: another one that begins at the beginning gets all again."""
+        self.filled(5)
+        why = "A reader went on where another had been, by something that is in no manifest."
+        for _ in range(2):
+            reader = self.reader()
+            reader.read(SPLITS * 5, why=why)
+            reader.reader.close()
+            assert reader.of(0) == texts(0, 0, 5), why
+
+    def test_nothing_to_read(self) -> None:
+        """Without records a poll ends, empty; without splits there is nothing to wait for."""
+        reader = self.reader()
+        assert (reader.poll(10), reader.reader.idle) == ([], False)
+        none = self.reader([])
+        assert (none.poll(10), none.reader.idle, none.reader.positions()) == ([], True, ())
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def test_targets(self) -> None:
+        """A reader has finished once all splits have reached their targets, and one without targets never has."""
+        self.filled()
+        whole = self.reader()
+        whole.read(SPLITS * 20)
+        targets = whole.reader.positions()
+        assert not whole.reader.finished, "A source without an end never finishes."
+        bounded = self.reader(targets=targets)
+        while len(bounded.records) < SPLITS * 20:
+            assert not bounded.reader.finished, (
+                "It has finished before it had handed out all that lies before its targets."
+            )
+            bounded.poll(7)
+        bounded.until(lambda: bounded.reader.finished, "All has been handed out, and the source has not finished.")
+        assert bounded.reader.positions() == targets
+        assert self.reader(targets, targets).reader.finished, "What has reached its targets before has finished."
+        assert self.reader([], targets).reader.finished, "A subtask without splits has finished in a bounded run."
+
+    def test_lag(self) -> None:
+        """The lag is what is left to be handed out, and goes to zero."""
+        self.filled()
+        reader = self.reader()
+        told: list[tuple[int, int]] = []
+        while len(reader.records) < SPLITS * 20:
+            reader.poll(2)
+            told.append((SPLITS * 20 - len(reader.records), reader.reader.lag()))
+        assert all(lag <= left for left, lag in told), (
+            f"More is said to be left than there is: (left, lag) were {told}."
+        )
+        assert any(lag == left > 0 for left, lag in told), f"The lag never said what was left: (left, lag) were {told}."
+        reader.until(lambda: reader.reader.lag() == 0, "All has been handed out, and the lag is not 0.")
+        assert reader.reader.waiting == "", "Nothing is waited for that does not answer."
+
+    # --- splits that come, records that go ----------------------------------------------------------------------------
+
+    def test_a_split_is_added(self) -> None:
+        """A split that is added while others are read begins at its first record; the others go on as they were."""
+        self.filled(10)
+        reader = self.reader()
+        reader.read(8, 4)
+        added = self.add_split()
+        self.append(added, texts(added, 0, 10))
+        before = reader.reader.positions()
+        reader.reader.add(added, 0)
+        positions = reader.reader.positions()
+        wanted = (*before, *self.beginning([added]))
+        assert positions == wanted, f"At the barrier that a split is added at, it stands at its beginning: {positions}."
+        reader.read(5 + len(reader.records), 5)
+        stood = reader.reader.positions()
+        reader.reader.add(added, 0)
+        assert reader.reader.positions() == stood, (
+            "A split that is read already does not go back when it is added again."
+        )
+        reader.read(SPLITS * 10 + 10)
+        for split in (*range(SPLITS), added):
+            assert reader.of(split) == texts(split, 0, 10), f"Split {split} gave {reader.of(split)}."
+
+    def test_a_position_that_was_removed(self) -> None:
+        """Records that come next are gone: Halt, and nothing of that split is handed out behind the gap."""
+        self.filled()
+        self.remove(0, before=7)
+        (noted,) = [each for each in self.beginning() if each.partition == 0]
+        for offset in (0, 3, 6):
+            self._halts(msgspec.structs.replace(noted, offset=offset))
+        there = self.reader([msgspec.structs.replace(noted, offset=7)])
+        there.read(13)
+        assert there.of(0) == texts(0, 7, 20), "From the first record on that is there, all is read."
+
+    def test_a_position_behind_the_end(self) -> None:
+        """A position that the place has not reached is of another history: Halt, and no start from anywhere."""
+        self.filled()
+        (noted,) = [each for each in self.beginning() if each.partition == 0]
+        self._halts(msgspec.structs.replace(noted, offset=1_000_000))
+
+    def _halts(self, position: SourceOffset) -> None:
+        got: list[str] = []
+
+        def read_on() -> None:
+            reader = self.reader([position])
+            deadline = time.monotonic() + LIMIT_S
+            while not got:
+                got.extend(reader.poll(10))
+                assert time.monotonic() < deadline, f"From offset {position.offset} on nothing comes, and no error."
+
+        error = refused(read_on, Halt, f"{NO_RESET} From offset {position.offset} on it gave {got[:3]}.")
+        assert str(position.offset) in str(error), f"The error says which offset was to come next: {error}"
+
+    # --- decoding -----------------------------------------------------------------------------------------------------
+
+    def test_a_record_that_does_not_decode(self) -> None:
+        """The error names the record by its coordinates, and those that decode keep theirs."""
+        self.append(0, texts(0, 0, 3))
+        self.append_damaged(0)
+        reader = self.reader(self.beginning([0]))
+        raw: list[Any] = []
+        while len(raw) < 4:
+            raw += reader.raw(10)
+        offsets = [each.offset() for each in raw]
+        assert offsets == sorted(set(offsets)), f"Every record says where it lies; these say {offsets}."
+        decoder = SourceDecoder(SOURCE, self.readable())
+        error = refused(lambda: decoder.decode(raw), RecordError, "A record that is no text was taken.")
+        place = f"{raw[3].topic()}[{raw[3].partition()}] offset {raw[3].offset()}"
+        assert place in str(error), f"The error says where the record lies, {place}: {error}"
+        batch = decoder.decode(raw[:3])
+        assert (batch.records, list(batch.origins)) == (texts(0, 0, 3), raw[:3])
+        assert (raw[0].topic(), raw[0].partition()) == (self.readable().topic, 0)
+
+    def test_times(self) -> None:
+        """A record says when it came to be, in milliseconds: backfilled splits stay together by it."""
+        self.append(0, texts(0, 0, 2))
+        reader = self.reader(self.beginning([0]))
+        raw: list[Any] = []
+        while len(raw) < 2:
+            raw += reader.raw(10)
+        times = [SourceDecoder(SOURCE, self.readable()).time_ms(each) for each in raw]
+        assert all(isinstance(each, int) and each >= 0 for each in times), f"Times are milliseconds since 1970: {times}"
+
+    # --- bounded work -------------------------------------------------------------------------------------------------
+
+    def test_ranges(self) -> None:
+        """A range is exactly the records from its start up to its end, and stands at its end once it is read."""
+        self.append(1, texts(1, 0, 20))
+        for start, end in ((0, 20), (0, 1), (5, 9), (19, 20), (7, 7)):
+            (position,) = self.beginning([1])
+            position = msgspec.structs.replace(position, offset=start)
+            ended, found = self._range(position, end, 6)
+            assert found == texts(1, start, end), f"The range {start} to {end} gave {found}."
+            noted = (ended.source, ended.topic, ended.topic_id, ended.partition, ended.offset)
+            assert noted == (SOURCE, position.topic, position.topic_id, 1, end), (
+                f"Once it is read it stands at {ended}."
+            )
+            rest = self.reader([ended])
+            rest.read(20 - end)
+            assert rest.of(1) == texts(1, end, 20), "The local engine goes on exactly where bounded work ended."
+
+    def _range(self, start: SourceOffset, end: int, records_max: int) -> tuple[SourceOffset, list[str]]:
+        reader = self.readable().open_range(RangeContext(start=start, end=end, client=self.client, kilobytes=4_096))
+        self._made.append(reader)
+        decoder, found = SourceDecoder(SOURCE, self.readable()), list[str]()
+        while raw := reader.read(records_max):
+            assert len(raw) <= records_max, f"{records_max} records were asked for, {len(raw)} came."
+            found += decoder.decode(raw).records
+        position = reader.position()
+        reader.close()
+        return position, found
+
+    def test_a_range_that_is_not_all_there(self) -> None:
+        """A range whose first records are gone is an error that says so: it never begins later."""
+        self.append(1, texts(1, 0, 20))
+        self.remove(1, before=7)
+        (position,) = self.beginning([1])
+        refused(lambda: self._range(position, 15, 100), Halt, NO_RESET)
+
+
+class Following:
+    """A reader, and what it has handed out."""
+
+    def __init__(self, reader: SourceReader, decoder: SourceDecoder) -> None:
+        self.reader, self._decoder = reader, decoder
+        self.records: list[str] = []
+
+    def raw(self, records_max: int) -> list[Any]:
+        """One batch, undecoded."""
+        return self.reader.poll(records_max, 0.05)
+
+    def poll(self, records_max: int) -> list[str]:
+        """One batch."""
+        raw = self.raw(records_max)
+        batch: list[str] = self._decoder.decode(raw).records if raw else []
+        self.records += batch
+        return batch
+
+    def read(self, total: int, records_max: int = 1_000, why: str = "Records do not come.") -> None:
+        """Read until it has handed out so many in all; fail, saying *why*, where no more come."""
+        self.until(lambda: len(self.records) >= total, f"{why} {total} were to come.", records_max)
+
+    def until(self, condition: Callable[[], bool], otherwise: str, records_max: int = 1_000) -> None:
+        """Poll until *condition* holds."""
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            self.poll(records_max)
+            assert time.monotonic() < deadline, f"{otherwise} {len(self.records)} came."
+
+    def of(self, split: int) -> list[str]:
+        """What it has handed out of *split*."""
+        return [each for each in self.records if each.startswith(f"{split}:")]
+
+
+class _NoClients:
+    def consumers(self, topic: str) -> Any:
+        """A source that reads no topic needs none."""
+        raise NotImplementedError(f"consumers of {topic}: write `clients` in the test class")

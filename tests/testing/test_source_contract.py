@@ -1,0 +1,298 @@
+"""The contract of a source: a list of texts keeps it; a test misses each rule that is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.source import RangeContext, ReaderContext
+from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.source import Source
+from exactlyonce.testing.source_contract import SourceContract
+from exactlyonce.testing.source_contract import sources as contract
+from exactlyonce.testing.source_contract.sources import SPLITS
+
+
+class Line(NamedTuple):
+    """A raw record of a list."""
+
+    split: int
+    number: int
+    data: bytes
+
+    def topic(self) -> str:
+        return "lists"
+
+    def partition(self) -> int:
+        return self.split
+
+    def offset(self) -> int:
+        return self.number
+
+
+class Lists:
+    """The place: splits, each with its records, and how many of the first were removed."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[bytes]] = [[] for _ in range(SPLITS)]
+        self.removed: dict[int, int] = {}
+
+    def fetch(self, source: str, split: int, offset: int, end: int) -> list[Line]:
+        """The records from *offset* to before *end*; Halt where they are not there."""
+        lines = self.lines[split]
+        if not self.removed.get(split, 0) <= offset <= len(lines):
+            raise Halt(f"Source {source!r} must go on at lists[{split}] offset {offset}, which is not there.")
+        return [Line(split, number, lines[number]) for number in range(offset, min(end, len(lines)))]
+
+
+class ListReader:
+    """The `SourceReader`: the splits take turns."""
+
+    def __init__(self, lists: Lists, context: ReaderContext) -> None:
+        self.lists, self.context = lists, context
+        self.at = {each.partition: each.offset for each in context.positions}
+        self.runs: list[tuple[int, int]] = []
+        self.waiting = ""
+
+    def open(self) -> None:
+        """Nothing is connected."""
+
+    def add(self, partition: int, offset: int) -> None:
+        self.at.setdefault(partition, offset)
+
+    def poll(self, records_max: int, timeout_s: float) -> list[Line]:
+        found: list[Line] = []
+        for split in sorted(self.at, key=lambda each: self.at[each]):
+            offset = self.at[split]
+            some = self.lists.fetch(self.context.source, split, offset, offset + records_max - len(found))
+            self.at[split] += len(some)
+            found += some
+        self.runs = [(split, len(list(run))) for split, run in groupby(line.split for line in found)]
+        return found
+
+    def positions(self) -> tuple[SourceOffset, ...]:
+        return tuple(
+            SourceOffset(self.context.source, "lists", self.context.topic_id, split, offset)
+            for split, offset in sorted(self.at.items())
+        )
+
+    @property
+    def idle(self) -> bool:
+        return not self.at
+
+    @property
+    def finished(self) -> bool:
+        targets = self.context.targets
+        return bool(targets) and all(offset >= targets.get(split, 0) for split, offset in self.at.items())
+
+    def lag(self) -> int:
+        return sum(len(self.lists.lines[split]) - offset for split, offset in self.at.items())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ListRange:
+    """The `SplitReader`."""
+
+    def __init__(self, lists: Lists, context: RangeContext) -> None:
+        self.lists, self.context, self.at = lists, context, context.start.offset
+
+    def read(self, records_max: int) -> list[Line]:
+        start = self.context.start
+        end = min(self.context.end, self.at + records_max)
+        found = self.lists.fetch(start.source, start.partition, self.at, end)
+        self.at += len(found)
+        return found
+
+    def position(self) -> SourceOffset:
+        return msgspec.structs.replace(self.context.start, offset=self.at)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ListDecoder:
+    """The `RecordDecoder`: texts in UTF-8."""
+
+    decode: Callable[[Any], Any] = staticmethod(bytes.decode)
+
+    def parts(self, records: list[Any]) -> Sequence[Any]:
+        return [line.data for line in records]
+
+    def problem(self, record: Line, error: BaseException) -> str:
+        return f"{record.data!r} is no text: {error}"
+
+    def time_ms(self, record: Line) -> int:
+        return record.number
+
+
+class ListSource(Source[str]):
+    """Reads lists, with nothing of Kafka's."""
+
+    type = str
+    topic = "lists"
+    on_error: Literal["fail", "skip"] = "fail"
+
+    def __init__(self, lists: Lists) -> None:
+        self.lists = lists
+
+    def describe(self) -> dict[str, Any]:
+        return {"source": "lists"}
+
+    def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
+        return {split: self.lists.removed.get(split, 0) for split in range(len(self.lists.lines))}
+
+    def open_reader(self, context: ReaderContext) -> ListReader:
+        return ListReader(self.lists, context)
+
+    def open_range(self, context: RangeContext) -> ListRange:
+        return ListRange(self.lists, context)
+
+    def decoder(self) -> ListDecoder:
+        return ListDecoder()
+
+
+class TestListSource(SourceContract):
+    """A source that shares nothing with Kafka's keeps the contract."""
+
+    @pytest.fixture(autouse=True)
+    def _lists(self) -> None:
+        self.lists = Lists()
+
+    def source(self) -> ListSource:
+        return ListSource(self.lists)
+
+    def topic_id(self) -> str:
+        return "id-1"
+
+    def append(self, split: int, records: Sequence[str]) -> None:
+        self.lists.lines[split] += [text.encode() for text in records]
+
+    def add_split(self) -> int:
+        self.lists.lines.append([])
+        return len(self.lists.lines) - 1
+
+    def remove(self, split: int, before: int) -> None:
+        self.lists.removed[split] = before
+
+    def append_damaged(self, split: int) -> None:
+        self.lists.lines[split].append(b"\xff")
+
+
+class Mutant(NamedTuple):
+    """A source that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
+
+    owner: Any
+    name: str
+    defect: Any
+    test: str
+    says: str
+
+
+POLL, OPEN, FETCH, POSITIONS = ListReader.poll, ListSource.open_reader, Lists.fetch, ListReader.positions
+
+
+def _fetched(self: Any, records_max: int, timeout_s: float) -> list[Line]:
+    found = POLL(self, records_max + 1, timeout_s)[:records_max]
+    self.runs = [(split, len(list(run))) for split, run in groupby(line.split for line in found)]
+    return found
+
+
+def _one_behind(self: Any) -> tuple[SourceOffset, ...]:
+    return tuple(msgspec.structs.replace(each, offset=max(0, each.offset - 1)) for each in POSITIONS(self))
+
+
+def _reset(self: Any, source: str, split: int, offset: int, end: int) -> list[Line]:
+    first = self.removed.get(split, 0)
+    return FETCH(self, source, split, offset if first <= offset <= len(self.lines[split]) else first, end)
+
+
+def _shuffled(self: Any, records_max: int, timeout_s: float) -> list[Line]:
+    return POLL(self, records_max, timeout_s)[::-1]
+
+
+def _from_a_commit(self: Any, context: ReaderContext) -> ListReader:
+    reader = OPEN(self, context)
+    reader.at = self.lists.__dict__.setdefault("committed", reader.at)
+    return reader
+
+
+def _anew(self: Any, partition: int, offset: int) -> None:
+    self.at[partition] = offset
+
+
+MUTANTS = {
+    "positions count what was fetched": Mutant(
+        ListReader, "poll", _fetched, "positions_are_exact", "exactly behind what was handed out"
+    ),
+    "positions are one behind": Mutant(
+        ListReader, "positions", _one_behind, "every_position_can_be_gone_to", "exactly behind what was handed out"
+    ),
+    "a removed position is reset": Mutant(
+        Lists, "fetch", _reset, "a_position_that_was_removed", "loses or doubles records in silence"
+    ),
+    "a position behind the end is reset": Mutant(
+        Lists, "fetch", _reset, "a_position_behind_the_end", "loses or doubles records in silence"
+    ),
+    "a range begins where it can": Mutant(
+        Lists, "fetch", _reset, "a_range_that_is_not_all_there", "loses or doubles records in silence"
+    ),
+    "records come as they come": Mutant(ListReader, "poll", _shuffled, "records_come_in_order", "in its order"),
+    "runs are of the first split": Mutant(
+        ListReader, "runs", property(lambda self: [(0, 1)], lambda self, runs: None), "runs", "The runs say"
+    ),
+    "a reader goes on where another was": Mutant(
+        ListSource, "open_reader", _from_a_commit, "nothing_is_remembered_elsewhere", "that is in no manifest"
+    ),
+    "an added split goes back": Mutant(ListReader, "add", _anew, "a_split_is_added", "does not go back"),
+    "targets are not looked at": Mutant(
+        ListReader, "finished", property(lambda self: bool(self.context.targets)), "targets", "It has finished before"
+    ),
+    "it never finishes": Mutant(ListReader, "finished", False, "targets", "has not finished"),
+    "batches of any length": Mutant(
+        ListReader, "poll", lambda self, most, wait: POLL(self, most + 1, wait), "a_batch_is_as_long_as_it_may_be",
+        "a barrier waits",
+    ),
+    "the identity is left out": Mutant(
+        ListReader, "positions",
+        lambda self: tuple(msgspec.structs.replace(each, topic_id="") for each in POSITIONS(self)),
+        "positions_say_what_they_are_of", "id-1",
+    ),
+    "a range reads on": Mutant(
+        ListRange, "read",
+        lambda self, most: self.lists.fetch("", self.context.start.partition, self.at, self.context.end + 1),
+        "ranges", "records were asked for",
+    ),
+    "the place of a record is lost": Mutant(
+        Line, "offset", lambda self: 0, "a_record_that_does_not_decode", "says where it lies"
+    ),
+    "the lag is what there is": Mutant(
+        ListReader, "lag", lambda self: sum(map(len, self.lists.lines)), "lag", "More is said to be left"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def mutant_source() -> TestListSource:
+    """A test class of its own, as pytest makes one."""
+    made = TestListSource()
+    made.lists, made._made = Lists(), []
+    return made
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_rule_that_is_left_out_is_missed(
+    rule: str, mutant_source: TestListSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that leaves out a rule fails the test that is about it, which says so."""
+    mutant = MUTANTS[rule]
+    monkeypatch.setattr(contract, "LIMIT_S", 0.2)
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect, raising=False)
+    with pytest.raises(AssertionError, match=mutant.says):
+        getattr(mutant_source, f"test_{mutant.test}")()
