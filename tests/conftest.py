@@ -77,7 +77,7 @@ def _is_beyond_the_sample(item: pytest.Item) -> bool:
 
 
 def _case(item: pytest.Item) -> str | None:
-    return item.callspec.id if hasattr(item, "callspec") else None
+    return str(item.callspec.id) if hasattr(item, "callspec") else None
 
 
 def _is_of_the_matrix(item: pytest.Item) -> bool:
