@@ -83,8 +83,9 @@ def _case(item: pytest.Item) -> str | None:
 def _is_of_the_matrix(item: pytest.Item) -> bool:
     """Whether only `make test-matrix` runs it."""
     marker = item.get_closest_marker("exhaustive")
-    matrix = marker is not None and marker.kwargs.get("matrix")
-    return bool(matrix) and _case(item) not in marker.kwargs.get("in_all", ())
+    if marker is None or not marker.kwargs.get("matrix"):
+        return False
+    return _case(item) not in marker.kwargs.get("in_all", ())
 
 
 @cache
