@@ -17,6 +17,24 @@ if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 HELP_WIDTH_MAX = 100
+_DURATION, _COUNT = ("T", str), ("N", int)
+CHECKPOINTING = {
+    "checkpoint-interval": (_DURATION, "from one to the next (default: 1s)"),
+    "checkpoint-timeout": (_DURATION, "one that takes longer is aborted (default: 1m)"),
+    "deploy-timeout": (_DURATION, "workers that are not ready by then are replaced (default: 5m)"),
+    "min-pause": (_DURATION, "from the end of one to the next (default: 0s)"),
+    "max-concurrent": (_COUNT, "how many may be under way (default: 1)"),
+    "tolerable-failed": (_COUNT, "failures in a row without a restart (default: 0)"),
+    "num-retained": (_COUNT, "how many are kept (default: 3)"),
+    "restart-budget": (_DURATION, "the longest that a restart takes (default: 1m)"),
+    "store-timeout": (_DURATION, "how long a store that is away is waited for (default: 10m)"),
+    "transaction-timeout": (
+        _DURATION,
+        "the broker aborts a transaction that is open longer (default: the most it allows)",
+    ),
+    "checkpoint-partitions": (_COUNT, "of their topic, when it is created (default: 5)"),
+}
+"""What commands that take checkpoints are told of them. By option: what it takes, and what it is."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -49,6 +67,17 @@ def add_command(commands: Commands, name: str, usage: str, summary: str, text: s
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which pipeline is meant, and what it is made with."""
     parser.add_argument("pipeline", metavar="MODULE:PIPELINE", help="a pipeline, or a function that makes one")
+    _add_parameters(parser)
+
+
+def add_pipeline_name(parser: argparse.ArgumentParser, names: str = "its name") -> None:
+    """The arguments that say whose traces are meant, by one of *names*, or by its module; see `pipeline_name`."""
+    help_text = f"{names}, module:pipeline or module:function"
+    parser.add_argument("pipeline", metavar="PIPELINE", help=help_text)
+    _add_parameters(parser)
+
+
+def _add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--param",
         metavar="NAME=VALUE",
@@ -76,6 +105,19 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="a setting of librdkafka, any number of them; secrets as NAME=env:VARIABLE or NAME=file:PATH",
     )
     group.add_argument("--config", metavar="FILE", help="settings in TOML; what is given here wins over the file")
+
+
+def add_checkpointing(group: argparse._ActionsContainer, names: Iterable[str]) -> None:
+    """Those of `CHECKPOINTING` that are named."""
+    for name in names:
+        (metavar, kind), text = CHECKPOINTING[name]
+        group.add_argument(f"--{name}", metavar=metavar, type=kind, help=text)
+
+
+def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """What was given for options, by the names that `Pipeline.run` has for them; None: not given."""
+    attributes = (name.replace("-", "_") for name in names)
+    return {name: getattr(args, name) for name in attributes}
 
 
 def add_repair(parser: argparse._ActionsContainer) -> None:
@@ -120,15 +162,18 @@ def named(args: argparse.Namespace) -> str:
     return " ".join([args.pipeline, *(f"--param {shlex.quote(f'{name}={value}')}" for name, value in args.param)])
 
 
-def pipeline_name(text: str) -> str:
-    """The name of the pipeline that the user means by its name or as `module:attribute`."""
+def pipeline_name(args: argparse.Namespace) -> str:
+    """The name of the pipeline that the user means, by its name or as `module:attribute`; see `add_pipeline_name`."""
     from exactlyonce.pipeline.loading import load
     from exactlyonce.pipeline.names import name_problem
 
+    text = str(args.pipeline)
     if ":" in text:
-        return load(text).pipeline.name
+        return load(text, dict(args.param)).pipeline.name
     if problem := name_problem(text):
         raise ConfigError(f"The name of a pipeline, {problem}. Give the name, or module:pipeline.")
+    if args.param:
+        raise ConfigError(f"--param is for a function that makes a pipeline, and {text} is a name. Leave it out.")
     return text
 
 

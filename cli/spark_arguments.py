@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from exactlyonce.cli.arguments import add_cluster, add_repair, pair
+from exactlyonce.cli.arguments import add_checkpointing, add_cluster, add_repair, pair, settings_of
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from exactlyonce.engines.options import RunOptions
     from exactlyonce.pipeline.graph import LogicalGraph
 
+_CHECKPOINTING = ("num-retained", "store-timeout", "transaction-timeout", "checkpoint-partitions")
 SPARK_TEXT = """\
 Spark runs embedded on this machine unless --master names a cluster; then --staging
 names a folder that all executors see, and they need this package: docs/spark.md.
@@ -74,15 +75,7 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     """The options of a command that writes checkpoints, and those of the cluster."""
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
-    group.add_argument("--num-retained", metavar="N", type=int, help="how many are kept (default: 3)")
-    group.add_argument(
-        "--transaction-timeout",
-        metavar="T",
-        help="the broker aborts a transaction that is open longer (default: the most it allows)",
-    )
-    group.add_argument(
-        "--checkpoint-partitions", metavar="N", type=int, help="of their topic, when it is created (default: 5)"
-    )
+    add_checkpointing(group, _CHECKPOINTING)
     group.add_argument(
         "--accept-loss", metavar="N", type=int, help="give up the output of checkpoint N that a halt has named as lost"
     )
@@ -99,9 +92,8 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
     """The options of a run that `add_leading` and `add_spark` have parsed; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
-    names = ("num_retained", "transaction_timeout", "checkpoint_partitions", "accept_loss")
-    more = ("bootstrap_servers", "config", "parallelism", "repair")
-    given: dict[str, Any] = {name: getattr(args, name) for name in (*names, *more)}
+    names = (*_CHECKPOINTING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair")
+    given = settings_of(args, names)
     options = options_from({**given, "kafka": dict(args.kafka)})
     args.redact = options.client.redact
     options.client.check()

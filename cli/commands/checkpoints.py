@@ -13,7 +13,7 @@ import msgspec
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, pipeline_name
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -35,7 +35,7 @@ _COLUMNS = (">id", "kind", "state", "completed", ">took", ">written", ">state si
 def add(commands: Commands) -> None:
     """The parser."""
     parser = add_command(commands, "checkpoints", "PIPELINE [options]", "list checkpoints", _EXAMPLES, checkpoints)
-    parser.add_argument("pipeline", metavar="PIPELINE", help="its name, or module:pipeline")
+    add_pipeline_name(parser)
     parser.add_argument("--json", action="store_true", help="all of it, as one JSON document")
     add_cluster(parser)
 
@@ -45,7 +45,7 @@ def checkpoints(args: argparse.Namespace) -> int:
     from exactlyonce.checkpoint.store.log_reader import read_history
 
     config = client(args)
-    history = read_history(config.confluent(), pipeline_name(args.pipeline))
+    history = read_history(config.confluent(), pipeline_name(args))
     damaged = _damaged(config, history)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(as_json(history, damaged)), indent=2).decode())

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, pipeline_name
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ examples:
 def add(commands: Commands) -> None:
     """The parser."""
     parser = add_command(commands, "reset", "PIPELINE [options]", "forget what a pipeline has done", _EXAMPLES, reset)
-    parser.add_argument("pipeline", metavar="PIPELINE", help="its name, or module:pipeline")
+    add_pipeline_name(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--force", action="store_true", help="also if it may be running")
     add_cluster(parser)
@@ -42,7 +42,7 @@ def reset(args: argparse.Namespace) -> int:
     from exactlyonce.engines.system_clock import SystemClock
 
     config = client(args)
-    traces = find(config, pipeline_name(args.pipeline))
+    traces = find(config, pipeline_name(args))
     _show(traces, config.bootstrap_servers)
     sign = traces.sign_of_life(SystemClock().now_ms())
     if sign and not args.force:

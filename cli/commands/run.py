@@ -6,7 +6,17 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline, add_repair
+from exactlyonce.cli.arguments import (
+    CHECKPOINTING,
+    Commands,
+    Parser,
+    add_checkpointing,
+    add_cluster,
+    add_command,
+    add_pipeline,
+    add_repair,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from exactlyonce.engines.local.reporting import Reporter
@@ -29,30 +39,9 @@ examples:
 In a terminal a line on stderr shows how it stands; otherwise each checkpoint is a line
 of JSON there. Durations T are written 500ms, 1.5s, 10m or 1h.
 """
-
-
-_DURATION, _COUNT = ("T", str), ("N", int)
-_CHECKPOINTS = (
-    ("checkpoint-interval", _DURATION, "from one to the next (default: 1s)"),
-    ("checkpoint-timeout", _DURATION, "one that takes longer is aborted (default: 1m)"),
-    ("deploy-timeout", _DURATION, "workers that are not ready by then are replaced (default: 5m)"),
-    ("min-pause", _DURATION, "from the end of one to the next (default: 0s)"),
-    ("max-concurrent", _COUNT, "how many may be under way (default: 1)"),
-    ("tolerable-failed", _COUNT, "failures in a row without a restart (default: 0)"),
-    ("num-retained", _COUNT, "how many are kept (default: 3)"),
-    ("restart-budget", _DURATION, "the longest that a restart takes (default: 1m)"),
-    ("store-timeout", _DURATION, "how long a store that is away is waited for (default: 10m)"),
-    (
-        "transaction-timeout",
-        _DURATION,
-        "the broker aborts a transaction that is open longer (default: the most it allows)",
-    ),
-    ("checkpoint-partitions", _COUNT, "of their topic, when it is created (default: 5)"),
-)
-"""Option, what it takes, and what it is."""
 _SETTINGS = (
     *("bootstrap_servers", "config", "inline", "accept_loss", "repair", "restart", "parallelism", "until"),
-    *(option.replace("-", "_") for option, _, _ in _CHECKPOINTS),
+    *CHECKPOINTING,
 )
 
 
@@ -61,9 +50,7 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
     add_pipeline(parser)
     _add_running(parser)
-    checkpoints = parser.add_argument_group("checkpoints")
-    for option, (metavar, kind), text in _CHECKPOINTS:
-        checkpoints.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
+    add_checkpointing(parser.add_argument_group("checkpoints"), CHECKPOINTING)
     add_cluster(parser)
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
@@ -109,7 +96,7 @@ def restart(text: str) -> dict[str, str]:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the engine is told, by the names that `Pipeline.run` has for it; None: not given."""
-    return {name: getattr(args, name) for name in _SETTINGS} | {"kafka": dict(args.kafka)}
+    return settings_of(args, _SETTINGS) | {"kafka": dict(args.kafka)}
 
 
 def run(args: argparse.Namespace) -> int:

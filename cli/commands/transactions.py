@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, pipeline_name
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     listing = add_command(actions, "list", "PIPELINE [options]", "show what is open", "", show)
     aborting = add_command(actions, "abort", "PIPELINE [options]", "abort what nobody decided", _ABORT, abort)
     for action in (listing, aborting):
-        action.add_argument("pipeline", metavar="PIPELINE", help="its name, its sinkId, or module:pipeline")
+        add_pipeline_name(action, "its name, its sinkId")
         action.add_argument("--json", action="store_true", help="as one JSON document")
     aborting.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
     for action in (listing, aborting):
@@ -58,7 +58,7 @@ def show(args: argparse.Namespace) -> int:
     from exactlyonce.cli.open_transactions import find_open
 
     config = client(args)
-    name = pipeline_name(args.pipeline)
+    name = pipeline_name(args)
     _print(args, found := find_open(config, name))
     if not found and not args.json:
         print(f"{name} has no open transactions.")
@@ -72,7 +72,7 @@ def abort(args: argparse.Namespace) -> int:
     from exactlyonce.engines.system_clock import SystemClock
 
     config = client(args)
-    traces = find(config, pipeline_name(args.pipeline))
+    traces = find(config, pipeline_name(args))
     sign = traces.sign_of_life(SystemClock().now_ms())
     if sign and not args.take_over:
         raise ConfigError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.cli.arguments import client
+from exactlyonce.cli.arguments import client, pipeline_name
 from exactlyonce.cli.commands import run
 from exactlyonce.cli.main import parser
 from exactlyonce.cli.spark_arguments import leading_options
@@ -40,13 +40,14 @@ def test_every_option_of_a_command_on_spark_reaches_the_engine(command: str) -> 
     """Each option that is about checkpoints and the cluster sets what it says."""
     line = (
         f"{command} orders:pipeline --bootstrap-servers h:9092 --parallelism 2 --num-retained 5 "
-        "--transaction-timeout 10m --checkpoint-partitions 9 --accept-loss 12 --repair halt --kafka linger.ms=5"
+        "--store-timeout 20m --transaction-timeout 10m --checkpoint-partitions 9 --accept-loss 12 --repair halt "
+        "--kafka linger.ms=5"
     )
     options = leading_options(parser().parse_args(line.split()))
     assert dict(options.client.settings) == {"bootstrap.servers": "h:9092", "linger.ms": "5"}
     assert (options.parallelism, options.accept_loss, options.repair) == (2, 12, "halt")
     assert (options.checkpoint_partitions, options.checkpoint.num_retained) == (9, 5)
-    assert options.checkpoint.transaction_timeout_ms == 600_000
+    assert (options.checkpoint.store_timeout_ms, options.checkpoint.transaction_timeout_ms) == (1_200_000, 600_000)
 
 
 def test_defaults_are_the_engines() -> None:
@@ -78,6 +79,25 @@ def test_client_of_the_other_commands(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("EXACTLYONCE_BOOTSTRAP_SERVERS")
     with pytest.raises(ConfigError, match="No Kafka cluster is named"):
         client(parser().parse_args(["reset", "p"]))
+
+
+NAMING = [["reset"], ["checkpoints"], ["transactions", "list"], ["transactions", "abort"]]
+
+
+@pytest.mark.parametrize("command", NAMING, ids=" ".join)
+def test_a_pipeline_is_named_by_the_function_that_makes_it(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its parameters, as it was run, or by its name alone, which takes none."""
+    (tmp_path / "named.py").write_text(
+        "from exactlyonce import Pipeline\n\n\ndef make(region: str) -> Pipeline:\n"
+        '    return Pipeline(f"orders-{region}")\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    assert pipeline_name(parser().parse_args([*command, "named:make", "--param", "region=eu"])) == "orders-eu"
+    assert pipeline_name(parser().parse_args([*command, "orders-eu"])) == "orders-eu"
+    with pytest.raises(ConfigError, match="--param is for a function that makes a pipeline, and orders-eu is a name"):
+        pipeline_name(parser().parse_args([*command, "orders-eu", "--param", "region=eu"]))
 
 
 def test_restart_strategy() -> None:

@@ -55,7 +55,7 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--parallelism", "two"), "argument --parallelism: invalid int value: 'two'"),
         (("run", "a:b", "--restart", "fixed_delay:3"), "argument --restart: 'fixed_delay:3': write it as"),
         (("run", "a:b", "--check"), "unrecognized arguments: --check"),
-        (("checkpoints", "a", "--param", "x"), "unrecognized arguments: --param x"),
+        (("checkpoints", "a", "--params", "x"), "unrecognized arguments: --params x"),
         (("broker", "start", "--port", "99999"), "'99999' is no port: write a number from 0 to 65535"),
     ],
 )
