@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,12 @@ NOTED_INTERVAL_MS = 30_000
 
 Positions = Mapping[tuple[str, int], int]
 """By sink and subtask, the checkpoint that a ledger has."""
+
+
+class UnderWay(NamedTuple):
+    """An answer to any of the requests here: the store has been at it for so long. Asked the same again, it goes on."""
+
+    duration_ms: int
 
 
 class ForeignLedger(Exception):
@@ -82,7 +88,7 @@ class StagedCommits:
     note: Callable[[str], None]
     """Told what is waited for."""
     meanwhile: Callable[[], Procedure[None]]
-    """Run at every pause."""
+    """Run whenever one is asked again."""
     attempt: int = 0
     _incarnation: int = 0
     _origin: str = ""
@@ -170,24 +176,33 @@ class StagedCommits:
         return fates
 
     def _persistently(self, request: Request, sink: str) -> Procedure[Any]:
-        """The answer to *request*, asked again while the store of *sink* is away."""
+        """The answer to *request*, asked again while the store of *sink* is away, or has not done with it."""
         deadline_ms, pause_ms = self.clock.monotonic_ms() + self.timeout_ms, PAUSE_FIRST_MS
         while True:
             try:
-                return (yield request)
+                answer = yield request
             except StoreUnavailable as error:
-                now_ms = self.clock.monotonic_ms()
-                if now_ms >= deadline_ms:
+                if self.clock.monotonic_ms() >= deadline_ms:
                     raise StoreUnavailable(
                         f"The store of sink {sink!r} has not answered for {self.timeout_ms / 1000:.0f} s "
                         f"(store_timeout): {error} Nothing is lost: run the pipeline again once it is there."
                     ) from error
-                if now_ms >= self._noted_ms + NOTED_INTERVAL_MS:
-                    self._noted_ms = now_ms
-                    self.note(f"waiting for the store of sink {sink!r}: {error}")
-            yield Pause(pause_ms)
-            pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+                self._note(f"waiting for the store of sink {sink!r}: {error}")
+                yield Pause(pause_ms)
+                pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+            else:
+                if not isinstance(answer, UnderWay):
+                    return answer
+                if answer.duration_ms >= NOTED_INTERVAL_MS:
+                    self._note(f"the store of sink {sink!r} has been writing for {answer.duration_ms / 1000:.0f} s")
             yield from self.meanwhile()
+
+    def _note(self, text: str) -> None:
+        """Say what is waited for, now and then."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms >= self._noted_ms + NOTED_INTERVAL_MS:
+            self._noted_ms = now_ms
+            self.note(text)
 
 
 def _behind(sink: str, subtask: int, has: int, expected: int) -> str:

@@ -13,6 +13,7 @@ from exactlyonce.checkpoint.commits.of_stores import (
     ForeignLedger,
     LedgerBehind,
     StagedCommits,
+    UnderWay,
     in_order,
     ledger_after,
     positions_of,
@@ -51,11 +52,12 @@ def staged(checkpoint: int, subtask: int = 0, sink: str = "db", records: int = 3
 
 
 class Store:
-    """Answers what is asked of stores; `fail` is raised first, as often as there is something in it."""
+    """Answers what is asked of stores; `fail` is raised first, as often as there is something in it; what takes so
+    long, in `slow`, comes then."""
 
     def __init__(self, ledger: dict[int, int] | None = None) -> None:
         self.clock = SimulatedClock()
-        self.ledger, self.fail = ledger or {}, list[Exception]()
+        self.ledger, self.fail, self.slow = ledger or {}, list[Exception](), list[UnderWay]()
         self.asked: list[Any] = []
         self.notes: list[str] = []
         self.beats = 0
@@ -79,6 +81,8 @@ class Store:
         self.asked.append(request)
         if self.fail:
             raise self.fail.pop(0)
+        if self.slow:
+            return self.slow.pop(0)
         return dict(self.ledger) if isinstance(request, ask.FenceStore) else True
 
     def commit(self, manifest: Manifest, *, accept_loss: bool = False) -> dict[str, str]:
@@ -122,6 +126,17 @@ def test_a_store_that_stays_away_ends_the_run(manifest: Of) -> None:
     with pytest.raises(StoreUnavailable, match=r"'db' has not answered for 60 s \(store_timeout\).*run the pipeline"):
         store.commit(manifest(1, staged=(staged(1),)))
     assert len(store.notes) == 2, "one every half minute"
+
+
+def test_a_store_that_is_at_work_is_not_away(manifest: Of) -> None:
+    """It is asked the same again at once, for however long, with heartbeats; a note says now and then that it works."""
+    store = Store()
+    store.slow = [UnderWay(1_000 * number) for number in range(1, 2 * TIMEOUT_MS // 1_000)]
+    count = len(store.slow)
+    assert store.commit(manifest(1, staged=(staged(1),))) == {"db:0:1": "committed"}
+    assert (len(store.asked), len(set(store.asked)), store.beats) == (count + 1, 1, count)
+    assert store.clock.monotonic_ms() == 0
+    assert store.notes == ["the store of sink 'db' has been writing for 30 s"], "the clock stands still here"
 
 
 def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
