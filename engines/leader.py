@@ -44,6 +44,7 @@ from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
+from exactlyonce.engines.surroundings.stores_aside import StoresAside
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
@@ -78,7 +79,7 @@ class PipelineLeader:
         self._surroundings = PipelineTopics(
             self._topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
         )
-        self._stores: PipelineStores | None = None
+        self._stores: StoresAside | None = None
         self._blocks: BlockStorage | None = None
         self._known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self._replays: ReplayRepair | None = None
@@ -112,9 +113,10 @@ class PipelineLeader:
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
         self._blocks = block_storage(options.client, topic, stays_connected=True)
-        self._stores = PipelineStores(self._plan.graph, self._blocks)
-        self._stores.check()
-        led = self._led(self._stores.digests)
+        stores = PipelineStores(self._plan.graph, self._blocks)
+        self._stores = StoresAside(stores, stores.close)
+        stores.check()
+        led = self._led(stores.digests)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock, drop=self._blocks.drop)
         self._replays = ReplayRepair(

@@ -7,10 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bounded import Silent
 from counting import Totals
 from jobs import Job, assert_no_secret
 from running import QUICK, Run, orders
@@ -18,7 +21,17 @@ from servers import DATABASE, STORES, Servers
 from test_zombies import await_stopped
 from together import table
 
+from exactlyonce.checkpoint import leader
+from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.sinks.postgres import store as postgres_store
+from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -62,8 +75,8 @@ class Alone:
 
     def incarnation(self) -> int:
         """The newest that has fenced another."""
-        history = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
-        return max(history.incarnations, default=0)
+        read = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return max(read.incarnations, default=0)
 
     def assert_exact(self) -> None:
         """Each order gave one row."""
@@ -335,6 +348,37 @@ def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
+def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store holds it up heartbeats go on, so that nobody takes the leader for dead; then the rows come."""
+    monkeypatch.setattr(history, "SILENCE_MS", 3_000)
+    monkeypatch.setattr(leader, "UPKEEP_INTERVAL_S", 0.2)
+    monkeypatch.setattr(postgres_store, "Limits", partial(Limits, lock=LIMIT_S, answer=LIMIT_S))  # never given up
+    store = "postgres"
+    pipeline = alone(store)
+    settings = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
+    params = {"name": pipeline.name, "store": store, "target": pipeline.target}
+    reference: dict[str, object] = {
+        "module": "together", "attribute": "alone", "params": params, "path": str(Path(__file__).parent / "rig"),
+    }  # fmt: skip
+    loaded, options = Loaded(load_reference(reference), reference), RunOptions(ClientConfig(settings))
+    held = hold(pipeline.servers, store, pipeline.target)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(CatchingUp(loaded, options, in_process, tmp_path, Silent()).run)
+        try:
+            await_blocked(pipeline.servers, store)
+            long_after_ms = SystemClock().now_ms() + 2 * history.SILENCE_MS
+            deadline = time.monotonic() + LIMIT_S
+            while read_history(settings, pipeline.name).living(long_after_ms) is None:
+                assert time.monotonic() < deadline, "a heartbeat comes a silence after it was held up"
+                time.sleep(0.1)
+            assert not running.done()
+        finally:
+            held.close()
+        assert running.result().records == len(pipeline.fed)
+    assert pipeline.incarnation() == 1
+    pipeline.assert_exact()
+
+
 def hold(servers: Servers, store: str, target: str) -> Any:
     """A connection that holds a lock on the table, so that nobody writes rows."""
     if store == "postgres":
@@ -358,5 +402,3 @@ def await_blocked(servers: Servers, store: str) -> None:
     while servers.sql(store, waiting[store])[0][0] == 0:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-

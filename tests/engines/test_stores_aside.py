@@ -1,0 +1,114 @@
+"""A store that takes long answers in time that it is at it, and does each request once, one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.commits.of_stores import UnderWay
+from exactlyonce.engines.surroundings import stores_aside
+from exactlyonce.engines.surroundings.stores_aside import StoresAside
+from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
+
+FIRST, SECOND = ask.FenceStore("db", 1, "topic"), ask.CleanStore("db", 1, 0)
+
+
+class Held:
+    """A store that ends a request when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[ask.Request] = []
+        self.threads: set[int] = set()
+        self.ends = threading.Event()
+        self.failure: Exception | None = None
+        self.closed = False
+
+    def __call__(self, request: ask.Request) -> str:
+        self.asked.append(request)
+        self.threads.add(threading.get_ident())
+        assert self.ends.wait(LIMIT_S)
+        if self.failure is not None:
+            raise self.failure
+        return f"answer {len(self.asked)}"
+
+    def close(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.closed = True
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """One whose requests are looked at often."""
+    monkeypatch.setattr(stores_aside, "LOOK_INTERVAL_S", 0.01)
+    return Held()
+
+
+@pytest.fixture
+def aside(held: Held) -> Iterator[StoresAside]:
+    """It is asked aside."""
+    yield (made := StoresAside(held, held.close))
+    held.ends.set()
+    made.close()
+
+
+def answer(aside: StoresAside, request: ask.Request) -> Any:
+    """Asked until it is there."""
+    while isinstance(found := aside(request), UnderWay):
+        continue
+    return found
+
+
+def test_who_asks_again_gets_the_answer(held: Held, aside: StoresAside) -> None:
+    """Of the request that is under way; asked once more, it is done once more."""
+    taken = [aside(FIRST) for _ in range(3)]
+    assert all(isinstance(each, UnderWay) for each in taken)
+    assert taken == sorted(taken)
+    held.ends.set()
+    assert (answer(aside, FIRST), held.asked) == ("answer 1", [FIRST])
+    assert (answer(aside, FIRST), held.asked) == ("answer 2", [FIRST, FIRST])
+
+
+def test_what_it_raises_is_raised(held: Held, aside: StoresAside) -> None:
+    """To whoever asks when it has ended; what is asked then is asked anew."""
+    held.failure = StoreUnavailable("away.")
+    held.ends.set()
+    with pytest.raises(StoreUnavailable, match=r"away\."):
+        answer(aside, FIRST)
+    held.failure = None
+    assert answer(aside, FIRST) == "answer 2"
+
+
+def test_another_request_waits_for_the_end_of_the_first(held: Held, aside: StoresAside) -> None:
+    """No two are under way, whether an answer is wanted or not, and all are asked on one thread."""
+    assert isinstance(aside(FIRST), UnderWay)
+    assert isinstance(aside(SECOND), UnderWay)
+    assert held.asked == [FIRST]
+    held.ends.set()
+    assert (answer(aside, SECOND), held.asked) == ("answer 2", [FIRST, SECOND])
+    assert len(held.threads) == 1
+
+
+def test_the_end_waits_for_what_is_under_way(held: Held) -> None:
+    """A connection is not let go of while it is used, and by nobody but who uses it."""
+    aside = StoresAside(held, held.close)
+    assert isinstance(aside(FIRST), UnderWay)
+    closing = threading.Thread(target=aside.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    assert not held.closed
+    held.ends.set()
+    closing.join(LIMIT_S)
+    assert held.closed
+    assert len(held.threads) == 1
+
+
+def test_other_requests_are_not_its(held: Held, aside: StoresAside) -> None:
+    """They are for somebody else."""
+    assert aside(ask.Reached("store-committed")) is NotImplemented
+    assert held.asked == []
