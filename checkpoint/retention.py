@@ -1,7 +1,7 @@
 """Retention: the manifests and blocks that are still needed.
 
 Invariant: a block is dropped only after the manifest that no longer needs it is durable, and never while a retained
-manifest, a pending checkpoint's base or a savepoint refers to it. Pure.
+manifest, a pending checkpoint's base or a savepoint refers to it, whatever bytes are found at its place. Pure.
 """
 
 from __future__ import annotations
@@ -48,5 +48,10 @@ class Ledger:
         candidates.update(block for block, n in self._unclaimed.items() if n <= latest)
         for block in candidates:
             self._unclaimed.pop(block, None)
-        needed = frozenset().union(*self._needs.values()) if self._needs else frozenset()
-        return tuple(dropped), tuple(sorted(candidates - needed, key=lambda b: (b.partition, b.offset)))
+        needed = {_place(block) for each in self._needs.values() for block in each}
+        return tuple(dropped), tuple(sorted((block for block in candidates if _place(block) not in needed), key=_place))
+
+
+def _place(block: BlockRef) -> tuple[int, int, str]:
+    """What no other block has."""
+    return block.partition, block.offset, block.key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -29,6 +30,14 @@ def test_the_newest_checkpoints_are_kept_and_older_ones_dropped_with_the_blocks_
     ledger.completed(3, blocks(3, 4))
     assert ledger.expire() == ((1,), blocks(1))
     assert ledger.retained == [2, 3]
+    assert ledger.expire() == ((), ())
+
+
+def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> None:
+    """What is found at its place has other bytes, and is no other block."""
+    ledger = Ledger(1)
+    ledger.completed(1, blocks(1))
+    ledger.written(1, [msgspec.structs.replace(block(1), sha256=b"other")])
     assert ledger.expire() == ((), ())
 
 
