@@ -6,7 +6,7 @@ Invariant: every block of an attempt has a key of its own: kind, operator, key g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,12 +132,16 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
 def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
     """Every block that *manifest* stands on: indexes, what they list, order logs.
 
-    Raises `DamagedBlock` or `DamagedState` where an index is not what was written.
+    Raises `DamagedBlock` or `DamagedState` where an index is not what was written; but one of rows that wait for a
+    store only lists nothing: no state is restored from it, and who commits them finds it before anything may go.
     """
     bodies = (body for _, body in _bodies(reader, list(indexes_of(manifest))))
     listed = {block.ref for body in bodies for block in decode_index(body).blocks}
     indexes = [ref for each in manifest.staged if each.body == INDEXED for ref in each.blocks]
-    return stands_on(manifest, listed.union(*(list_of_rows(body) for _, body in _bodies(reader, indexes))))
+    with suppress(DamagedBlock):
+        for _, body in _bodies(reader, indexes):
+            listed.update(list_of_rows(body))
+    return stands_on(manifest, listed)
 
 
 def references_or_why(manifest: Manifest, reader: Blocks) -> frozenset[BlockRef] | str:

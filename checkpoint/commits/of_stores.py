@@ -16,6 +16,7 @@ import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.protocol import Acknowledgement, Check, Fates, Planned, Refuse
+from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
 from exactlyonce.checkpoint.requests import (
     CleanStore,
@@ -155,7 +156,8 @@ class StagedCommits:
     def _commit(self, manifest: Manifest, *, accept_loss: bool) -> Procedure[dict[str, str]]:
         """Commit what *manifest* has staged: the fate of each, by name.
 
-        With *accept_loss*, what a store refuses is given up, and its ledger says that it was committed.
+        With *accept_loss*, what a store refuses, or the topic does not hold any more, is given up, and the ledger says
+        that it was committed.
         """
         fates: dict[str, str] = {}
         for each in manifest.staged:
@@ -166,9 +168,10 @@ class StagedCommits:
                 raise Halt(_foreign(each.sink, self._origin, str(foreign))) from None
             except LedgerBehind as behind:
                 raise Halt(_behind(each.sink, each.subtask, int(str(behind)), each.previous)) from None
-            except StoreError as error:
+            except (StoreError, DamagedRecord) as error:
                 if not accept_loss:
-                    raise Halt(_refused(manifest, each, error)) from error
+                    damaged = isinstance(error, DamagedRecord)
+                    raise Halt((_damaged if damaged else _refused)(manifest, each, error)) from error
                 nothing = msgspec.structs.replace(each, records=0, blocks=(), body=b"")
                 yield from self._persistently(CommitStaged(nothing, self._incarnation, self._origin), each.sink)
                 fates[each.name] = LOSS_ACCEPTED
@@ -239,8 +242,22 @@ def _refused(manifest: Manifest, committable: StoreCommittable, error: Exception
     return (
         f"Checkpoint {manifest.checkpoint} was decided, but the store of sink {committable.sink!r} refuses its "
         f"{committable.records} records of subtask {committable.subtask}: {error}\n"
-        f"  Choices: (1) change the store so that it takes them, and run again; (2) go on without them: "
-        f"`exactlyonce run ... --accept-loss {manifest.checkpoint}`.\n"
+        f"  Choices: (1) change the store so that it takes them, and run again; {_without(manifest)}"
+    )
+
+
+def _damaged(manifest: Manifest, committable: StoreCommittable, error: Exception) -> str:
+    return (
+        f"Checkpoint {manifest.checkpoint} was decided, but the {committable.records} records that wait for the "
+        f"store of sink {committable.sink!r}, of subtask {committable.subtask}, are damaged in the checkpoint topic: "
+        f"{error}\n"
+        f"  Choices: (1) restore the topic from a replica or a backup, and run again; {_without(manifest)}"
+    )
+
+
+def _without(manifest: Manifest) -> str:
+    return (
+        f"(2) go on without them: `exactlyonce run ... --accept-loss {manifest.checkpoint}`.\n"
         f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
     )
 

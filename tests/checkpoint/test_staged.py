@@ -31,7 +31,7 @@ from exactlyonce.checkpoint.events import (
     Tick,
     Trigger,
 )
-from exactlyonce.checkpoint.records.encoding import decode, encode
+from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StagedAck, StoreCommittable
 from exactlyonce.checkpoint.requests import Procedure, drive
@@ -148,6 +148,20 @@ def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
     store.fail, store.asked = [StoreError("value too long.")], []
     assert store.commit(manifest(9, staged=(staged(9),)), accept_loss=True) == {"db:0:9": "loss accepted"}
     assert [each.committable.records for each in store.asked] == [3, 0]
+
+
+def test_rows_that_are_damaged_halt_with_choices(manifest: Of) -> None:
+    """As what a store refuses: the halt names checkpoint, sink and block, and the loss can be accepted."""
+    store, damaged = Store(), DamagedRecord("Block 7 is damaged")
+    store.fail = [damaged]
+    why = r"(?s)Checkpoint 9 .* 3 records .* sink 'db', of subtask 0, are damaged .*Block 7.*Choices.*--accept-loss 9"
+    with pytest.raises(Halt, match=why):
+        store.commit(manifest(9, staged=(staged(9),)))
+    store.fail, store.asked = [damaged], []
+    both = (staged(9), staged(9, subtask=1))
+    fates = {"db:0:9": "loss accepted", "db:1:9": "committed"}
+    assert store.commit(manifest(9, staged=both), accept_loss=True) == fates
+    assert [each.committable.records for each in store.asked] == [3, 0, 3]
 
 
 def test_a_newer_incarnation_is_obeyed(manifest: Of) -> None:
