@@ -30,16 +30,32 @@ def is_reference(value: str) -> bool:
     return value.startswith(("env:", "file:"))
 
 
+def reference_problem(value: str) -> str | None:
+    """What is wrong with a reference as it is written; None: nothing, or it is no reference.
+
+    >>> reference_problem("env:"), reference_problem("env:PASSWORD")
+    ('it names no variable: write env:NAME', None)
+    """
+    missing = {"env:": "it names no variable: write env:NAME", "file:": "it names no file: write file:/path"}
+    return missing.get(value.strip())
+
+
 def look_up(name: str, value: str) -> str:
-    """What *value*, the setting *name*, refers to, or itself if it is no reference."""
+    """What *value*, the setting *name*, refers to, or itself if it is no reference. Nothing is no secret."""
+    if problem := reference_problem(value):
+        raise ConfigError(f"{name} is {value}, but {problem}.")
     kind, _, target = value.partition(":")
     if kind == "env":
         if target not in os.environ:
             raise ConfigError(f"{name} is {value}, but the environment has no variable {target}. Export it.")
-        return os.environ[target]
-    if kind == "file":
+        found, place = os.environ[target], f"the variable {target}"
+    elif kind == "file":
         try:
-            return Path(target).read_text().rstrip("\r\n")
+            found, place = Path(target).read_text().rstrip("\r\n"), f"the file {target}"
         except OSError as error:
             raise ConfigError(f"{name} is {value}, which cannot be read: {error.strerror}.") from None
-    return value
+    else:
+        return value
+    if not found.strip():
+        raise ConfigError(f"{name} is {value}, but {place} is empty. Put there what it is to be.")
+    return found

@@ -26,6 +26,7 @@ from exactlyonce.connectors.embedded.java import java_of_pypi
 from exactlyonce.connectors.embedded.progress import Passing, Progress
 from exactlyonce.connectors.embedded.trust_store import write_trust_store
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+from exactlyonce.pipeline.extras import install
 
 KAFKA_VERSION = "4.3.1"
 
@@ -133,9 +134,8 @@ def _download_commands(part: Path, java: Path) -> list[list[str]]:
     ivy = next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"), None) if pyspark and pyspark.origin else None
     if not ivy:
         raise ConfigError(
-            "Nothing here can download the embedded broker: it takes Maven (mvn) or PySpark. Install one of them, in "
-            "the folder with exactlyonce's source by pip install '.[broker]', or use a broker of your own: pass "
-            "--bootstrap-servers."
+            f"Nothing here can download the embedded broker: it takes Maven (mvn) or PySpark. Install one of them, "
+            f"{install('broker')}, or use a broker of your own: pass --bootstrap-servers."
         )
     (part / "settings.xml").write_text(_IVY_SETTINGS)
     main = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", str(ivy), "org.apache.ivy.Main"]

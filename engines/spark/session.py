@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from exactlyonce.connectors.embedded.java import java_version
 from exactlyonce.engines.spark.spark_errors import is_sparks, not_ready
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import needing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,11 +126,9 @@ def _one_of_each(batches):  # type: ignore[no-untyped-def]  # Arrow's types are 
 def _builder_class() -> type[SparkSession]:
     """Also sees to what PySpark itself asks for only later."""
     for package in ("pyspark", "pandas", "pyarrow"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"This needs PySpark with pandas and PyArrow, and {package} is not installed: "
-                f"install the extra `spark`, in the folder with exactlyonce's source by pip install '.[spark]'."
-            )
+        with needing("spark", package, "What runs on Spark"):
+            if importlib.util.find_spec(package) is None:
+                raise ModuleNotFoundError(f"No module named {package!r}")
     from pyspark.sql import SparkSession
 
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)

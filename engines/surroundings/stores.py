@@ -16,6 +16,9 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import Committer, CommitterContext, Committing
+from exactlyonce.sinks.files.layout import KIND as FILES
+from exactlyonce.sinks.prepared.committer import KIND as PREPARED
+from exactlyonce.sinks.write_ahead.writer import KIND as ROWS
 
 
 def stages(graph: LogicalGraph) -> bool:
@@ -92,8 +95,9 @@ class PipelineStores:
                 f"{committable.sink!r}, and the pipeline has no such sink any more, or one with another delivery. "
                 f"Run it once as it was, until that checkpoint is finalized; then change it."
             )
-        digest = self.digests[committable.sink]
-        if committable.records and (committable.kind, committable.description) != (found.kind, digest):
+        if committable.records and committable.kind != found.kind:
+            raise StoreError(_of_another_kind(committable.kind, found.kind))
+        if committable.records and committable.description != self.digests[committable.sink]:
             raise StoreError(
                 "they were set aside for another description of the sink: its target, mode, key, format, or the type "
                 "of its records was changed since. Run the pipeline once as it was; then change it."
@@ -104,6 +108,24 @@ class PipelineStores:
         """Let go of all connections."""
         for each in (*self._committers.values(), *self._writing.values()):
             each.close()
+
+
+_SINKS_BY_KIND = {
+    ROWS: "a write-ahead sink",
+    PREPARED: "a sink that prepares transactions (commit='prepared', or 'xa')",
+    FILES: "FileSink",
+}
+"""By kind of committable, the sinks of exactlyonce that set it aside."""
+
+
+def _of_another_kind(kind: str, expected: str) -> str:
+    whose = _SINKS_BY_KIND.get(kind)
+    if whose is None:
+        whose = "a sink that this exactlyonce does not bring: of another package, or a newer version: install that"
+    return (
+        f"they are of the kind {kind!r}, set aside by {whose}, and the sink of that name is now one of the kind "
+        f"{expected!r}. Run the pipeline once as it was; then change it."
+    )
 
 
 def _check(sink: str, committer: Committer) -> None:

@@ -14,6 +14,7 @@ from msgspec import inspect
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import CommitterContext
@@ -169,12 +170,8 @@ class FileSink(Sink[T]):
     def _format(self, type_: Any) -> FileFormat:
         if self.format == "jsonl":
             return JsonLines(self._fields_of_lines(type_))
-        try:
+        with needing("files", "pyarrow", f"FileSink({self.path!r}, format={self.format!r})"):
             from exactlyonce.sinks.files.parquet import Parquet
-        except ImportError as error:
-            raise ConfigError(
-                f"Parquet files need pyarrow, which is not installed: pip install 'exactlyonce[files]' ({error})."
-            ) from None
         return Parquet([column for column in columns_of(type_) if column.field.name not in self.partition_by])
 
     def _fields_of_lines(self, type_: Any) -> list[RowField] | None:

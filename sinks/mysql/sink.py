@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import is_reference, look_up
+from exactlyonce.pipeline.secrets import is_reference, look_up, reference_problem
 from exactlyonce.sinks.mysql.address import MySQLAddress
 from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
@@ -77,6 +77,8 @@ class MySQLSink(PreparableSink[T], Generic[T]):
             yield f"table={self.table!r} {problem}"
         if not isinstance(self.dsn, str) or not self.dsn:
             yield 'dsn= must be a URL, or where it is: dsn="env:ORDERS_DSN"'
+        elif problem := reference_problem(self.dsn):
+            yield f"dsn={self.dsn!r}: {problem}"
         elif not is_reference(self.dsn):
             yield from _dsn_problems(self.dsn)
         problems = list(description_problems(self.mode, self.key, self.create))
@@ -100,16 +102,14 @@ class MySQLSink(PreparableSink[T], Generic[T]):
 
     def store(self, type_: Any) -> Store:
         """See `WriteAheadSink`. The driver is an extra: `ConfigError` where it is missing."""
-        _require_driver()
-        from exactlyonce.sinks.mysql.store import MySQLStore
-
+        with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
+            from exactlyonce.sinks.mysql.store import MySQLStore
         return MySQLStore(self.table, row_fields(type_, self.mode, self.key), **self._options())
 
     def preparing_store(self, type_: Any) -> PreparingStore:
         """See `PreparableSink`. The driver is an extra: `ConfigError` where it is missing."""
-        _require_driver()
-        from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
-
+        with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
+            from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
         return PreparingMySQLStore(self.table, row_fields(type_, self.mode, self.key), **self._options())
 
     def _options(self) -> dict[str, Any]:
@@ -117,11 +117,6 @@ class MySQLSink(PreparableSink[T], Generic[T]):
             "address": self.address, "mode": self.mode, "key": self.key, "create": self.create,
             "with_ledger": self.delivery == "exactly_once",
         }  # fmt: skip
-
-
-def _require_driver() -> None:
-    if find_spec("pymysql") is None:
-        raise ConfigError("MySQLSink needs PyMySQL: run pip install 'exactlyonce[mysql]'")
 
 
 def _dsn_problems(dsn: str) -> Iterator[str]:

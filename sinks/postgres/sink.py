@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.sql.table import description_problems, row_problems
@@ -63,6 +62,8 @@ class PostgresSink(PreparableSink[T], Generic[T]):
         yield from self._name_problems()
         if not isinstance(self.dsn, str) or not self.dsn:
             yield "dsn= is not set: name where the connection string is, as env:NAME or file:/path"
+        elif problem := reference_problem(self.dsn):
+            yield f"dsn={self.dsn!r}: {problem}"
         elif not is_reference(self.dsn) and _PASSWORD.search(self.dsn):
             yield "dsn= has a password written out: put the connection string into a variable, dsn='env:NAME'"
         yield from self.commit_problems(self.mode)
@@ -90,21 +91,12 @@ class PostgresSink(PreparableSink[T], Generic[T]):
 
     def store(self, type_: Any) -> Store:
         """A connection for rows of this type, not open yet."""
-        with self._driver_needed():
+        with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
             from exactlyonce.sinks.postgres.store import PostgresStore  # psycopg is an extra
         return PostgresStore(self, type_)
 
     def preparing_store(self, type_: Any) -> PreparingStore:
         """A connection for rows of this type that prepares transactions, not open yet."""
-        with self._driver_needed():
+        with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
             from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
         return PreparingPostgresStore(self, type_)
-
-    @contextmanager
-    def _driver_needed(self) -> Iterator[None]:
-        try:
-            yield
-        except ImportError as error:
-            raise ConfigError(
-                f"PostgresSink({self.table!r}) needs psycopg ({error}). Run: pip install 'exactlyonce[postgres]'"
-            ) from None

@@ -12,10 +12,10 @@ from msgspec import inspect
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.delivery import Delivery
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.sinks.redis.address import url_problem
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS
@@ -87,6 +87,8 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         """What is wrong with the arguments, or with the type for the kind; never the URL itself."""
         if not isinstance(self.url, str):
             yield "the URL of the server must be text: redis://host:6379/0"
+        elif problem := reference_problem(self.url):
+            yield f"the URL of the server is {self.url!r}: {problem}"
         elif not is_reference(self.url) and (problem := url_problem(self.url)):
             yield f"the URL of the server is wrong: {problem}; write redis://user:password@host:6379/0, or env:NAME"
         if self.kind not in KINDS:
@@ -139,12 +141,8 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
 
     def store(self, type_: Any) -> Store:
         """The store, which connects when it is first asked. Raises `ConfigError` where the redis library is missing."""
-        try:
+        with needing("redis", "the redis library", "RedisSink"):
             from exactlyonce.sinks.redis.store import RedisStore
-        except ModuleNotFoundError as missing:
-            if missing.name != "redis":
-                raise
-            raise ConfigError("RedisSink needs the redis library: pip install 'exactlyonce[redis]'.") from None
         encoder = RedisEncoder(
             kind=self.kind,
             key=self.key or attrgetter("key"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -120,16 +118,3 @@ def test_tls_is_verified_where_an_authority_is_named(tmp_path: Any) -> None:
     assert context.check_hostname
     assert not MySQLAddress.parse(f"{DSN}?ssl_mode=required").arguments()["ssl"].check_hostname
     assert MySQLAddress.parse(f"{DSN}?ssl_mode=disabled").arguments()["ssl_disabled"]
-
-
-def test_the_driver_is_not_imported_with_the_description() -> None:
-    """The driver is an extra: whoever does not write to MySQL does without."""
-    code = "import sys, exactlyonce.sinks; print('pymysql' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyMySQL a store is a wrong setting, with the command that installs it."""
-    monkeypatch.setattr("exactlyonce.sinks.mysql.sink.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[mysql\]'"):
-        MySQLSink[Total]("totals", dsn=DSN).store(Total)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -80,24 +78,3 @@ def test_a_store_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     with pytest.raises(ConfigError, match="no variable DSN"):
         store.check()
-
-
-def test_the_driver_is_loaded_when_it_is_needed() -> None:
-    """The package is imported without psycopg, and a sink described; a store says what to install."""
-    code = """
-import sys
-sys.modules["psycopg"] = None
-from typing import NamedTuple
-from exactlyonce.sinks import PostgresSink
-class Row(NamedTuple):
-    a: int
-sink = PostgresSink("t", dsn="env:X")
-print(list(sink.problems(Row)))
-try:
-    sink.store(Row)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.startswith("[]\nConfigError PostgresSink('t') needs psycopg"), done.stderr
-    assert done.stdout.endswith("Run: pip install 'exactlyonce[postgres]'\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -110,16 +108,3 @@ def test_a_pipeline_takes_it() -> None:
     totals.sink("wrong", RedisSink("env:CACHE", key=key_of, kind="list"))  # type: ignore[arg-type]  # that is the test
     with pytest.raises(Exception, match="kind='list'"):
         pipeline.build()
-
-
-def test_the_library_is_loaded_when_a_store_is_made() -> None:
-    """Importing the sink does not need it; where it is missing a store says how to install it."""
-    code = (
-        "import sys\n"
-        "from exactlyonce.sinks import RedisSink\n"
-        "assert 'redis' not in sys.modules\n"
-        "sys.modules['redis'] = None\n"
-        "RedisSink('redis://cache', key=str).store(int)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "ConfigError: RedisSink needs the redis library: pip install 'exactlyonce[redis]'" in done.stderr

@@ -1,0 +1,75 @@
+"""The stores of a pipeline are not asked to commit what another sink has set aside."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.checkpoint.requests import CommitStaged, FenceStore
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.pipeline.errors import Halt, StoreError
+from exactlyonce.testing.store import MemorySink, StoreModel
+
+ORIGIN = "topic"
+
+
+class NoBlocks:
+    """Nothing waits in the checkpoint topic."""
+
+    def fetch(self, refs: Any) -> list[Any]:
+        assert list(refs) == []
+        return []
+
+
+@pytest.fixture
+def stores() -> PipelineStores:
+    """Of a pipeline whose sink "rows" is a write-ahead sink."""
+    pipeline = Pipeline("p")
+    pipeline.source("in", KafkaSource("in", value=int)).sink("rows", MemorySink("m", StoreModel()))
+    made = PipelineStores(pipeline.build(), cast(Any, NoBlocks()))
+    made(FenceStore("rows", 1, ORIGIN))
+    return made
+
+
+def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
+    """What the sink "rows" has set aside, but for *fields*."""
+    found = StoreCommittable(
+        sink="rows", subtask=0, checkpoint=1, records=3, kind="rows", description=stores.digests["rows"]
+    )
+    return CommitStaged(msgspec.structs.replace(found, **fields), 1, ORIGIN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (
+            "iceberg",
+            "a sink that this exactlyonce does not bring: of another package, or a newer version: install that",
+        ),
+        ("files", "set aside by FileSink"),
+        ("prepared", r"set aside by a sink that prepares transactions \(commit='prepared', or 'xa'\)"),
+    ],
+    ids=["unknown", "files", "prepared"],
+)
+def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores, kind: str, named: str) -> None:
+    """It is named, with the sink that has set it aside; a loss that is accepted has no records, and needs none."""
+    with pytest.raises(StoreError, match=f"of the kind '{kind}', .*{named}.* now one of the kind 'rows'"):
+        stores(staged(stores, kind=kind))
+    assert stores(staged(stores, kind=kind, records=0)) is True
+
+
+def test_another_description(stores: PipelineStores) -> None:
+    """Rows that were encoded for another table are not written to this one."""
+    with pytest.raises(StoreError, match="set aside for another description of the sink"):
+        stores(staged(stores, description="another"))
+
+
+def test_a_sink_that_is_gone(stores: PipelineStores) -> None:
+    """A decided checkpoint has output of it: a halt, as the pipeline has no such sink any more."""
+    with pytest.raises(Halt, match=r"3 records of sink 'gone', and the pipeline has no such sink any more"):
+        stores(staged(stores, sink="gone"))
