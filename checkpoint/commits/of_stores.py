@@ -169,9 +169,10 @@ class StagedCommits:
             except LedgerBehind as behind:
                 raise Halt(_behind(each.sink, each.subtask, int(str(behind)), each.previous)) from None
             except (StoreError, DamagedRecord) as error:
+                if not accept_loss and isinstance(error, DamagedRecord):
+                    raise DamagedRecord(_damaged(manifest, each, error)) from error
                 if not accept_loss:
-                    damaged = isinstance(error, DamagedRecord)
-                    raise Halt((_damaged if damaged else _refused)(manifest, each, error)) from error
+                    raise Halt(_refused(manifest, each, error)) from error
                 nothing = msgspec.structs.replace(each, records=0, blocks=(), body=b"")
                 yield from self._persistently(CommitStaged(nothing, self._incarnation, self._origin), each.sink)
                 fates[each.name] = LOSS_ACCEPTED

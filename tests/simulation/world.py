@@ -31,10 +31,10 @@ from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.commits import of_stores
 from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
 from exactlyonce.checkpoint.events import End
+from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
 from exactlyonce.engines.local import messages as msg
@@ -337,7 +337,7 @@ class World:
         again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)
         # Of what a zombie replays, a newer one may have dropped blocks.
         foreign = self.stores is not None and self.stores.outlives(end.error)
-        outlived = not self.is_newest(coordinator) and (foreign or isinstance(end.error, DamagedBlock))
+        outlived = not self.is_newest(coordinator) and (foreign or isinstance(end.error, DamagedRecord))
         if end.error is not None and not (outlived or again or isinstance(end.error, SURVIVABLE)):
             raise Asserted(f"{coordinator} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
