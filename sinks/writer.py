@@ -16,6 +16,9 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
 from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
+BLOCKS_PENDING_MAX = 64
+"""Blocks of a worker, of 1 MB at most, that are on their way to the broker before whoever writes more waits."""
+
 
 class SinkFailed(ExactlyOnceError):
     """A sink could not write. The job restarts from the last completed checkpoint; nothing is lost."""

@@ -25,11 +25,8 @@ from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.writer import SinkWriter
+from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
 from exactlyonce.state.backend import Table, TableSnapshot
-
-BLOCKS_PENDING_MAX = 64
-"""Blocks of a worker that wait for the broker before a snapshot waits for them: each has 1 MB at most."""
 
 
 @dataclass

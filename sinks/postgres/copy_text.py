@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 
-from exactlyonce.sinks.sql.fields import RowField
+from exactlyonce.sinks.sql.fields import RowField, shown
 
 MARK_BYTES = 8
 """So many ASCII characters before each line."""
@@ -102,7 +102,7 @@ def escape(texts: Sequence[str]) -> list[str]:
     joined = "\0".join(texts)
     if joined.count("\0") != len(texts) - 1:
         text = next(text for text in texts if "\0" in text)
-        raise ValueError(f"{_shown(text)} has a null character, which PostgreSQL does not store")
+        raise ValueError(f"{shown(text)} has a null character, which PostgreSQL does not store")
     if not joined.isascii():
         _refuse_surrogates(joined, texts)
     escaped = joined.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
@@ -114,7 +114,7 @@ def _refuse_surrogates(joined: str, texts: Sequence[str]) -> None:
         joined.encode()
     except UnicodeEncodeError:
         text = next(text for text in texts if re.search("[\ud800-\udfff]", text))
-        raise ValueError(f"{_shown(text)} has half a character (a lone surrogate), which is no text") from None
+        raise ValueError(f"{shown(text)} has half a character (a lone surrogate), which is no text") from None
 
 
 def integers(low: int, high: int) -> Texts:
@@ -123,7 +123,7 @@ def integers(low: int, high: int) -> Texts:
     def texts(values: list[int]) -> list[str]:
         for value in (min(values), max(values)):
             if not low <= value <= high:
-                raise ValueError(f"{_shown(value)} is out of range, {low} to {high}")
+                raise ValueError(f"{shown(value)} is out of range, {low} to {high}")
         return _encode_json(values).decode()[1:-1].split(",") if machine else list(map(str, values))
 
     machine = low >= -(1 << 63) and high < 1 << 63  # msgspec writes all of these at once in less than half the time
@@ -172,7 +172,7 @@ def _fitted(value: Decimal, precision: int, scale: int, context: Context) -> str
         return str(context.quantize(value, Decimal(1).scaleb(-scale)))
     except (Inexact, InvalidOperation):
         fits = f"{precision - scale} digits before the point and {scale} after it"
-        raise ValueError(f"{_shown(value)} does not fit {fits}: round it") from None
+        raise ValueError(f"{shown(value)} does not fit {fits}: round it") from None
 
 
 def _any_decimals(values: list[Decimal]) -> list[str]:
@@ -186,7 +186,7 @@ def _any_decimal(value: Decimal) -> str:
         return "NaN"
     exponent = value.as_tuple().exponent
     if not isinstance(exponent, int) or value.adjusted() >= 131072 or exponent < -16383:
-        raise ValueError(f"{_shown(value)} is no number that numeric holds")
+        raise ValueError(f"{shown(value)} is no number that numeric holds")
     return str(value)
 
 
@@ -196,7 +196,7 @@ def strings(limit: int | None) -> Texts:
     def texts(values: list[str]) -> list[str]:
         if limit is not None and max(map(len, values)) > limit:
             value = max(values, key=len)
-            raise ValueError(f"{_shown(value)} has {len(value)} characters, and {limit} fit")
+            raise ValueError(f"{shown(value)} has {len(value)} characters, and {limit} fit")
         return values
 
     return texts
@@ -207,7 +207,7 @@ def labels(known: Sequence[str]) -> Texts:
 
     def texts(values: list[str]) -> list[str]:
         if unknown := sorted(set(values).difference(known)):
-            raise ValueError(f"{_shown(unknown[0])} is none of its labels, {', '.join(known)}")
+            raise ValueError(f"{shown(unknown[0])} is none of its labels, {', '.join(known)}")
         return values
 
     return texts
@@ -290,7 +290,7 @@ def json_text(binary_form: bool) -> Texts:
             if b"null" in text:
                 _refuse_nan(msgspec.to_builtins(value, builtin_types=(bytes, Decimal)))
             if binary_form and b"\\u0000" in text and _NULL_CHARACTER.search(text):
-                raise ValueError(f"{_shown(value)} has a null character, which jsonb does not store")
+                raise ValueError(f"{shown(value)} has a null character, which jsonb does not store")
         return [text.decode() for text in encoded]
 
     return texts
@@ -322,11 +322,3 @@ def arrays(items: Texts) -> Texts:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _shown(value: Any) -> str:
-    """The start of a value, for an error."""
-    if isinstance(value, int) and abs(value) >> 256:
-        return f"a number of {value.bit_length()} bits"
-    text = repr(value) if not isinstance(value, Decimal) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -104,7 +104,7 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
 
     def _list(self, value: Any) -> list[Any]:
         if not isinstance(value, list | tuple | set | frozenset):
-            raise TypeError(f"{self.name}: {_shown(value)} is {_class(value)}, not a list")
+            raise TypeError(f"{self.name}: {shown(value)} is {_class(value)}, not a list")
         kind = self.item
         return list(value) if kind is None else [None if item is None else self._exact(item, kind) for item in value]
 
@@ -122,13 +122,13 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
             return self._from_int(value, exact)
         if kind is FieldKind.BYTES and isinstance(value, bytearray | memoryview):
             return bytes(value)
-        raise TypeError(f"{self.name}: {_shown(value)} is {_class(value)}, not {kind.value}")
+        raise TypeError(f"{self.name}: {shown(value)} is {_class(value)}, not {kind.value}")
 
     def _from_int(self, value: int, exact: Any) -> Any:
         try:
             return exact(value)
         except OverflowError:
-            raise ValueError(f"{self.name}: {_shown(value)} is too large for {exact.__name__}") from None
+            raise ValueError(f"{self.name}: {shown(value)} is too large for {exact.__name__}") from None
 
 
 def fields_of(type_: Any) -> tuple[RowField, ...]:
@@ -222,11 +222,11 @@ def _kind_of_all(values: Sequence[Any]) -> FieldKind | None:
     return FieldKind.INT if all(issubclass(each, int) for each in classes) else None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """The start of a value, for an error."""
     if isinstance(value, int) and abs(value) >> 256:
         return f"a number of {value.bit_length()} bits"
-    text = repr(value)
+    text = str(value) if isinstance(value, Decimal) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

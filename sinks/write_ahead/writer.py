@@ -17,7 +17,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef, StagedAck, StoreCommittable
 from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.store import RowEncoder
-from exactlyonce.sinks.writer import BlockStaging, FlushedInterval
+from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, BlockStaging, FlushedInterval
 
 KIND = "rows"
 ROWS, ROWS_INDEX = "rows", "rows-index"
@@ -27,7 +27,6 @@ INDEXED = b"indexed"
 
 ROW_SIZE_MAX = BLOCK_SIZE_MAX - 4096
 CHUNK_SIZE = 512 * 1024
-BLOCKS_PENDING_MAX = 64
 NAMED_MAX = 4
 """Blocks that a committable names itself; more of them are listed in indexes, so that a manifest stays small."""
 LISTED_MAX = 4_000

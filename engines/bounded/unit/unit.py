@@ -28,11 +28,10 @@ from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
-from exactlyonce.sinks.writer import SinkWriter
+from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
 from exactlyonce.state.backend import Table
 
 BLOCKS_TIMEOUT_S = 120.0
-BLOCKS_PENDING_MAX = 200
 SINK_WAIT_S = 0.05
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -10,7 +10,6 @@ import pytest
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.writer import (
-    BLOCKS_PENDING_MAX,
     CHUNK_SIZE,
     INDEXED,
     NAMED_MAX,
@@ -21,6 +20,7 @@ from exactlyonce.sinks.write_ahead.writer import (
     RowsWriter,
     decode_index,
 )
+from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX
 
 
 class Topic:
