@@ -62,7 +62,7 @@ ROOMS = {
     },
     "sinks/committer": set[str](),
     "sinks/deferred": {"sinks/writer"},
-    "sinks/files": {"sinks/committer", "sinks/sql", "sinks/writer"},
+    "sinks/files": {"sinks/committer", "sinks/sql", "sinks/write_ahead", "sinks/writer"},
     "sinks/kafka": {"sinks/deferred", "sinks/writer"},
     "sinks/mysql": {"sinks/prepared", "sinks/sql", "sinks/write_ahead"},
     "sinks/postgres": {"sinks/prepared", "sinks/sql", "sinks/write_ahead"},

@@ -8,14 +8,11 @@ same names; and a zombie has only what was decided, for a committable reaches a 
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
-from exactlyonce.checkpoint.commits.of_stores import LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.files import folders
@@ -31,6 +28,7 @@ from exactlyonce.sinks.files.layout import (
 )
 from exactlyonce.sinks.files.ledger import FileLedger
 from exactlyonce.sinks.files.publishing import Publisher, WaitingFileGone
+from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 
 class FilesCommitter:
@@ -74,17 +72,13 @@ class FilesCommitter:
         """See `Committer.commit`."""
         with folders.explained(self._folder.target):
             self._require_there()
-            self._ledger.require_origin(origin)
-            self._ledger.require_not_fenced(incarnation)
-            if self._ledger.has(origin, committable.subtask, committable.checkpoint):
+            due = LedgerEntry.of(self._folder.pipeline, self._folder.sink, committable, incarnation, origin)
+            if not self._ledger.is_due(due):
                 return False
-            position = self._ledger.position(origin, committable.subtask)
-            if position < committable.previous:
-                raise LedgerBehind(position)
             try:
                 return self._publish(committable, incarnation, origin)
             except WaitingFileGone as gone:
-                if self._ledger.has(origin, committable.subtask, committable.checkpoint):
+                if not self._ledger.is_due(due):
                     return False  # another process has published it meanwhile, and readers may have moved its files
                 raise StoreError(
                     f"{gone} was set aside for checkpoint {committable.checkpoint}, and is neither there nor where it "
@@ -137,7 +131,7 @@ class FilesCommitter:
             for name in folders.names_in(self._folder.staged):
                 writer = WriterId.parsed(name)
                 if writer is not None and (writer.incarnation, writer.attempt) < (incarnation, attempt):
-                    _remove(self._folder.staged / name)
+                    folders.remove(self._folder.staged / name)
             for name in folders.names_in(self._folder.temporary):
                 number = name.partition("-")[0]
                 if number.isdecimal() and int(number) < incarnation:  # else it is another program's
@@ -146,15 +140,3 @@ class FilesCommitter:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder of files; what a zombie adds meanwhile goes the next time."""
-    for name in folders.names_in(folder):
-        with suppress(FileNotFoundError):
-            os.unlink(folder / name)
-    try:
-        folder.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-            raise

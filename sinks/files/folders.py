@@ -118,6 +118,18 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
+def remove(folder: Path) -> None:
+    """Remove a folder of files; what somebody adds meanwhile stays, with the folder."""
+    for name in names_in(folder):
+        with suppress(FileNotFoundError):
+            os.unlink(folder / name)
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 

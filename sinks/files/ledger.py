@@ -1,9 +1,11 @@
-"""The ledger of a file sink: names that come to be once, in folders, and are never taken away.
+"""The ledger of a file sink: names in folders, the highest of which is never taken away.
 
 Invariants: the position of a subtask is the highest checkpoint that has an entry, so it only grows whoever writes; an
 entry is whole and durable from the moment it has its name; what is found there is made durable before anything
 follows from it, for who wrote it may have died before. A plain file system locks nobody out: an older coordinator that
-does not see the fence yet can still write, but only the entries that were decided, and those are the same.
+does not see the fence yet can still write, but only the entries that were decided, and those are the same. An entry
+goes only behind a higher one that is durable, so that nothing follows from it any more: if such a coordinator makes it
+once more, the position is what it was, and none of its files are waiting.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
-from exactlyonce.checkpoint.commits.of_stores import ForeignLedger
-from exactlyonce.pipeline.errors import Fenced
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import Entry, SinkFolder, encode_entry
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, require_writer
+
+SHARDS_KEPT = 10
+"""Folders of a thousand checkpoints, up to that of the newest, whose entries stay: for readers."""
 
 _NUMBER = re.compile(r"\d+\Z")
 _ENTRY = re.compile(r"(\d+)\.json\Z")
@@ -34,39 +39,32 @@ class FileLedger:
         folder = self._folder
         for each in (folder.temporary, folder.staged, folder.ledger(origin), folder.fence):
             self._tree.make(each)
-        if not folders.write_new(folder.origin, origin.encode(), folder.temporary / f"{incarnation}-origin"):
-            self.require_origin(origin)  # first, for incarnations of another topic are counted from 1 again
-        self.require_not_fenced(incarnation)
+        folders.write_new(folder.origin, origin.encode(), folder.temporary / f"{incarnation}-origin")
+        self._require_writer(incarnation, origin)
         (folder.fence / str(incarnation)).touch()
         folders.sync_folder(folder.fence)
         for older in self._incarnations():
             if older < incarnation:
                 with suppress(FileNotFoundError):
                     os.unlink(folder.fence / str(older))
-        self.require_not_fenced(incarnation)
+        self._require_writer(incarnation, origin)
         names = filter(_NUMBER.match, folders.names_in(folder.ledger(origin)))
         return {subtask: self.position(origin, subtask) for subtask in sorted(map(int, names))}
 
-    def require_origin(self, origin: str) -> None:
-        """Raise `ForeignLedger` unless the ledger was begun for the checkpoint topic of that id."""
+    def _require_writer(self, incarnation: int, origin: str) -> None:
+        folder, (begun_for, newest) = self._folder, self._writer()
+        require_writer(folder.pipeline, folder.sink, incarnation, origin, newest=newest, begun_for=begun_for)
+
+    def _writer(self) -> tuple[str, int]:
+        """The checkpoint topic that it was begun for, "" for none, and the newest incarnation that has fenced."""
         try:
-            found = self._folder.origin.read_text()
+            begun_for = self._folder.origin.read_text()
         except FileNotFoundError:
-            found = ""
-        if found != origin:
-            raise ForeignLedger(found)
+            begun_for = ""
+        return begun_for, max(self._incarnations(), default=0)
 
     def _incarnations(self) -> list[int]:
         return [int(name) for name in folders.names_in(self._folder.fence) if _NUMBER.match(name)]
-
-    def require_not_fenced(self, incarnation: int) -> None:
-        """Raise `Fenced` if a newer incarnation has raised the fence."""
-        newest = max(self._incarnations(), default=0)
-        if newest > incarnation:
-            raise Fenced(
-                f"Incarnation {newest} of pipeline {self._folder.pipeline!r} writes to {self._folder.target}; this is "
-                f"incarnation {incarnation}, which has ended. Nothing is lost."
-            )
 
     def position(self, origin: str, subtask: int) -> int:
         """The highest checkpoint that has an entry; 0: there is none."""
@@ -77,19 +75,29 @@ class FileLedger:
                 return max(found)
         return 0
 
-    def has(self, origin: str, subtask: int, checkpoint: int) -> bool:
-        """Whether the position is *checkpoint*, or behind it; that is durable then."""
-        position = self.position(origin, subtask)
-        if position < checkpoint:
-            return False
-        folder = self._folder.entry(origin, subtask, position).parent
+    def is_due(self, entry: LedgerEntry) -> bool:
+        """See `LedgerEntry.is_due`. Whoever finds that it is not finds that durable."""
+        begun_for, newest = self._writer()
+        position = self.position(entry.origin, entry.subtask)
+        if entry.is_due(checkpoint=position, incarnation=newest, origin=begun_for):
+            return True
+        folder = self._folder.entry(entry.origin, entry.subtask, position).parent
         self._tree.make(folder)
         folders.sync_folder(folder)
-        return True
+        return False
 
     def write(self, origin: str, entry: Entry) -> bool:
-        """Write *entry*; False if there is one for its subtask and checkpoint."""
+        """Write *entry*; False if there is one for its subtask and checkpoint. Old ones go then."""
         path = self._folder.entry(origin, entry.subtask, entry.checkpoint)
         self._tree.make(path.parent)
         temporary = self._folder.temporary / f"{entry.incarnation}-{entry.subtask}-{entry.checkpoint}"
-        return folders.write_new(path, encode_entry(entry), temporary)
+        written = folders.write_new(path, encode_entry(entry), temporary)
+        self._prune(path.parent)
+        return written
+
+    def _prune(self, newest: Path) -> None:
+        """Remove the oldest thousand, if it lies far enough before *newest*, which has an entry that is durable."""
+        numbers = filter(_NUMBER.match, folders.names_in(newest.parent))
+        oldest = min(numbers, key=int, default=newest.name)
+        if int(oldest) <= int(newest.name) - SHARDS_KEPT:
+            folders.remove(newest.parent / oldest)

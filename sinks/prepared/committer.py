@@ -60,10 +60,7 @@ class PreparedCommitter:
     def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """See `Committer.commit`. A committable without a name is one whose loss was accepted: it is only entered, and
         what may be prepared is rolled back with all else that is old."""
-        entry = LedgerEntry(
-            pipeline=self.context.pipeline, sink=self.context.sink, subtask=committable.subtask,
-            checkpoint=committable.checkpoint, previous=committable.previous, incarnation=incarnation, origin=origin,
-        )  # fmt: skip
+        entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
         if self.store.entered(entry):
             return False
         name = _named(committable.body.decode()) if committable.body else None

@@ -32,15 +32,7 @@ class RowsCommitter:
 
     def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """See `Store.apply`."""
-        entry = LedgerEntry(
-            pipeline=self.context.pipeline,
-            sink=self.context.sink,
-            subtask=committable.subtask,
-            checkpoint=committable.checkpoint,
-            previous=committable.previous,
-            incarnation=incarnation,
-            origin=origin,
-        )
+        entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
         return self.store.apply(self._chunks(committable), entry)
 
     def _chunks(self, committable: StoreCommittable) -> Iterator[bytes]:

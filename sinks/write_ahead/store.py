@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced
 
 __all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store", "require_writer"]
@@ -45,6 +46,14 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     """The id of its checkpoint topic. Where a pipeline begins anew, incarnations and checkpoints count from 1 again: it
     alone tells the zombies of the life before."""
+
+    @classmethod
+    def of(cls, pipeline: str, sink: str, committable: StoreCommittable, incarnation: int, origin: str) -> LedgerEntry:
+        """That which *committable* is to have once this incarnation has committed it."""
+        return cls(
+            pipeline=pipeline, sink=sink, subtask=committable.subtask, checkpoint=committable.checkpoint,
+            previous=committable.previous, incarnation=incarnation, origin=origin,
+        )  # fmt: skip
 
     def is_due(self, *, checkpoint: int, incarnation: int, origin: str) -> bool:
         """Whether the rows are still to be written, by a ledger that has *checkpoint* for the subtask, 0 if it has no

@@ -84,7 +84,7 @@ def test_an_older_incarnation_is_fenced(target, totals) -> None:
     old = target.led(1)
     committable = target.staged(1, totals(1))
     target.led(2)
-    with pytest.raises(Fenced, match=r"Incarnation 2 of pipeline 'totals' writes to .*; this is incarnation 1"):
+    with pytest.raises(Fenced, match=r"sink 'out' of pipeline 'totals' has incarnation 2: .* over from incarnation 1"):
         old.commit(committable, 1, ORIGIN)
     with pytest.raises(Fenced):
         target.led(1)

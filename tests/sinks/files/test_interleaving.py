@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.files import folders
+from exactlyonce.sinks.files.layout import SHARD
+from exactlyonce.sinks.files.ledger import SHARDS_KEPT
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 STEPS = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.link", "os.rmdir"}
@@ -123,6 +126,67 @@ def test_a_zombie_is_overtaken_at_any_step(decided, totals, stepper, renaming, a
         assert target.cents() == list(range(81)), step
         assert [(each["checkpoint"], each["rows"]) for each in target.entries()] == [(1, 80), (2, 1)]
     raise AssertionError("a commit has an end")
+
+
+FAR = SHARD * (SHARDS_KEPT + 1)
+"""A checkpoint at whose entry that of checkpoint 1 goes."""
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
+def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, renaming, delivery) -> None:
+    """At any step of a zombie's commit a new leader may come so far that its entry goes, and readers may have taken its
+    files: whatever the zombie does then, rows come once (or, at most once, not at all), the position is the new
+    leader's, and the name goes again."""
+    made_again = 0
+    for step in range(200):
+        target = make_target(delivery=delivery)
+        zombie = target.led(1)
+        committable = target.staged(1, totals(*range(20)))
+
+        def overtaken(target=target, committable=committable) -> None:
+            committer = target.led(2)
+            committer.commit(committable, 2, ORIGIN)
+            committer.clean(2, 1)
+            for path in target.published():
+                path.rename(target.root.parent / path.name)  # hidden, as from a reader that has taken it
+            assert committer.commit(target.staged(FAR, totals(20), 1, incarnation=2), 2, ORIGIN)
+            assert [each["checkpoint"] for each in target.entries()] == [FAR]
+
+        try:
+            reached = stepper.run(step, overtaken, partial(zombie.commit, committable, 1, ORIGIN))
+        except (Fenced, StoreUnavailable):
+            reached = True
+        if not reached:
+            break
+        taken = [path.read_text().splitlines() for path in target.root.parent.glob("part-*")]
+        seen = sorted(target.cents() + [json.loads(line)["cents"] for lines in taken for line in lines])
+        assert seen == list(range(21)) or (delivery == "at_most_once" and seen == [20]), step
+        made_again += [each["checkpoint"] for each in target.entries()] == [1, FAR]
+        committer = target.committer()
+        assert committer.fence(3, ORIGIN) == {0: FAR}
+        assert committer.commit(target.staged(FAR + 1, totals(21), FAR, incarnation=3), 3, ORIGIN)
+        assert [each["checkpoint"] for each in target.entries()] == [FAR, FAR + 1], step
+    else:
+        raise AssertionError("a commit has an end")
+    assert made_again
+
+
+def test_the_ledger_does_not_grow_without_end(make_target, totals) -> None:
+    """Entries of the newest thousands stay, older ones go, of each subtask by itself; what they said is known."""
+    target = make_target()
+    committer, previous = target.led(1), 0
+    other = target.staged(1, totals(0), subtask=1)
+    assert committer.commit(other, 1, ORIGIN)
+    first = target.staged(1, totals(1))
+    for number in range(1, 2 * SHARDS_KEPT):
+        checkpoint = number * SHARD
+        staged = first if number == 1 else target.staged(checkpoint, totals(number), previous)
+        assert committer.commit(staged, 1, ORIGIN)
+        previous = staged.checkpoint
+    entries = [(each["subtask"], each["checkpoint"] // SHARD) for each in target.entries()]
+    assert entries == [*((0, number) for number in range(SHARDS_KEPT, 2 * SHARDS_KEPT)), (1, 0)]
+    assert not committer.commit(first, 1, ORIGIN)
+    assert committer.fence(2, ORIGIN) == {0: previous, 1: 1}
 
 
 def test_a_zombie_commits_within_a_new_leaders_work(decided, totals, stepper, renaming) -> None:
