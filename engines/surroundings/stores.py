@@ -11,7 +11,7 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sink import Sink
@@ -135,3 +135,5 @@ def _check(sink: str, committer: Committer) -> None:
         raise StoreError(f"Sink {sink!r}: {error}") from error
     except StoreUnavailable as error:
         raise StoreUnavailable(f"Sink {sink!r}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"Sink {sink!r}: {error}") from error

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -115,7 +116,7 @@ class MySQLSink(PreparableSink[T], Generic[T]):
     def _options(self) -> dict[str, Any]:
         return {
             "address": self.address, "mode": self.mode, "key": self.key, "create": self.create,
-            "with_ledger": self.delivery == "exactly_once",
+            "with_ledger": self.delivery == EXACTLY_ONCE,
         }  # fmt: skip
 
 

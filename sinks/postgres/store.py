@@ -11,6 +11,7 @@ from typing import Any
 
 from psycopg import sql
 
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.postgres import catalogue
 from exactlyonce.sinks.postgres.catalogue import Target
@@ -41,7 +42,7 @@ class PostgresStore(Store):
         self._target: Target | None = None
 
     def check(self) -> None:
-        """See `Store`; the table and the ledger are made if need be.
+        """See `Store`; the table, and the ledger of what is to be exactly once, are made if need be.
 
         Where a ledger is there already, a table that is missing is left to `fence`: it knows whether it had rows.
         """
@@ -49,9 +50,12 @@ class PostgresStore(Store):
         target = catalogue.find(self._connection, self._sink)
         if target is None and not self._sink.create:
             raise self._missing()
+        if self._sink.delivery != EXACTLY_ONCE:
+            self._target = self._checked(target)
+            return
         schema = target.schema if target is not None else catalogue.schema_of(self._connection, self._sink)
         ledger = LedgerTable(self._connection, schema)
-        if target is not None or self._sink.delivery != "exactly_once" or not ledger.exists:
+        if target is not None or not ledger.exists:
             target = self._checked(target)
         ledger.create()
         ledger.check()

@@ -12,10 +12,17 @@ from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.requests import CommitStaged, FenceStore
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.surroundings.stores import PipelineStores
-from exactlyonce.pipeline.errors import Halt, StoreError
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError
+from exactlyonce.sinks import PostgresSink
 from exactlyonce.testing.store import MemorySink, StoreModel
 
 ORIGIN = "topic"
+
+
+class Row(msgspec.Struct):
+    """What is written."""
+
+    customer: str
 
 
 class NoBlocks:
@@ -61,6 +68,15 @@ def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores, kind: str,
     with pytest.raises(StoreError, match=f"of the kind '{kind}', .*{named}.* now one of the kind 'rows'"):
         stores(staged(stores, kind=kind))
     assert stores(staged(stores, kind=kind, records=0)) is True
+
+
+def test_an_address_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink is named whose address it is, before anything is asked."""
+    monkeypatch.delenv("NOWHERE", raising=False)
+    pipeline = Pipeline("p")
+    pipeline.source("in", KafkaSource("in", value=Row)).sink("rows", PostgresSink[Row]("t", dsn="env:NOWHERE"))
+    with pytest.raises(ConfigError, match="Sink 'rows': dsn is env:NOWHERE, but the environment has no variable"):
+        PipelineStores(pipeline.build(), cast(Any, NoBlocks())).check()
 
 
 def test_another_description(stores: PipelineStores) -> None:

@@ -66,7 +66,7 @@ def stores(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
                 mode=sink.mode,
                 key=sink.key,
                 create=sink.create,
-                with_ledger=True,
+                with_ledger=sink.delivery == "exactly_once",
                 timeout_s=timeout_s,
             )
         )

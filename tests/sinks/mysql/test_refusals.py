@@ -118,6 +118,18 @@ def test_a_ledger_that_cannot_be_made_is_named(mariadb: Any, stores: Stores, sho
     assert store.apply(store.encoder().encode([Total("ann", 1)]), FIRST)
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_weaker_delivery_needs_no_ledger(mariadb: Any, stores: Stores, shop: str, delivery: str) -> None:
+    """The right to write to the table is all that it takes."""
+    mariadb.sql(f"CREATE TABLE totals ({COLUMNS})")
+    mariadb.sql("GRANT INSERT ON shop.totals TO shop")
+    store = stores(Total, dsn=shop, delivery=delivery)
+    store.check()
+    store.write(store.encoder().encode([Total("ann", 1)]))
+    assert mariadb.sql("SELECT * FROM totals") == [("ann", 1)]
+    assert mariadb.sql("SHOW TABLES") == [("totals",)]
+
+
 def test_a_table_that_cannot_be_made_is_named(mariadb: Any, stores: Stores, shop: str) -> None:
     """With the SQL that an administrator can run, which makes what create=True would."""
     mariadb.sql("GRANT INSERT, UPDATE ON shop.* TO shop")

@@ -75,7 +75,7 @@ class TestLogin:
             database.execute("GRANT CONNECT ON DATABASE shared TO PUBLIC")
 
     @pytest.mark.parametrize("dsn", [
-        f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "passwort=s3cret x", "",
+        f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "passwort=s3cret x",
         "postgresql://u:x@s3cret@host/d", "postgresql://u:x?y@s3cret@host", "postgresql://u:s3cret/x@host/d",
         "postgresql://u:12/s3cret@host/d",
     ])  # fmt: skip
@@ -235,6 +235,17 @@ class TestRights:
         assert steps[0] == 'GRANT SELECT, INSERT, UPDATE ON "public"."totals" TO "clerk"'
         assert store.fence("p", "s", 1, ORIGIN) == {}
         assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
+
+    @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+    def test_a_weaker_delivery_needs_no_ledger(self, database: Database, role: str, delivery: str) -> None:
+        """The right to write to the table is all that it takes."""
+        database.execute("CREATE TABLE totals (customer text, cents bigint)")
+        database.execute("GRANT USAGE ON SCHEMA public TO clerk; GRANT INSERT ON totals TO clerk")
+        store = database.store(create=False, delivery=delivery)
+        store.check()
+        store.write(chunks(store, [Total("ann", 1)]))
+        assert database.totals() == [("ann", 1)]
+        assert database.execute("SELECT to_regclass('exactlyonce_ledger')") == [(None,)]
 
     def test_a_right_that_is_taken_away_meanwhile(self, database: Database, role: str) -> None:
         """A right that goes while rows wait is an error of the apply; given back, the rows come."""
