@@ -58,7 +58,7 @@ lint: .venv/dev.stamp
 	.venv/bin/mypy
 
 image: .venv/dev.stamp
-	.venv/bin/python docker/kafka/build.py $(ARGS)
+	.venv/bin/python docker/build.py kafka $(ARGS)
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile

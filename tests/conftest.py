@@ -199,7 +199,7 @@ def kafka_image() -> str:
     """The image of docker/kafka, freshly made from this tree."""
     tag = "exactlyonce-kafka:tests"
     made = subprocess.run(
-        [sys.executable, ROOT / "docker" / "kafka" / "build.py", "--tag", tag], capture_output=True, text=True
+        [sys.executable, ROOT / "docker" / "build.py", "kafka", "--tag", tag], capture_output=True, text=True
     )
     assert made.returncode == 0, made.stdout + made.stderr
     return tag
