@@ -99,47 +99,6 @@ def waits_for_a_lock(mariadb: Any) -> bool:
     return bool(count)
 
 
-def test_a_commit_whose_answer_is_lost_has_been_done(
-    mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores
-) -> None:
-    """The server committed, the client was not told: the next apply finds it in the ledger, over a new connection."""
-    store = stores(Total, dsn=mariadb.dsn.replace(str(mariadb.port), str(proxy.port)))
-    proxy.meet(COMMIT, Fate.ANSWER_LOST)
-    with pytest.raises(StoreUnavailable, match="has closed the connection, or it was cut"):
-        store.apply(rows, entry(1))
-    assert not store.apply(rows, entry(1))
-    assert counted(mariadb) == 4
-
-
-def test_a_commit_that_is_lost_has_not_been_done(
-    mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores
-) -> None:
-    """It looks the same to the client: the next apply finds that it has to be done."""
-    store = stores(Total, dsn=mariadb.dsn.replace(str(mariadb.port), str(proxy.port)))
-    proxy.meet(COMMIT, Fate.NEVER)
-    with pytest.raises(StoreUnavailable, match="has closed the connection, or it was cut"):
-        store.apply(rows, entry(1))
-    assert store.apply(rows, entry(1))
-    assert counted(mariadb) == 4
-
-
-def test_a_commit_that_lands_late_is_waited_for(
-    mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores, aside: Any
-) -> None:
-    """While a lost COMMIT is under way its ledger row is locked: whoever applies waits, and then finds it done."""
-    store = stores(Total, dsn=mariadb.dsn.replace(str(mariadb.port), str(proxy.port)))
-    proxy.meet(COMMIT, Fate.LATE)
-    with pytest.raises(StoreUnavailable):
-        store.apply(rows, entry(1))
-    with pytest.raises(StoreUnavailable, match="waited too long for a lock"):
-        stores(Total, timeout_s=SHORT_S).apply(rows, entry(1))
-    again = aside(stores(Total).apply, rows, entry(1))
-    until(lambda: waits_for_a_lock(mariadb))
-    proxy.release()
-    assert again.result() is False
-    assert counted(mariadb) == 4
-
-
 def test_a_fence_waits_for_a_commit_that_lands_late(
     mariadb: Any, proxy: Any, first: Any, rows: Any, stores: Stores, aside: Any
 ) -> None:
@@ -205,35 +164,6 @@ def test_an_apply_behind_a_fence_is_fenced(mariadb: Any, first: Any, rows: Any, 
     assert counted(mariadb) == 0
 
 
-def test_two_at_once_insert_the_first_row_of_a_subtask(
-    mariadb: Any, first: Any, rows: Any, stores: Stores, aside: Any
-) -> None:
-    """Of two who apply the first checkpoint of a subtask one does, and the other waits and finds it."""
-    held = Held(rows)
-    one = aside(first.apply, held, entry(1))
-    assert held.reached.wait(LIMIT_S)
-    other = aside(stores(Total).apply, rows, entry(1))
-    until(lambda: waits_for_a_lock(mariadb))
-    held.goes_on.set()
-    assert (one.result(), other.result()) == (True, False)
-    assert counted(mariadb) == 4
-
-
-def test_of_two_at_once_the_second_does_what_the_first_gave_up(
-    mariadb: Any, first: Any, rows: Any, stores: Stores, aside: Any
-) -> None:
-    """Where the one that came first fails in the middle, the one that waited applies the rows."""
-    held = Held([rows[0], b"(1,2,3,4),\f"])
-    one = aside(first.apply, held, entry(1))
-    assert held.reached.wait(LIMIT_S)
-    other = aside(stores(Total).apply, rows, entry(1))
-    until(lambda: waits_for_a_lock(mariadb))
-    held.goes_on.set()
-    assert other.result() is True
-    assert one.exception() is not None
-    assert counted(mariadb) == 4
-
-
 def test_many_at_once_apply_each_checkpoint_once(
     mariadb: Any, first: Any, rows: Any, stores: Stores, aside: Any
 ) -> None:
@@ -254,17 +184,6 @@ def test_many_at_once_apply_each_checkpoint_once(
     racing = [aside(race) for _ in range(4)]
     assert sum(each.result() for each in racing) == 30
     assert counted(mariadb) == 120
-
-
-def test_subtasks_are_applied_side_by_side(mariadb: Any, first: Any, rows: Any, stores: Stores, aside: Any) -> None:
-    """An apply of one subtask does not hold up another's."""
-    held = Held(rows)
-    one = aside(first.apply, held, entry(1, subtask=0))
-    assert held.reached.wait(LIMIT_S)
-    assert stores(Total).apply(rows, entry(1, subtask=1))
-    held.goes_on.set()
-    assert one.result()
-    assert counted(mariadb) == 8
 
 
 def test_a_paused_server_is_unavailable(mariadb: Any, first: Any, rows: Any, stores: Stores) -> None:
@@ -297,28 +216,6 @@ def test_a_server_paused_in_the_middle_applies_once(mariadb: Any, first: Any, ro
     finally:
         mariadb.go_on()
     assert stores(Total).apply(rows, entry(1))
-    assert counted(mariadb) == 4
-
-
-def test_a_server_killed_in_the_middle_has_nothing_of_it(mariadb: Any, first: Any, rows: Any) -> None:
-    """Killed after the first rows, the server comes back without them, and the same store applies them all."""
-
-    def killing() -> Iterator[bytes]:
-        yield rows[0]
-        mariadb.kill()
-        yield rows[1]
-
-    try:
-        with pytest.raises(StoreUnavailable, match="has closed the connection, or it was cut"):
-            first.apply(killing(), entry(1))
-        with pytest.raises(
-            StoreUnavailable, match=r"cannot be reached\. Start it, or correct the dsn; nothing is lost"
-        ):
-            first.apply(rows, entry(1))
-    finally:
-        mariadb.start()
-    assert counted(mariadb) == 0
-    assert first.apply(rows, entry(1))
     assert counted(mariadb) == 4
 
 

@@ -35,27 +35,6 @@ def until_applied(store: PostgresStore, waiting: Any, row: Any) -> bool:
             time.sleep(0.05)
 
 
-def test_a_server_killed_in_the_middle_of_an_apply(own_database: Database) -> None:
-    """A server that dies during the COPY has nothing of it when it is started again; then the rows come once."""
-    store = own_database.ready()
-    waiting = chunks(store, [Total("ann", 1), Total("bob", 2)], rows=1)
-
-    def killing() -> Any:
-        yield waiting[0]
-        own_database.server.kill()
-        yield waiting[1]
-
-    with pytest.raises(StoreUnavailable, match="Nothing is lost"):
-        store.apply(killing(), entry(1))
-    with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        store.apply(waiting, entry(1))
-    own_database.server.start()
-    assert own_database.totals() == []
-    assert store.apply(waiting, entry(1))
-    assert not store.apply(waiting, entry(1))
-    assert len(own_database.totals()) == 2
-
-
 def test_a_server_that_is_paused(own_database: Database) -> None:
     """A server that stands still holds no call for longer than the limit, whatever it is asked: to connect, to take
     rows, to commit; when it goes on, the rows come once."""

@@ -37,46 +37,6 @@ def through(proxy: StatementProxy, database: Database, **arguments: Any) -> Post
     return store
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_an_answer_that_is_lost(database: Database, proxy: StatementProxy, mode: str) -> None:
-    """A COMMIT whose answer is lost has happened: the next apply finds it in the ledger."""
-    store = through(proxy, database, mode=mode, key=("customer",))
-    waiting = chunks(store, [Total("ann", 1)])
-    proxy.meet(COMMIT, Fate.ANSWER_LOST)
-    with pytest.raises(StoreUnavailable, match="lost during a request"):
-        store.apply(waiting, entry(1))
-    proxy.await_landed()
-    assert not store.apply(waiting, entry(1))
-    assert database.totals() == [("ann", 1)]
-
-
-def test_a_commit_that_never_arrives(database: Database, proxy: StatementProxy) -> None:
-    """A COMMIT that is lost looks the same to the client: the next apply does it."""
-    store = through(proxy, database)
-    waiting = chunks(store, [Total("ann", 1)])
-    proxy.meet(COMMIT, Fate.NEVER)
-    with pytest.raises(StoreUnavailable):
-        store.apply(waiting, entry(1))
-    assert store.apply(waiting, entry(1))
-    assert database.totals() == [("ann", 1)]
-
-
-def test_a_commit_that_lands_late(database: Database, proxy: StatementProxy) -> None:
-    """While the first COMMIT is on its way the next apply waits for its lock, and gives up; when it has landed, the
-    ledger says so."""
-    store = through(proxy, database, limits=QUICK)
-    waiting = chunks(store, [Total("ann", 1)])
-    proxy.meet(COMMIT, Fate.LATE)
-    with pytest.raises(StoreUnavailable, match="lost during a request"):
-        store.apply(waiting, entry(1))
-    for again in (store, database.store(limits=QUICK)):
-        with pytest.raises(StoreUnavailable, match="another session holds a lock"):
-            again.apply(waiting, entry(1))
-    proxy.release()
-    assert not store.apply(waiting, entry(1))
-    assert database.totals() == [("ann", 1)]
-
-
 def test_a_late_commit_meets_a_fence(database: Database, proxy: StatementProxy) -> None:
     """A COMMIT that is on its way when a newer incarnation fences does not land: the fence ends its session."""
     old = through(proxy, database, limits=QUICK)
@@ -175,43 +135,6 @@ def test_a_fence_ends_no_sessions_of_other_sinks(database: Database) -> None:
     assert database.store(limits=Limits(grace=0.1)).fence("p", "s", 2, ORIGIN) == {}
     assert isinstance(ended.ended(), StoreUnavailable)
     assert undisturbed.ended() is True
-
-
-def test_the_first_row_of_a_subtask_written_by_two_at_once(database: Database) -> None:
-    """Of two that apply one committable, where there is no row yet, one waits for the other, and finds it done."""
-    one, two = database.ready(), database.store()
-    waiting = chunks(one, [Total("ann", 1), Total("bob", 2)], rows=1)
-    first = Applying(one, waiting, 1)
-    outcome: list[bool] = []
-    second = threading.Thread(target=lambda: outcome.append(two.apply(waiting, entry(1))))
-    second.start()
-    assert first.ended() is True
-    second.join(WAIT_S)
-    assert outcome == [False]
-    assert len(database.totals()) == 2
-
-
-def test_the_first_row_of_a_subtask_when_the_first_one_fails(database: Database) -> None:
-    """Where the one that was first does not commit, the one that waited writes the rows."""
-    one, two = database.ready(), database.store()
-    waiting = chunks(one, [Total("ann", 1), Total("bob", 2)], rows=1)
-    first = Applying(one, [waiting[0], b"no row\n"], 1)
-    outcome: list[bool] = []
-    second = threading.Thread(target=lambda: outcome.append(two.apply(waiting, entry(1))))
-    second.start()
-    assert "encoded for other columns" in str(first.ended())
-    second.join(WAIT_S)
-    assert outcome == [True]
-    assert len(database.totals()) == 2
-
-
-def test_subtasks_apply_at_the_same_time(database: Database) -> None:
-    """Applies of different subtasks do not wait for each other."""
-    one, two = database.ready(), database.ready()
-    waiting = chunks(one, [Total("ann", 1), Total("bob", 2)], rows=1)
-    first = Applying(one, waiting, 1)
-    assert two.apply(waiting, entry(1, subtask=1))
-    assert first.ended() is True
 
 
 def test_two_that_fence_at_once(database: Database) -> None:

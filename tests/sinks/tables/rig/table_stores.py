@@ -1,0 +1,201 @@
+"""Stores of tables on one server or the other, and what it says of them, for tests that are of both."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from mariadb_server import DATABASE, MariaDB
+from postgres_server import PostgresServer
+from statement_proxy import StatementProxy
+
+from exactlyonce.sinks import MySQLSink, PostgresSink
+from exactlyonce.sinks.mysql.store import MySQLStore
+from exactlyonce.sinks.postgres.connection import Limits
+from exactlyonce.sinks.postgres.store import PostgresStore
+from exactlyonce.sinks.sql.table import row_fields
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.testing.cluster import LIMIT_S
+
+ORIGIN = "topic-1"
+TOTALS = [("ann", 1), ("bob", 2), ("cid", 3), ("dan", 4)]
+"""What `chunks` holds."""
+
+
+class Total(msgspec.Struct, frozen=True):
+    """A row."""
+
+    customer: str
+    cents: int
+
+
+def entry(checkpoint: int, subtask: int = 0) -> LedgerEntry:
+    """Of incarnation 1."""
+    return LedgerEntry(
+        pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=1, origin=ORIGIN
+    )
+
+
+class Held:
+    """Chunks of which the second comes only when the test says so: an apply in the middle of its rows."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self._chunks = chunks
+        self.reached, self.goes_on = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._chunks[0]
+        self.reached.set()
+        assert self.goes_on.wait(LIMIT_S)
+        yield from self._chunks[1:]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a state."""
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
+
+
+class Tables(ABC):
+    """A server with an empty database, and stores that write to its table `totals`."""
+
+    commit: str
+    """A COMMIT as it comes over the connection."""
+    lost: str
+    """What is said of a connection that was cut."""
+    killed: str
+    """What is said when the server is killed, whose processes may have a word yet."""
+    locked: str
+    """What is said of a lock that another holds for too long."""
+    spoilt: bytes
+    """A chunk that is no rows."""
+    spoilt_why: str
+    """What is said of it."""
+
+    def __init__(self, port: int) -> None:
+        self.proxy = StatementProxy(port)
+        self._stores: list[Store] = []
+
+    @abstractmethod
+    def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
+        """A store, not checked."""
+
+    @abstractmethod
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run it, sharing no code with the sinks."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL to the server; its data stay."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it again."""
+
+    @abstractmethod
+    def waits_for_a_lock(self) -> bool:
+        """Whether anybody does."""
+
+    def store(self, mode: str = "append", *, quick: bool = False, proxied: bool = False) -> Store:
+        """A store; one that is *quick* gives up locks soon, one that is *proxied* goes by the proxy."""
+        self._stores.append(self._store(mode, quick=quick, proxied=proxied))
+        return self._stores[-1]
+
+    def ready(self, mode: str = "append", **more: bool) -> Store:
+        """A store that was checked and has fenced."""
+        store = self.store(mode, **more)
+        store.check()
+        store.fence("p", "s", 1, ORIGIN)
+        return store
+
+    def chunks(self, store: Store) -> list[bytes]:
+        """Two, of two rows each."""
+        encoded = store.encoder().encode([Total(*each) for each in TOTALS])
+        return [b"".join(encoded[:2]), b"".join(encoded[2:])]
+
+    def totals(self) -> list[tuple[Any, ...]]:
+        """The rows of the table, in order."""
+        return self.sql("SELECT customer, cents FROM totals ORDER BY 1, 2")
+
+    def close(self) -> None:
+        """Close the stores and the proxy."""
+        for each in self._stores:
+            each.close()
+        self.proxy.close()
+
+
+class PostgresTables(Tables):
+    """PostgreSQL."""
+
+    commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
+    killed = "Nothing is lost"
+    spoilt, spoilt_why = b"no row\n", "encoded for other columns"
+
+    def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(server.port)
+        self._server = server
+        self.sql("DROP SCHEMA public CASCADE")
+        self.sql("CREATE SCHEMA public")
+        monkeypatch.setenv("TOTALS_DSN", server.dsn("postgres"))
+        monkeypatch.setenv("PROXIED_DSN", server.dsn("postgres", port=self.proxy.port))
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def start(self) -> None:
+        self._server.start()
+
+    def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
+        dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
+        sink = PostgresSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=("customer",))
+        return PostgresStore(sink, Total, Limits(lock=0.3, grace=0.3) if quick else Limits())
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return self._server.execute(statement)
+
+    def waits_for_a_lock(self) -> bool:
+        return self.sql("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted") == [(True,)]
+
+
+class MariaDBTables(Tables):
+    """MariaDB."""
+
+    commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
+    locked, killed = "waited too long for a lock", lost
+    spoilt, spoilt_why = b"(1,2,3,4),\f", "Column count doesn't match value count"
+
+    def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(server.port)
+        self._server = server
+        server.sql(f"DROP DATABASE {DATABASE}", database=None)
+        server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
+        monkeypatch.setenv("TOTALS_DSN", server.dsn)
+        monkeypatch.setenv("PROXIED_DSN", server.dsn.replace(str(server.port), str(self.proxy.port)))
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def start(self) -> None:
+        self._server.start()
+
+    def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
+        dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
+        sink = MySQLSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=("customer",))
+        return MySQLStore(
+            "totals", row_fields(Total, mode, sink.key), address=sink.address, mode=mode, key=sink.key, create=True,
+            with_ledger=True, timeout_s=2.0 if quick else 30.0,
+        )  # fmt: skip
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return self._server.sql(statement)
+
+    def waits_for_a_lock(self) -> bool:
+        waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        return self.sql(waiting) != [(0,)]
