@@ -217,7 +217,7 @@ class Leader:
         )
         for name, fate in fates.items():
             if fate != "committed":
-                self._note(f"checkpoint {manifest.checkpoint}: transaction {name} {fate}")
+                self._note(f"checkpoint {manifest.checkpoint}: output {name} {fate}")
         return fates
 
     def _clean(self) -> Procedure[None]:
@@ -338,7 +338,7 @@ class Leader:
             yield GoOnFrom(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
-        """Refuse the checkpoint if a block that its manifest names is not there."""
+        """Refuse the checkpoint if a block of state, or of what is staged, that it stands on is not there."""
         refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
         refs.update(*(each.blocks for each in plan.staged))
         if refs and (dead := (yield from self.log.dead(refs))):

@@ -157,7 +157,8 @@ class ReplayTransaction:
 
 class FenceStore(NamedTuple):
     """-> dict[int, int]: by subtask, the checkpoint in the ledger of *sink*. From now on nobody of an older incarnation
-    commits there. `ForeignLedger`, here and below, where another checkpoint topic than *origin* has begun it."""
+    commits there. `ForeignLedger`, here and in `CommitStaged`, where another checkpoint topic than *origin* has begun
+    it."""
 
     sink: str
     incarnation: int

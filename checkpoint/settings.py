@@ -10,9 +10,6 @@ import msgspec
 
 from exactlyonce.pipeline.errors import ConfigError
 
-TIME_LEFT_MARGIN_MS = 5_000
-"""A committable with less time left than this is not decided on: the commit might come too late."""
-
 
 class CheckpointSettings(msgspec.Struct, frozen=True):
     """How often checkpoints are taken, and what is tolerated. All times in milliseconds."""

@@ -1,6 +1,6 @@
 """The snapshot of a subtask in the checkpoint topic: state blocks, their index, order logs; and the way back.
 
-Invariant: every block of an attempt has a key of its own: kind, operator, key group, part and writer are all in it.
+Invariant: every block of an attempt has a key of its own: no two of a worker have the same part.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
 
 
 def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
-    """Every block that *manifest* stands on: indexes, what they list, order logs.
+    """Every block that *manifest* stands on: indexes, what they list, order logs, rows that were set aside.
 
     Raises `DamagedBlock` or `DamagedState` where an index is not what was written; but one of rows that wait for a
     store only lists nothing: no state is restored from it, and who commits them finds it before anything may go.

@@ -217,11 +217,6 @@ class PipelineLeader:
         return self.leader.log.topic
 
     @property
-    def cluster_id(self) -> str:
-        """Of the cluster that all of it is about."""
-        return self.leader.led.cluster_id
-
-    @property
     def transaction_timeout_ms(self) -> int:
         """Of the sinks' transactions."""
         return self._timeout_ms

@@ -11,7 +11,7 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
@@ -128,11 +128,11 @@ class Performer:
             case ask.BlockEndOffsets():
                 return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets):
-                storage = block_storage(self.config, self.log.topic)
-                return self._persistently(lambda: storage.since(start_offsets))
+                with closing(block_storage(self.config, self.log.topic)) as storage:
+                    return self._persistently(lambda: storage.since(start_offsets))
             case ask.FindReferences(manifest):
-                storage = block_storage(self.config, self.log.topic)
-                return self._persistently(lambda: references_or_why(manifest, storage))
+                with closing(block_storage(self.config, self.log.topic)) as storage:
+                    return self._persistently(lambda: references_or_why(manifest, storage))
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):

@@ -15,7 +15,11 @@ from exactlyonce.checkpoint.store.storage import Blocks
 
 
 class Committer(Protocol):
-    """Of one sink. For one thread at a time. What it raises is what `sinks.write_ahead.store.Store` raises."""
+    """Of one sink. For one thread at a time.
+
+    All raise `StoreUnavailable` where the store does not answer, from which nothing follows, and `StoreError` where it
+    refuses; `fence` and `commit` also `ForeignLedger`, `LedgerBehind` and `Fenced`.
+    """
 
     @property
     def kind(self) -> str:

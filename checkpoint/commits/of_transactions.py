@@ -43,6 +43,7 @@ from exactlyonce.checkpoint.transactions.resolution import Resolution, places_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError, Undetermined
 
 TIME_LEFT_MARGIN_MS = 5_000
+"""A transaction with less time left than this is not decided on: the commit might come too late."""
 REPAIRS_MAX = 5
 """How often a run repairs what is lost, before it halts."""
 TRIES_AGAIN = "tries it again"
@@ -126,7 +127,7 @@ class TransactionCommits:
         yield from self._sweep(self.incarnation, self.attempt + 1, self.fenced_below, winners)
 
     def sweep_for(self, incarnation: Incarnation, fenced_below: tuple[int, int]) -> Procedure[None]:
-        """`sweep` for *incarnation*, which may go on in another process; this one has only looked."""
+        """`sweep` for *incarnation*, which may go on in another process, whatever this one has begun."""
         yield from self._sweep(incarnation.incarnation, self.attempt, fenced_below, ())
 
     def _sweep(

@@ -62,7 +62,7 @@ class Planned(Protocol):
 
 
 class Acknowledgement(Protocol):
-    """What sinks have acknowledged, of whatever checkpoints."""
+    """What the sinks of one subtask have acknowledged for a checkpoint."""
 
     @property
     def precommits(self) -> Sequence[Precommit]: ...

@@ -117,24 +117,25 @@ class BlockWriter:
         key = BlockKey(self.incarnation, block.checkpoint, block.operator, key_group, part, self.attempt, self._nonce)
         require(BlockKey.parse(str(key)) == key, f"{key} is a well-formed key")
         value = encode(block)
-        self._require_new(block.checkpoint, str(key))
+        known = self._known(block.checkpoint)
+        require(str(key) not in known, f"A block is written once, under a key that no other has: {key}")
         ticket = Ticket(str(key), value)
         partition = self.topic.partition_of(key_group)
         try:
             self._producer.produce(self.topic.name, value, ticket.key, partition, partial(_told, ticket))
         except BufferError as error:
             raise BrokerUnavailable(f"{self.pending} blocks wait for the broker; there is no room for more.") from error
+        known.add(ticket.key)
         self._unresolved.append(ticket)
         return ticket
 
-    def _require_new(self, checkpoint: int, key: str) -> None:
-        """A key that is written twice would name two blocks. Keys of checkpoints that are long over are forgotten."""
+    def _known(self, checkpoint: int) -> set[str]:
+        """The keys of *checkpoint* so far: one that is written twice would name two blocks. Those of checkpoints that
+        are long over are forgotten."""
         if checkpoint not in self._keys:
             for older in [each for each in self._keys if each < checkpoint - CHECKPOINTS_KNOWN]:
                 del self._keys[older]
-        known = self._keys.setdefault(checkpoint, set())
-        require(key not in known, f"A block is written once, under a key that no other has: {key}")
-        known.add(key)
+        return self._keys.setdefault(checkpoint, set())
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""

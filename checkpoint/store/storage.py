@@ -88,8 +88,8 @@ class Blocks(Protocol):
     """Where blocks are read by reference."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
-        """Every one of *refs* once, with its block, in any order; `DamagedBlock`, which names the first that is not
-        what was written, or is gone."""
+        """Every one of *refs* once, with its block; `DamagedBlock`, which names the first that is not what was written,
+        or is gone. Those of one key group that are given in the order in which they were put come in that order."""
 
 
 class BlockStorage(Blocks, Protocol):

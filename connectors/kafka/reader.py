@@ -169,7 +169,14 @@ class KafkaReader:
 
     def _missing(self, where: str, partition: int, wanted: int) -> Halt:
         """The log does not go on at offset *wanted*: its beginning was removed, or its end was and is another."""
-        first, end = self._watermarks(partition)
+        known = self._watermarks(partition)
+        if known is None:
+            happened = (
+                "that offset is not there any more, and what the topic holds could not be asked. Retention took it, or "
+                "the log was truncated, or the topic was made anew; so the pipeline stops."
+            )
+            return self._halt(where, wanted, happened)
+        first, end = known
         if wanted < first:
             happened = (
                 f"retention has taken what lies between.\n"
@@ -181,19 +188,21 @@ class KafkaReader:
                 f"disk that lost writes), or the topic was made anew.\n"
                 f"  Other records may have their offsets now, some of which would be skipped, so the pipeline stops."
             )
+        return self._halt(where, wanted, f"the topic holds offsets {first} to {end - 1} now: {happened}")
+
+    def _halt(self, where: str, wanted: int, happened: str) -> Halt:
         return Halt(
-            f"Source {self.source!r} must go on at {where} offset {wanted}, but the topic holds offsets {first} to "
-            f"{end} now: {happened}\n"
+            f"Source {self.source!r} must go on at {where} offset {wanted}, but {happened}\n"
             f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
             f"recompute from what is there."
         )
 
-    def _watermarks(self, partition: int) -> tuple[int, int]:
+    def _watermarks(self, partition: int) -> tuple[int, int] | None:
         assert self._consumer is not None
         try:
             first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=10.0)
         except KafkaException:
-            return 0, 0
+            return None
         return first, end
 
     @property

@@ -36,7 +36,7 @@ class RowsCommitter:
         return self.store.apply(self._chunks(committable), entry)
 
     def _chunks(self, committable: StoreCommittable) -> Iterator[bytes]:
-        """All blocks of a subtask are in one partition, which is read in the order of its offsets."""
+        """All blocks of a subtask are of one key group, so that they come in the order in which they were put."""
         refs = list(committable.blocks)
         if committable.body == INDEXED:
             refs = [ref for body in self._bodies(refs) for ref in decode_index(body)]

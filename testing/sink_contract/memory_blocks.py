@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
 
 class MemoryBlocks:
-    """What all subtasks of a test set aside; reads it as `checkpoint.store.blocks.Blocks`."""
+    """What all subtasks of a test set aside; reads it as `checkpoint.store.storage.Blocks`."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

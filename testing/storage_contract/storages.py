@@ -83,9 +83,7 @@ class BlockStorageContract:
         tickets = [blocks.write(block(body, checkpoint), group) for group, body in enumerate(bodies)]
         blocks.wait(LIMIT_S)
         refs = [ticket.ref for ticket in tickets]
-        assert None not in refs, (
-            "After `wait` has returned every block is durable, and its ticket knows where it is."
-        )
+        assert None not in refs, "After `wait` has returned every block is durable, and its ticket knows where it is."
         return [ref for ref in refs if ref is not None]
 
     def got(self, refs: Iterable[BlockRef], storage: BlockStorage | None = None) -> dict[str, bytes]:
@@ -93,6 +91,16 @@ class BlockStorageContract:
         found = [(ref.key, each.body) for ref, each in (storage or self.opened()).fetch(refs)]
         assert len(found) == len(dict(found)), "A block was given twice."
         return dict(found)
+
+    def test_blocks_of_one_key_group_come_in_the_order_in_which_they_were_put(self) -> None:
+        """If they are asked for in it: rows that were set aside are applied in this order."""
+        storage = self.opened()
+        blocks = storage.begin(1, 0)
+        tickets = [blocks.write(block(b"%d" % number, 1), 3, part=number) for number in range(20)]
+        blocks.wait(LIMIT_S)
+        refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
+        found = [each.body for _, each in storage.fetch(refs)]
+        assert found == [b"%d" % number for number in range(20)], f"They come in another order: {found}"
 
     def damaged(self, ref: BlockRef, others: Sequence[BlockRef], why: str) -> None:
         """*ref* cannot be had, the error names it; the *others* can."""
