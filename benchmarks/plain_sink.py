@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from exactlyonce.checkpoint.store.client import connect
+from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.rows import rows
 from exactlyonce.engines.spark.sink.streaming import StreamWriter
-from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, Flushed, TaskTransaction
+from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, TaskTransaction
 from exactlyonce.engines.spark.sink.writer import TaskMessage
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ ROOMS = {
         *("engines", "engines/bounded", "engines/bounded/unit"),
         *("engines/spark/sink", "engines/spark/source"),
     },
-    "engines/spark/sink": {"engines", "engines/spark"},
+    "engines/spark/sink": {"engines", "engines/spark", "engines/surroundings"},
     "engines/spark/source": {"engines", "engines/spark"},
     "sinks": {
         *("sinks/committer", "sinks/deferred", "sinks/files", "sinks/kafka", "sinks/mysql", "sinks/postgres"),

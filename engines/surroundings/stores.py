@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -32,10 +33,11 @@ def _digest(sink: Sink[Any], type_: Any) -> str:
     return hashlib.sha256(described).hexdigest()
 
 
-class PipelineStores:
-    """Of the pipeline of *graph*; *blocks* reads what was set aside. Making one asks nothing. For one thread."""
+class Stores:
+    """Of sinks, each with its id and the type of its records; *blocks* reads what was set aside. Making one asks
+    nothing. For one thread."""
 
-    def __init__(self, graph: LogicalGraph, blocks: Blocks) -> None:
+    def __init__(self, pipeline: str, sinks: Iterable[tuple[str, Sink[Any], Any]], blocks: Blocks) -> None:
         self._committers: dict[str, Committer] = {}
         self._writing: dict[str, Committer] = {}
         """Of sinks whose writers write to the store themselves: they are only checked."""
@@ -43,17 +45,15 @@ class PipelineStores:
         """The sinks whose output is committed to a store, each with a digest of its description."""
         self._unchecked: set[str] = set()
         """Sinks whose store was away when it was to be checked."""
-        for node in graph.sinks:
-            sink = node.sink
+        for name, sink, type_ in sinks:
             if isinstance(sink, Committing):
-                type_ = graph.type_of(node.inputs[0])
-                context = CommitterContext(pipeline=graph.pipeline_id, sink=node.id, type=type_, blocks=blocks)
+                context = CommitterContext(pipeline=pipeline, sink=name, type=type_, blocks=blocks)
                 committer = sink.open_committer(context)
                 if sink.stages:
-                    self._committers[node.id] = committer
-                    self.digests[node.id] = _digest(sink, type_)
+                    self._committers[name] = committer
+                    self.digests[name] = _digest(sink, type_)
                 else:
-                    self._writing[node.id] = committer
+                    self._writing[name] = committer
 
     def check(self) -> None:
         """Before anything is fenced: StoreError, which names the sink, where a store cannot take what that writes.
@@ -108,6 +108,14 @@ class PipelineStores:
         """Let go of all connections."""
         for each in (*self._committers.values(), *self._writing.values()):
             each.close()
+
+
+class PipelineStores(Stores):
+    """Of the pipeline of *graph*."""
+
+    def __init__(self, graph: LogicalGraph, blocks: Blocks) -> None:
+        sinks = ((node.id, node.sink, graph.type_of(node.inputs[0])) for node in graph.sinks if node.sink is not None)
+        super().__init__(graph.pipeline_id, sinks, blocks)
 
 
 _SINKS_BY_KIND = {

@@ -19,9 +19,10 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.driver import SinkDriver
+from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import TIMEOUT_DEFAULT_MS, SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job, Position
-from exactlyonce.engines.spark.sink.task import Flushed, write_task
+from exactlyonce.engines.spark.sink.task import write_task
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised

@@ -5,9 +5,10 @@ decided job is a checkpoint of it, and the same procedures check, decide, commit
 `exactlyonce checkpoints` and `exactlyonce reset` know it by its sinkId.
 
 Invariants: no task begins before what older jobs decided is finished and what they did not decide is aborted; a job is
-decided once, by the newest incarnation, and only if every transaction of it holds what its task wrote; a decided job is
-never aborted, whatever Spark asks for; rows that are skipped, because their job is decided, are those that were written
-then, or Spark does not get to go on.
+decided once, by the newest incarnation, and only if every transaction of it holds what its task wrote, and every block
+of it is there; what is set aside for a store is committed behind the decision, and cleaned once no decision can name
+it; a decided job is never aborted, whatever Spark asks for; rows that are skipped, because their job is decided, are
+those that were written then, or Spark does not get to go on.
 
 An incarnation is one driver. Spark calls it in two processes, one that plans and one that commits, both of which it may
 replace whenever they are idle: the one that plans begins the incarnation, the other takes it up.
@@ -18,45 +19,43 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
-
-import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided, Dropped, keep_all
+from exactlyonce.checkpoint.decision import Decided, keep_all
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
-from exactlyonce.checkpoint.led import Led
-from exactlyonce.checkpoint.records.committable import Committable, Precommit
-from exactlyonce.checkpoint.records.encoding import encode
+from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
 from exactlyonce.checkpoint.requests import Procedure, drive
+from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.spark.sink.led_sink import ATTEMPT, JobsKept, LedSink, NewestKept, no_replay
+from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import KIND, Job, Position, rows_decided
 from exactlyonce.engines.spark.sink.tally import Tally
-from exactlyonce.engines.spark.sink.task import SINK, Assignment, Flushed
+from exactlyonce.engines.spark.sink.task import SINK
+from exactlyonce.engines.surroundings.stores import Stores
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, InvariantViolation, Undetermined, require
+from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StoreUnavailable, Undetermined, require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkFailed
 
-TOPIC_PARTITIONS = 2
-"""The fewest that a checkpoint topic may have: a sink has no blocks."""
-ATTEMPT = 1
-"""Of the driver; that of the tasks' transactions is below, so that all of them are its to sweep."""
-MANIFESTS_RETAINED = 3
+TOPIC_PARTITIONS, TOPIC_PARTITIONS_OF_ROWS = 2, 5
+"""Of a checkpoint topic: the fewest that there may be, and where rows for a store wait in it."""
 HEARTBEAT_FRESH_MS = 60_000
 """A driver that was fenced takes the sink back only when its successor has not been heard of for so long."""
 
@@ -67,81 +66,6 @@ def driver_name() -> str:
     """This driver, the same in all its Python processes: by the folder that Spark names at random for each driver."""
     drivers = re.findall(r"blockmgr-([0-9a-f]+)", os.environ.get("SPARK_LOCAL_DIRS", "")) or [uuid.uuid4().hex]
     return f"{socket.gethostname()} (Spark driver {drivers[0]})"
-
-
-def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
-    """The answer of a sink when a lost transaction cannot be copied."""
-    return "a Spark job is not ours to run again."
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedSink(Led):
-    """A sink: without inputs and state, its transactions below the driver's own attempt."""
-
-    attempt: int = ATTEMPT
-    count_partitions: Callable[[str], int]
-
-    def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
-        """An id whose transaction is complete is skipped: it was ended from outside or by the broker, both of which
-        raise its epoch, so that its producer is fenced."""
-        return incarnation.incarnation + 1, 0
-
-    def filled(self, manifest: Manifest) -> Manifest:
-        """Its tasks are as many as have written, to whatever topics the rows name."""
-        topics = sorted({written.topic for each in manifest.committables for written in each.written})
-        filled = msgspec.structs.replace(
-            manifest,
-            kind=KIND,
-            max_parallelism=len(manifest.committables),
-            parallelism=len(manifest.committables),
-            block_end_offsets=(),
-            sinks=tuple((SINK, each, self.count_partitions(each)) for each in topics),
-        )
-        _refuse_too_large(filled)
-        return filled
-
-    def topic_lost(self, topic: str, incarnation: int) -> str:
-        """As of a pipeline, in Spark's words."""
-        return (
-            f"The topic {topic} is empty, but transactions of incarnation {incarnation} of sink {self.pipeline!r} are "
-            f"known to the broker: the topic was deleted, and with it what the sink has written.\n"
-            f"  Choices: restore the topic from a replica or backup; or `exactlyonce reset {self.pipeline}`, after "
-            f"which a batch that Spark writes again is in the output twice."
-        )
-
-
-class NewestKept:
-    """Keeps the newest manifests; a sink has no blocks."""
-
-    def __init__(self, log: DecisionLog) -> None:
-        self._log = log
-
-    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
-        """Nothing: what is old goes with the next decision."""
-        return (yield from keep_all(history.retained[-1]))
-
-    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
-        """Nobody writes blocks."""
-        yield from ()
-
-    def nothing_yet(self, ends: tuple[int, ...]) -> None:
-        """Nobody looks for blocks."""
-
-    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
-        """Nobody looks for blocks."""
-        return ()
-
-    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """Nobody writes blocks."""
-
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """It stands on none."""
-
-    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """Old manifests."""
-        dropped: Dropped = tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED]), ()
-        yield from ()
-        return dropped
 
 
 class SinkDriver:
@@ -159,15 +83,21 @@ class SinkDriver:
         self._partitions: dict[str, int] = {}
         """By topic, as counted since the present job was begun: topics grow."""
         self._log_requests: LogRequests | None = None
+        self._stores: Stores | None = None
+        self._rows: BlockReader | None = None
+        """Reads what tasks have set aside, for the stores."""
         self._led: LedSink | None = None
         self._leader: Leader | None = None
         """Once it has begun or was taken up; else who looks begins with a new one."""
 
-    def _new_leader(self) -> Leader:
+    def _new_leader(self, **changes: Any) -> Leader:
         """One that has fenced nobody yet."""
         self._close_log()
-        topic = prepare_topic(self._settings, self.options.sink_id, TOPIC_PARTITIONS)
-        led = self._led = self._led or LedSink(
+        partitions = TOPIC_PARTITIONS if self.options.target is None else TOPIC_PARTITIONS_OF_ROWS
+        topic = prepare_topic(self._settings, self.options.sink_id, partitions)
+        self._rows = self._rows or BlockReader(self._settings, topic, stays_connected=True)
+        self._stores = self._stores or Stores(self.options.sink_id, _sinks(self.options), self._rows)
+        self._led = self._led or LedSink(
             pipeline=self.options.sink_id,
             host=self.driver,
             process=os.getpid(),
@@ -178,8 +108,11 @@ class SinkDriver:
             max_parallelism=0,
             parallelism=0,
             accept_loss=self.options.accept_loss,
+            staging=self._stores.digests,
+            store_timeout_ms=self.options.store_timeout_ms,
             count_partitions=self._count_partitions,
         )
+        led = replace(self._led, **changes)
         self._log_requests = LogRequests(self.options.client(), topic)
         self._performer = Performer(
             config=self.options.client(),
@@ -191,7 +124,12 @@ class SinkDriver:
             replay=no_replay,
         )
         log = DecisionLog(self.options.sink_id, topic, self._clock)
-        return Leader(led, log, NewestKept(log), self._clock, lambda text: None)
+        return Leader(led, log, JobsKept() if led.staging else NewestKept(log), self._clock, self._note)
+
+    def _note(self, text: str) -> None:
+        """Say what is waited for, where Spark keeps what its Python processes say."""
+        if self.options.target is not None:
+            print(f"exactlyonce, sink {self.options.sink_id}: {text}", file=sys.stderr, flush=True)
 
     # --- before a job ---------------------------------------------------------------------------------------------
 
@@ -200,16 +138,21 @@ class SinkDriver:
         self._partitions.clear()
         if self.options.topic:
             self._count_partitions(self.options.topic)
+        is_new = self._leader is None
         leader = self._leader or self._new_leader()
         history = self._drive(leader, leader.log.peek())
         newest = history.newest_incarnation if history else None
-        if history is None or newest is None or newest.host != self.driver or history.unfinalized:
+        begins = history is None or newest is None or newest.host != self.driver or history.unfinalized is not None
+        if begins or (is_new and leader.led.staging):  # a ledger may be another one than this driver has fenced
             leader = self._begin(history)
             history, newest = leader.log.history, leader.incarnation
+        assert history is not None
+        assert newest is not None
         position = Position.of(history.latest)
         self._drive(leader, leader.transactions.sweep_for(newest, leader.led.fenced_below(newest)), history)
         hit("coordinator-swept")
-        return Assignment(newest.incarnation, _next(history), position, leader.led.transaction_timeout_ms)
+        timeout_ms = leader.led.transaction_timeout_ms
+        return Assignment(newest.incarnation, _next(history), position, timeout_ms, leader.log.topic)
 
     def _begin(self, seen: History | None) -> Leader:
         """Fence every older driver, and finish what it decided."""
@@ -217,8 +160,11 @@ class SinkDriver:
             Position.of(seen.latest)  # raises where a pipeline has that name
             self._refuse_fenced(seen)
         leader = self._leader = self._new_leader()
+        assert self._stores is not None
+        self._stores.check()
         self._drive(leader, leader.begin())
-        self._finish_decided(leader)
+        with self._sparks_choices():
+            self._drive(leader, leader.recover())
         return leader
 
     def _refuse_fenced(self, history: History) -> None:
@@ -236,13 +182,20 @@ class SinkDriver:
 
     def _finish_decided(self, leader: Leader) -> None:
         manifest = leader.log.history.unfinalized
-        if manifest is None:
-            return
+        if manifest is not None:
+            with self._sparks_choices():
+                self._drive(leader, leader.finish(manifest, keep_all))
+
+    @contextmanager
+    def _sparks_choices(self) -> Iterator[None]:
+        """While something decided is committed: a halt whose choices are a command's names Spark's option, too."""
         try:
-            self._drive(leader, leader.finish(manifest, keep_all))
+            yield
         except Halt as error:
+            if (accepting := re.search(r"--accept-loss (\d+)", str(error))) is None:
+                raise
             raise Halt(
-                f'{error}\n  This is a sink of Spark, which does (3) by .option("acceptLoss", "{manifest.checkpoint}").'
+                f'{error}\n  This is a sink of Spark, which accepts that by .option("acceptLoss", "{accepting[1]}").'
             ) from None
 
     # --- after a job ----------------------------------------------------------------------------------------------
@@ -255,11 +208,11 @@ class SinkDriver:
         incarnation = flushed[0].incarnation
         require(all((each.incarnation, each.job) == (incarnation, job) for each in flushed), "A job has one assignment")
         self._partitions.clear()
-        leader = self._take_up(incarnation, flushed[0].checkpoint)
+        leader = self._take_up(incarnation, flushed)
         history = leader.log.history
         position, tally = Position.of(history.latest), sum((each.tally for each in flushed), start=Tally())
         position.refuse(job, self.options)
-        written = [each for each in flushed if each.precommit is not None]
+        written = [each for each in flushed if each.has_output]
         if position.holds(job):
             position.refuse_other_rows(job, tally, rows_decided(history.retained, position), self.options)
             if job.run:  # which of its function's writes comes next is to be known
@@ -270,37 +223,78 @@ class SinkDriver:
                 f"sink's topic was changed meanwhile. Nothing of it was written now. Start it again."
             )
         elif written or job.query:
+            self._refuse_mixed(leader, job, position, written)
             self._drive(leader, leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
             self._decide(leader, job, position, written, tally)
         self._drive(leader, leader.transactions.sweep())
+        self._clean(leader)
+
+    def _refuse_mixed(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed]) -> None:
+        """Raise unless what is set aside is cut for the next decision, and all that a function of `foreachBatch` writes
+        to this sink is for one store: another one could not be finished by whoever goes on."""
+        staged = [each.staged for each in written if each.staged is not None]
+        if staged and written[0].checkpoint != _next(leader.log.history):
+            raise SinkFailed(
+                f"sink {self.options.sink_id!r}: another job was decided while this one wrote, and its rows would "
+                f"count as written. Nothing of this one is. One job at a time may write to a sink: start it again, or "
+                f"give it a sinkId of its own."
+            )
+        before = leader.log.history.latest
+        if before is None or not job.run or (job.run, job.batch + 1) != (position.run, position.batch_next):
+            return
+        digests = {each.description for each in before.staged}
+        if (digests - {*leader.led.staging.values()}) or (staged and before.committables):
+            raise ConfigError(
+                f"Sink {self.options.sink_id!r}: a function of foreachBatch writes to two targets under one sinkId: "
+                f"give each of them its own. Nothing of {job} was written to the second."
+            )
+
+    def _clean(self, leader: Leader) -> None:
+        """What tasks have set aside outside of the checkpoint topic, and no decision has named by now, goes."""
+        assert self._stores is not None
+        for sink in leader.led.staging:
+            with suppress(StoreUnavailable):  # then it goes behind a later job
+                self._stores(ask.CleanStore(sink, leader.incarnation.incarnation, ATTEMPT))
 
     def abort(self) -> None:
-        """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left."""
+        """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left.
+
+        A store that is away is not waited for again: the next start of the query does.
+        """
         seen = self._leader or self._new_leader()
         history = self._drive(seen, seen.log.peek())
         newest = history.newest_incarnation if history else None
         if history is not None and (newest is None or newest.host != self.driver):
             return
-        leader = self._leader = self._new_leader()
+        self._leader = None  # whoever goes on looks at what is left
+        leader = self._new_leader(store_timeout_ms=0)
         opened = self._drive(leader, leader.open())
         if opened.newest_incarnation is None or opened.newest_incarnation.host != self.driver:
             return
         leader.resume(opened.newest_incarnation.incarnation)
-        self._finish_decided(leader)
-        self._drive(leader, leader.transactions.sweep())
+        with suppress(StoreUnavailable):
+            self._finish_decided(leader)
+            self._drive(leader, leader.transactions.sweep())
+            self._clean(leader)
 
-    def _take_up(self, incarnation: int, checkpoint: int) -> Leader:
-        """Go on with the incarnation that the tasks have written in, knowing all that it has decided: *checkpoint* is
-        next."""
-        leader = self._leader
+    def _take_up(self, incarnation: int, flushed: Sequence[Flushed]) -> Leader:
+        """Go on with the incarnation that the tasks have written in, knowing all that it has decided, and all that lies
+        in the checkpoint topic beside what *flushed* names."""
+        leader, checkpoint = self._leader, flushed[0].checkpoint
         is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation
         if leader is not None and is_ours and _next(leader.log.history) == checkpoint:
+            if isinstance(leader.retention, JobsKept) and any(each.tried_before for each in flushed):
+                leader.retention.expect_own_orphans()
             return leader
         self._refuse_superseded(leader or self._new_leader(), incarnation)
         leader = self._leader = self._new_leader()
         self._drive(leader, leader.open())
         leader.resume(incarnation)
         self._finish_decided(leader)
+        if isinstance(leader.retention, JobsKept):
+            blocks = [block for each in flushed for block in each.blocks]
+            history = leader.log.history
+            self._drive(leader, leader.retention.take_up(history, incarnation, _next(history), blocks))
         return leader
 
     def _refuse_superseded(self, leader: Leader, incarnation: int) -> None:
@@ -313,23 +307,31 @@ class SinkDriver:
     def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
         """Also where nothing was written: a batch without rows, or one that was written before."""
         precommits, now_ms = _precommits(written), self._clock.now_ms()
-        checkpoint = _next(leader.log.history)
+        staged = [each.staged for each in written if each.staged is not None]
+        checkpoint, previous = _next(leader.log.history), max(0, leader.log.history.checkpoint_latest)
         ages_ms = {
-            p.transactional_id: max(p.open_ms, now_ms - each.opened_ms)
-            for each, p in zip(written, precommits, strict=True)
+            each.precommit.transactional_id: max(each.precommit.open_ms, now_ms - each.opened_ms)
+            for each in written
+            if each.precommit is not None
         }
+        offsets = position.after(job, tally, checkpoint).offsets()
+        blocks = tuple(block for each in written for block in each.blocks)
+        ack = Ack(SINK, 0, checkpoint, offsets, staged=tuple(staged), written=blocks)
+        leader.acknowledged(ack)
         plan = PendingCheckpoint(
             checkpoint=checkpoint,
-            base=checkpoint,
-            previous=max(0, leader.log.history.checkpoint_latest),
+            base=previous,
+            previous=previous,
             final=False,
             triggered_ms=self._clock.monotonic_ms() - max(ages_ms.values(), default=0),
             attempt=ATTEMPT,
-            acks={(SINK, 0): Ack(SINK, 0, checkpoint, position.after(job, tally, checkpoint).offsets())},
+            acks={(SINK, 0): ack},
             precommits=precommits,
+            staged=staged,
             ages_ms=ages_ms,
         )
-        verdict = self._drive(leader, leader.decide(plan, ()))
+        with self._sparks_choices():
+            verdict = self._drive(leader, leader.decide(plan, ()))
         if isinstance(verdict, Refuse):
             self._refuse_superseded(leader, leader.incarnation.incarnation)
             raise SinkFailed(
@@ -365,9 +367,15 @@ class SinkDriver:
                     return tuple((SINK, each, self._count_partitions(each)) for each in wanted)
                 case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtTopics() | ask.GoOnFrom():
                     return None  # Spark's to see to
+                case ask.CheckContinuity():
+                    return None  # likewise
+                case ask.StartOffsets():
+                    return ()
                 case ask.Together(requests):
                     return self._performer.together(requests, answer)
-            return self._performer(request)
+            assert self._stores is not None
+            found = self._stores(request)
+            return self._performer(request) if found is NotImplemented else found
 
         return drive(procedure, answer)
 
@@ -379,6 +387,10 @@ class SinkDriver:
     def close(self) -> None:
         """Let go of all connections; nothing is ended by it."""
         self._close_log()
+        if self._stores is not None:
+            self._stores.close()
+        if self._rows is not None:
+            self._rows.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()
@@ -389,7 +401,10 @@ _drivers: dict[tuple[Any, ...], SinkDriver] = {}
 
 def with_driver(options: SinkOptions, use: Callable[[SinkDriver], R]) -> R:
     """*use* the driver that this process keeps for *options*; after an error it is gone."""
-    told = (options.sink_id, options.topic, options.accept_loss, options.transaction_timeout_ms)
+    told = (
+        options.sink_id, options.topic, options.accept_loss, options.transaction_timeout_ms, options.target,
+        options.store_timeout_ms,
+    )  # fmt: skip
     key = (*told, *sorted(options.client_settings.items()))
     driver = _drivers.pop(key, None) or SinkDriver(options, driver_name())
     driver.options = options
@@ -414,12 +429,7 @@ def _precommits(flushed: Sequence[Flushed]) -> list[Precommit]:
     return [each.precommit for each in flushed if each.precommit is not None]
 
 
-def _refuse_too_large(manifest: Manifest) -> None:
-    try:
-        encode(manifest)
-    except InvariantViolation as error:
-        places = sum(len(each.written) for each in manifest.committables)
-        raise ConfigError(
-            f"{manifest.parallelism} tasks have written to {places} partitions in all, too many for one decision "
-            f"({error}) Write with fewer tasks: df.coalesce(n)."
-        ) from None
+def _sinks(options: SinkOptions) -> list[tuple[str, Any, Any]]:
+    """The one that writes to a store, by the sinkId, with its description and its records' type, if there is one."""
+    target = options.target
+    return [] if target is None else [(options.sink_id, target.sink, target.type)]

@@ -1,5 +1,7 @@
 """The options of `df.write` and `df.writeStream`, and the columns, checked.
 
+With `sink=kafka`, the default, rows go to topics; else to the store that it names, see `target`.
+
 Invariants: nothing is opened; an option that is not known is an error that names what there is; a secret is a reference
 (`env:NAME`, `file:/path`), because Spark shows options to whoever may see its plans and event logs.
 """
@@ -10,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.spark.sink.target import ARGUMENTS, Target, parse_target
+from exactlyonce.engines.spark.sink.target import KAFKA as TO_KAFKA
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import name_problem, topic_problem
@@ -19,7 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 KAFKA = "kafka."
-OPTIONS = ("sinkId", "topic", "transactionTimeout", "adoptQuery", "acceptLoss", "writeId")
+OPTIONS = ("sinkId", "sink", "adoptQuery", "acceptLoss", "writeId")
+OF_KAFKA = ("topic", "transactionTimeout")
+OF_STORES = ("storeTimeout",)
 BATCH_ONLY = ("writeId",)
 WRITE_ID_BYTES_MAX = 128
 """A decision holds the last thousand of them, and is one record."""
@@ -28,6 +35,7 @@ TIMEOUT_DEFAULT_MS = 15 * 60_000
 unless the broker allows less: as long as brokers allow by default. The cap of a cluster that was raised, for jobs that
 take hours, is no reason to hold readers back for hours."""
 TIMEOUT_MIN_MS = 10_000
+STORE_TIMEOUT_MS = CheckpointSettings().store_timeout_ms
 _SPARKS_OWN = ("checkpointlocation", "path", "queryname")
 """What Spark passes on though it is not meant for us."""
 _HEADERS = "array<struct<key:string,value:binary>>"
@@ -56,6 +64,10 @@ class SinkOptions:
     transaction_timeout_ms: int | None
     """None: see `timeout_within`."""
     client_settings: Mapping[str, str] = field(repr=False)
+    target: Target | None = None
+    """The store that rows go to; None: Kafka."""
+    store_timeout_ms: int = STORE_TIMEOUT_MS
+    """For how long a store that does not answer is waited for."""
 
     def client(self) -> ClientConfig:
         """How to reach the cluster; made where it is used, so that no looked-up secret travels."""
@@ -74,9 +86,11 @@ class SinkOptions:
 
 
 def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> SinkOptions:
-    """Check and parse. Names may be written in any case, as always in Spark."""
-    options = {name.lower(): value for name, value in given.items()}
-    _refuse_unknown(options, streaming)
+    """Check and parse. Names may be written in any case, as always in Spark, and with or without underscores."""
+    options = {_normal(name): value for name, value in given.items()}
+    store = options.get("sink", TO_KAFKA).lower()
+    arguments = _arguments(store, options)
+    _refuse_unknown(options, store, streaming)
     sink_id = options.get("sinkid", "")
     if problem := name_problem(sink_id):
         raise ConfigError(
@@ -88,27 +102,46 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
     topic = options.get("topic", "")
     if topic and (problem := topic_problem(topic)):
         raise ConfigError(f"{problem[0].upper()}{problem[1:]}.")
+    target = None if store == TO_KAFKA else parse_target(store, arguments, schema, sink_id)
     return SinkOptions(
         sink_id,
         topic,
-        _columns(schema, topic),
+        _columns(schema, topic) if target is None else {},
         options.get("adoptquery", ""),
         _checkpoint(options.get("acceptloss")),
         _write_id(options.get("writeid", "")),
         _timeout_ms(options.get("transactiontimeout")),
         client_settings,
+        target,
+        duration_ms(options.get("storetimeout", f"{STORE_TIMEOUT_MS}ms"), "storeTimeout"),
     )
 
 
-def _refuse_unknown(options: Mapping[str, str], streaming: bool) -> None:
-    misplaced = BATCH_ONLY if streaming else ()
-    known = {name.lower() for name in OPTIONS if name not in misplaced}
-    unknown = [name for name in options if name not in known and name not in _SPARKS_OWN and not name.startswith(KAFKA)]
+def _normal(name: str) -> str:
+    """The name of an option, however it is written; a setting of librdkafka keeps its underscores."""
+    lower = name.lower()
+    return lower if lower.startswith(KAFKA) else lower.replace("_", "")
+
+
+def _arguments(store: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Of the description of *store*, those that *options* give."""
+    if store != TO_KAFKA and store not in ARGUMENTS:
+        raise ConfigError(f"The option sink is {store!r}: write one of {', '.join((TO_KAFKA, *ARGUMENTS))}.")
+    names = ARGUMENTS.get(store, {})
+    return {name: options[_normal(name)] for name in names if _normal(name) in options}
+
+
+def _refuse_unknown(options: Mapping[str, str], store: str, streaming: bool) -> None:
+    names = (*OPTIONS, *(OF_KAFKA if store == TO_KAFKA else (*OF_STORES, *ARGUMENTS[store])))
+    offered = [name for name in names if not (streaming and name in BATCH_ONLY)]
+    known = {*map(_normal, offered), *_SPARKS_OWN}
+    unknown = [name for name in options if name not in known and not name.startswith(KAFKA)]
     if unknown:
+        what = f"{'stream' if streaming else 'batch'}{'' if store == TO_KAFKA else f' with sink={store}'}"
         raise ConfigError(
-            f"There is no option {', '.join(map(repr, sorted(unknown)))} for a {'stream' if streaming else 'batch'}. "
-            f"Options are: {', '.join(name for name in OPTIONS if name not in misplaced)}, and kafka.NAME for any "
-            f"setting of librdkafka, as kafka.bootstrap.servers."
+            f"There is no option {', '.join(map(repr, sorted(unknown)))} for a {what}. "
+            f"Options are: {', '.join(offered)}, and kafka.NAME for any setting of librdkafka, as "
+            f"kafka.bootstrap.servers."
         )
 
 

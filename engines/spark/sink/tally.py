@@ -14,7 +14,7 @@ import msgspec
 
 HASH_BYTES = 16
 _MODULUS = 1 << 8 * HASH_BYTES
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 def tally_of(rows: Iterable[tuple[Any, ...]]) -> Tally:
-    """Of rows as `sink_rows` makes them.
+    """Of rows, as their values.
 
     >>> tally_of([("t", b"a", None), ("t", b"b", None)]) == tally_of([("t", b"b", None), ("t", b"a", None)])
     True

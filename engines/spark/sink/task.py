@@ -1,4 +1,4 @@
-"""A task of a write: one transaction per attempt, flushed and left open for the driver's decision.
+"""A task of a write to Kafka: one transaction per attempt, flushed and left open for the driver's decision.
 
 Invariants: no two attempts that a task is in at a time share a transactional id, and one is taken only while nobody has
 a transaction open under it; the producer's id and epoch are read after its initialisation and before its first record;
@@ -21,7 +21,6 @@ from itertools import chain, islice
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
@@ -30,8 +29,9 @@ from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job, Position
+from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.rows import rows
 from exactlyonce.engines.spark.sink.tally import Tally, tally_of
 from exactlyonce.engines.system_clock import SystemClock
@@ -58,31 +58,6 @@ TUNING = {
 """Each may be set otherwise."""
 BATCHES_AHEAD = 8
 """Taken from Spark while the producer is made."""
-
-
-class Assignment(msgspec.Struct, frozen=True):
-    """What the driver tells the tasks of a job before it begins."""
-
-    incarnation: int
-    checkpoint: int
-    """The number that the job gets when it is decided."""
-    position: Position
-    transaction_timeout_ms: int
-
-
-class Flushed(msgspec.Struct, frozen=True):
-    """What a task tells the driver."""
-
-    incarnation: int
-    job: Job
-    precommit: Precommit | None
-    """None: there was no row, or the job is decided."""
-    opened_ms: int = 0
-    """When, by the task's clock."""
-    tally: Tally = Tally()
-    """Of the task's rows, whether they were written or not."""
-    checkpoint: int = 0
-    """The number that the assignment gave the job."""
 
 
 def write_task(

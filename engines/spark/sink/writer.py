@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import WriterCommitMessage
 
 from exactlyonce.engines.spark.sink.driver import with_driver
+from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.task import Assignment, Flushed, write_task
+from exactlyonce.engines.spark.sink.store_task import write_store_task
+from exactlyonce.engines.spark.sink.task import write_task
 from exactlyonce.pipeline.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -54,7 +56,14 @@ class FormatWriter(ABC):
         require(self.assignment is not None, "A writer reaches a task only with an assignment")
         assert self.assignment is not None
         job, partition, attempt = self.job_of(context), context.partitionId(), context.attemptNumber()
-        return TaskMessage(write_task(self.options, self.assignment, job, partition, attempt, iterator))
+        is_speculative = _speculates(context)
+        if self.options.target is not None:
+            tried_before = attempt > 0 or is_speculative
+            flushed = write_store_task(self.options, self.assignment, job, partition, tried_before, iterator)
+        else:
+            _refuse_speculation(is_speculative)
+            flushed = write_task(self.options, self.assignment, job, partition, attempt, iterator)
+        return TaskMessage(flushed)
 
 
 def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:
@@ -82,15 +91,23 @@ def _property(context: TaskContext, name: str) -> str:
 
 
 def _task_context() -> TaskContext:
-    """Of the task that runs; ConfigError where Spark would run several attempts of it at a time."""
+    """Of the task that runs."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     require(context is not None, "A task has a context")
     assert context is not None
-    if (context.getLocalProperty("spark.speculation") or "false").lower() == "true":
+    return context
+
+
+def _speculates(context: TaskContext) -> bool:
+    """Whether Spark may run several attempts of a task at a time."""
+    return (context.getLocalProperty("spark.speculation") or "false").lower() == "true"
+
+
+def _refuse_speculation(is_speculative: bool) -> None:
+    if is_speculative:
         raise ConfigError(
             "spark.speculation is on: two attempts of a task would write at a time, and the open transaction of the "
             "failed attempt would hold readers back. Set spark.speculation to false."
         )
-    return context

@@ -64,5 +64,5 @@ class BatchWriter(FormatWriter, DataSourceArrowWriter):
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
     """The writer of a batch."""
     if overwrite:
-        raise ConfigError('A topic cannot be overwritten: write with .mode("append").')
+        raise ConfigError('What a sink has written cannot be overwritten: write with .mode("append").')
     return BatchWriter(parse_sink_options(options, schema, streaming=False))

@@ -1,0 +1,138 @@
+"""The sink as a leader leads it: a pipeline without inputs and state, whose jobs are its checkpoints.
+
+Invariant: what a decision of it names stays as long as the decision; all else that tasks have set aside may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from exactlyonce.checkpoint.decision import Dropped, keep_all
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.led import Led
+from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.encoding import encode
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.engines.spark.sink.position import KIND
+from exactlyonce.engines.spark.sink.task import SINK
+from exactlyonce.pipeline.errors import ConfigError, InvariantViolation
+
+ATTEMPT = 1
+"""Of the driver; that of the tasks' transactions is below, so that all of them are its to sweep."""
+MANIFESTS_RETAINED = 3
+
+
+def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
+    """The answer of a sink when a lost transaction cannot be copied."""
+    return "a Spark job is not ours to run again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedSink(Led):
+    """A sink: without inputs and state, its transactions below the driver's own attempt."""
+
+    attempt: int = ATTEMPT
+    count_partitions: Callable[[str], int]
+
+    def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
+        """An id whose transaction is complete is skipped: it was ended from outside or by the broker, both of which
+        raise its epoch, so that its producer is fenced."""
+        return incarnation.incarnation + 1, 0
+
+    def filled(self, manifest: Manifest) -> Manifest:
+        """Its tasks are as many as have written, to whatever topics the rows name, or to a store."""
+        tasks = len(manifest.committables) + len(manifest.staged)
+        topics = sorted({written.topic for each in manifest.committables for written in each.written})
+        filled = msgspec.structs.replace(
+            manifest,
+            kind=KIND,
+            max_parallelism=tasks,
+            parallelism=tasks,
+            sinks=tuple((SINK, each, self.count_partitions(each)) for each in topics),
+        )
+        _refuse_too_large(filled)
+        return filled
+
+    def topic_lost(self, topic: str, incarnation: int) -> str:
+        """As of a pipeline, in Spark's words."""
+        return (
+            f"The topic {topic} is empty, but transactions of incarnation {incarnation} of sink {self.pipeline!r} are "
+            f"known to the broker: the topic was deleted, and with it what the sink has written.\n"
+            f"  Choices: restore the topic from a replica or backup; or `exactlyonce reset {self.pipeline}`, after "
+            f"which a batch that Spark writes again is in the output twice."
+        )
+
+
+class NewestKept:
+    """Keeps the newest manifests; a sink that writes to Kafka has no blocks."""
+
+    def __init__(self, log: DecisionLog) -> None:
+        self._log = log
+
+    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
+        """Nothing: what is old goes with the next decision."""
+        return (yield from keep_all(history.retained[-1]))
+
+    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
+        """Nobody writes blocks."""
+        yield from ()
+
+    def nothing_yet(self, ends: tuple[int, ...]) -> None:
+        """Nobody looks for blocks."""
+
+    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
+        """Nobody looks for blocks."""
+        return ()
+
+    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """Nobody writes blocks."""
+
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+        """It stands on none."""
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
+        """Old manifests."""
+        dropped: Dropped = tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED]), ()
+        yield from ()
+        return dropped
+
+
+class JobsKept(KnownBlocks):
+    """Keeps the newest manifests and the rows for a store that they name; all else that lies there is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(CheckpointSettings(num_retained=MANIFESTS_RETAINED), staging=True)
+
+        self._dropped: Dropped = (), ()
+        """What may go with the next decision."""
+
+    def take_up(self, history: History, incarnation: int, job: int, named: Iterable[BlockRef]) -> Procedure[None]:
+        """Look at what there is, where another process has begun *incarnation*, and tasks have set *named* aside for
+        the decision that is to be number *job*."""
+        self.completed(job, named)
+        self._dropped = yield from self.recover(history, incarnation)
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
+        """Old manifests and their rows, and what failed attempts have left."""
+        manifests, blocks = yield from super().expire(manifest, pinned)
+        before, self._dropped = self._dropped, ((), ())
+        return (*before[0], *manifests), (*before[1], *blocks)
+
+
+def _refuse_too_large(manifest: Manifest) -> None:
+    try:
+        encode(manifest)
+    except InvariantViolation as error:
+        places = sum(len(each.written) for each in manifest.committables)
+        whereto = "a store" if manifest.staged else f"{places} partitions in all"
+        raise ConfigError(
+            f"{manifest.parallelism} tasks have written to {whereto}, too many for one decision ({error}) Write with "
+            f"fewer tasks: df.coalesce(n)."
+        ) from None

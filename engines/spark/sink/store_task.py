@@ -1,0 +1,223 @@
+"""A task of a write to a store: rows are set aside, in blocks or as the store has it, for the driver's decision.
+
+Invariants: what an attempt sets aside is named by its message alone, so that nobody ever knows of what a failed or a
+speculative attempt has set aside, but whoever cleans; a row of a decided job is not written again, but counted and
+hashed, as in `task`. A sink that delivers at least once is written to at once, by every attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import BlockNames, StagedBlocks
+from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
+from exactlyonce.engines.spark.sink.options import SinkOptions
+from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.tally import Tally, tally_of
+from exactlyonce.engines.spark.sink.target import Target
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import InvariantViolation, RecordError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+ATTEMPT = 0
+"""Of all that tasks set aside; that of the driver is behind it, so that all of it is its to clean."""
+WAIT_S = 0.05
+BLOCKS_TIMEOUT_S = 120.0
+STORE_PAUSE_S = 0.5
+
+R = TypeVar("R")
+
+
+def write_store_task(
+    options: SinkOptions,
+    assignment: Assignment,
+    job: Job,
+    partition: int,
+    tried_before: bool,
+    batches: Iterable[RecordBatch],
+) -> Flushed:
+    """Set aside all of *batches*, a partition's, unless *job* is decided."""
+    assert options.target is not None
+    assignment.position.refuse(job, options)
+    records, tally = options.target.records(), Tally()
+    batches = (each for each in batches if each.num_rows)
+    first = next(batches, None)
+    if first is None or assignment.position.holds(job):
+        for batch in chain([] if first is None else [first], batches):
+            tally += tally_of(records.take(batch)[0])
+        return Flushed(assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint)
+    with _opened(options, options.target, assignment, partition) as writing:
+        for batch in chain([first], batches):
+            before = records.taken
+            values, made = records.take(batch)
+            try:
+                writing.write(made)
+            except _Refused as refused:
+                raise _row_error(options, job, partition, before + refused.place, refused.error) from None
+            tally += tally_of(values)
+        flushed = writing.flush(assignment.checkpoint)
+    hit("worker-flushed")
+    return Flushed(
+        assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint, staged=flushed.staged,
+        blocks=flushed.written, wrote=True, tried_before=tried_before,
+    )  # fmt: skip
+
+
+def _row_error(options: SinkOptions, job: Job, partition: int, place: int, error: Exception) -> RecordError:
+    return RecordError(
+        f"Sink {options.sink_id!r}: row {place + 1} of task {partition} of {job} does not fit: {error}. Nothing of it "
+        f"is written. Filter such rows, cast the column, or change it in the store, and start it again."
+    )
+
+
+class _Refused(Exception):
+    """A row cannot be encoded."""
+
+    def __init__(self, place: int, error: Exception) -> None:
+        self.place, self.error = place, error
+
+
+@dataclass
+class _Blocks:
+    """The blocks of a task, which connects with the first of them: not every store needs any."""
+
+    config: ClientConfig
+    topic: TopicInfo
+    incarnation: int
+    sink: str
+    subtask: int
+    _writer: BlockWriter | None = None
+    _names: BlockNames = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._names = BlockNames(self.subtask)
+
+    @property
+    def pending(self) -> int:
+        """See `BlockStaging`."""
+        return 0 if self._writer is None else self._writer.pending
+
+    def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
+        """See `BlockStaging`."""
+        if self._writer is None:
+            self._writer = BlockWriter.connected(self.config.confluent(), self.topic, self.incarnation, ATTEMPT)
+        return StagedBlocks(self._writer, self._names, self.sink, self.subtask).write(kind, checkpoint, body)
+
+    def wait(self) -> None:
+        """A moment, in which some get where they belong."""
+        if self._writer is None:
+            Event().wait(WAIT_S)
+        else:
+            self._writer.poll(WAIT_S)
+
+    def settle(self) -> None:
+        """Until all have got where they belong."""
+        if self._writer is not None:
+            self._writer.wait(BLOCKS_TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """A sink's writer, which waits where it must."""
+
+    opened: Opened
+    blocks: _Blocks
+
+    def write(self, records: list[Any]) -> None:
+        """Hand over records; `_Refused` names the first that does not fit."""
+        try:
+            outputs = self.opened.encoder.encode(records)
+        except (TypeError, ValueError) as error:
+            raise self._refused(records, error) from None
+        writer = self.opened.writer
+        writer.write(outputs)
+        writer.poll()
+        while writer.full:
+            self.blocks.wait()
+            writer.poll()
+
+    def _refused(self, records: list[Any], error: Exception) -> _Refused:
+        """Encoding has no effects, so that it is tried again one by one."""
+        for place, record in enumerate(records):
+            try:
+                self.opened.encoder.encode([record])
+            except (TypeError, ValueError) as found:
+                return _Refused(place, found)
+        return _Refused(0, error)
+
+    def flush(self, checkpoint: int) -> FlushedInterval:
+        """All that was written is where no crash of this process can take it away."""
+        writer: SinkWriter = self.opened.writer
+        writer.barrier(checkpoint)
+        while (flushed := writer.take_flushed(checkpoint)) is None:
+            self.blocks.settle()
+            writer.poll(WAIT_S)
+        return flushed
+
+
+@contextmanager
+def _opened(options: SinkOptions, target: Target, assignment: Assignment, partition: int) -> Iterator[_Writing]:
+    blocks = _Blocks(options.client(), assignment.topic, assignment.incarnation, options.sink_id, partition)
+    context = WriterContext(
+        pipeline=options.sink_id,
+        sink=options.sink_id,
+        subtask=partition,
+        incarnation=assignment.incarnation,
+        attempt=ATTEMPT,
+        type=target.type,
+        slots=0,
+        clients=_Clients(),
+        staging=blocks,
+        prepared=_refuse,
+        note=_refuse,
+    )
+    opened: Opened = _persistently(options, lambda: target.sink.open_writer(context))
+    try:
+        yield _Writing(opened, blocks)
+    finally:
+        opened.writer.abandon()
+
+
+def _persistently(options: SinkOptions, asked: Callable[[], R]) -> R:
+    """The answer of *asked*, asked again while the store is away."""
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + options.store_timeout_ms
+    while True:
+        try:
+            return asked()
+        except StoreError as error:
+            raise StoreError(f"Sink {options.sink_id!r}: {error}") from error
+        except StoreUnavailable as error:
+            if clock.monotonic_ms() >= deadline_ms:
+                raise StoreUnavailable(
+                    f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} "
+                    f"s (storeTimeout): {error} Nothing is lost: start it again once it is there."
+                ) from error
+        Event().wait(STORE_PAUSE_S)
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Of a sink that needs no transaction of Kafka."""
+
+    clock: SystemClock = field(default_factory=SystemClock)
+
+    def producers(self, topic: str) -> Any:
+        """None are needed."""
+        _refuse(topic)
+
+
+def _refuse(said: str) -> None:
+    raise InvariantViolation(f"a store's sink opens no transaction of Kafka, and gives up no record: {said}")
