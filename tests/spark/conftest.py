@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parents[1]
 PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines")]
 """Where they lie, and what checks their output."""
-sys.path[:0] = PIPELINES
+RIGS = (
+    *(TESTS / "spark" / "rig", TESTS / "stores" / "rig", TESTS / "sinks" / "postgres" / "rig"),
+    *(TESTS / "sinks" / "mysql" / "rig", TESTS / "sinks" / "redis" / "serving"),
+)
+sys.path[:0] = [*PIPELINES, *map(str, RIGS)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,3 +53,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    for driver in ("psycopg", "pymysql", "redis"):
+        pytest.importorskip(driver)
+    from servers import Servers
+
+    made = Servers(tmp_path_factory.mktemp("redis"))
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def servers(_servers: Any) -> Any:
+    """The servers of all stores. A test that kills one starts it again."""
+    return _servers

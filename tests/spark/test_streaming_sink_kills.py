@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers import Driver
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = [
     pytest.mark.broker,
@@ -24,59 +21,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="finds a driver's processes in /proc"),
 ]
-HERE = Path(__file__).parent
 EXIT_CODE = 9
 """Of `foreach_batch_job.py`, when it is told to die."""
 FILES, ROWS = 5, 200
-
-
-class Driver:
-    """A job of this folder with all its processes: Python, JVM, and the JVM's Python workers."""
-
-    def __init__(
-        self, kafka: KafkaCluster, name: str, folder: Path, armed: str, kind: str = "classic",
-        script: str = "streaming_sink_job.py",
-    ) -> None:  # fmt: skip
-        self.fired = folder / "fired"
-        self.fired.mkdir(exist_ok=True)
-        self.mark = f"EXACTLYONCE_FAILPOINTS_FIRED={self.fired}"
-        job = [sys.executable, script]
-        command = [*job, kafka.bootstrap_servers, name, f"{name}-out", str(folder), kind]
-        environment = {**os.environ, "EXACTLYONCE_FAILPOINTS": armed, **dict([self.mark.split("=", 1)])}
-        self.output = (folder / "said").open("a+")
-        self.process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=self.output, stderr=self.output)
-
-    def said(self) -> str:
-        self.output.seek(0)
-        return self.output.read()
-
-    def end(self, code: int = 0) -> None:
-        """It ends by itself."""
-        assert self.process.wait(LIMIT_S) == code, self.said()
-
-    def kill_at(self, name: str) -> None:
-        """SIGKILL for all its processes once one of them stands at the failpoint."""
-        deadline = time.monotonic() + LIMIT_S
-        while not (self.fired / name).exists():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
-        self.kill()
-
-    def kill(self) -> None:
-        for process in self._processes():
-            os.kill(process, signal.SIGKILL)
-        self.process.wait(LIMIT_S)
-
-    def _processes(self) -> Iterator[int]:
-        """All that have our environment."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (folder / "environ").read_bytes()
-            except OSError:
-                continue
-            if self.mark.encode() in environment.split(b"\0"):
-                yield int(folder.name)
 
 
 @pytest.fixture
@@ -88,6 +35,18 @@ def folder(tmp_path: Path) -> Path:
         path.write_text("\n".join(f"{number}-{each}" for each in range(ROWS)))
         os.utime(path, (number + 1, number + 1))
     return tmp_path
+
+
+def started(
+    kafka: KafkaCluster,
+    name: str,
+    folder: Path,
+    armed: str,
+    kind: str = "classic",
+    script: str = "streaming_sink_job.py",
+) -> Driver:
+    """A driver that writes to the topic of the test."""
+    return Driver(folder, armed, script, kafka.bootstrap_servers, name, f"{name}-out", str(folder), kind)
 
 
 def assert_exact(kafka: KafkaCluster, name: str) -> None:
@@ -118,7 +77,8 @@ def test_python_processes_are_killed(kafka: KafkaCluster, topic_name: str, folde
         "coordinator-committed": 2,
         "coordinator-finalized": 1,
     }
-    driver = Driver(kafka, topic_name, folder, ",".join(f"{name}=kill@{nth}" for name, nth in steps.items()))
+    armed = ",".join(f"{name}=kill@{nth}" for name, nth in steps.items())
+    driver = started(kafka, topic_name, folder, armed)
     try:
         driver.end()
     finally:
@@ -138,12 +98,12 @@ def test_the_driver_is_killed(steps: tuple[str, ...], kafka: KafkaCluster, topic
     the next driver goes on from the same checkpoint location, the last one by Spark Connect."""
     kafka.create_topic(f"{topic_name}-out", 2)
     for step in steps:
-        driver = Driver(kafka, topic_name, folder, f"{step}=stop")
+        driver = started(kafka, topic_name, folder, f"{step}=stop")
         try:
             driver.kill_at(step)
         finally:
             driver.kill()
-    last = Driver(kafka, topic_name, folder, "", "connect")
+    last = started(kafka, topic_name, folder, "", "connect")
     try:
         last.end()
     finally:
@@ -157,7 +117,7 @@ def test_a_driver_dies_behind_a_write_of_foreach_batch(kafka: KafkaCluster, topi
     behind the first of them and behind the second: every row is there once."""
     kafka.create_topic(f"{topic_name}-out", 2)
     for falls, code in (("0.0=raise,0.1=raise,1.0=exit", EXIT_CODE), ("2.1=exit", EXIT_CODE), ("", 0)):
-        driver = Driver(kafka, topic_name, folder, "", falls, "foreach_batch_job.py")
+        driver = started(kafka, topic_name, folder, "", falls, "foreach_batch_job.py")
         try:
             driver.end(code)
         finally:

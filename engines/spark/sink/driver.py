@@ -89,6 +89,8 @@ class SinkDriver:
         self._led: LedSink | None = None
         self._leader: Leader | None = None
         """Once it has begun or was taken up; else who looks begins with a new one."""
+        self._attempt = ATTEMPT
+        """Of the newest assignment."""
 
     def _new_leader(self, **changes: Any) -> Leader:
         """One that has fenced nobody yet."""
@@ -140,19 +142,26 @@ class SinkDriver:
             self._count_partitions(self.options.topic)
         is_new = self._leader is None
         leader = self._leader or self._new_leader()
+        assert self._stores is not None
+        if is_new:
+            self._stores.check()
         history = self._drive(leader, leader.log.peek())
         newest = history.newest_incarnation if history else None
         begins = history is None or newest is None or newest.host != self.driver or history.unfinalized is not None
-        if begins or (is_new and leader.led.staging):  # a ledger may be another one than this driver has fenced
+        if begins or (is_new and leader.led.staging):  # another process may have fenced another ledger, or none
             leader = self._begin(history)
             history, newest = leader.log.history, leader.incarnation
+            self._attempt = ATTEMPT
+        elif newest is not None:
+            self._attempt += 1
+            self._clean(leader, newest.incarnation, self._attempt)
         assert history is not None
         assert newest is not None
         position = Position.of(history.latest)
         self._drive(leader, leader.transactions.sweep_for(newest, leader.led.fenced_below(newest)), history)
         hit("coordinator-swept")
-        timeout_ms = leader.led.transaction_timeout_ms
-        return Assignment(newest.incarnation, _next(history), position, timeout_ms, leader.log.topic)
+        timeout_ms, topic = leader.led.transaction_timeout_ms, leader.log.topic
+        return Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
 
     def _begin(self, seen: History | None) -> Leader:
         """Fence every older driver, and finish what it decided."""
@@ -160,8 +169,6 @@ class SinkDriver:
             Position.of(seen.latest)  # raises where a pipeline has that name
             self._refuse_fenced(seen)
         leader = self._leader = self._new_leader()
-        assert self._stores is not None
-        self._stores.check()
         self._drive(leader, leader.begin())
         with self._sparks_choices():
             self._drive(leader, leader.recover())
@@ -227,7 +234,8 @@ class SinkDriver:
             self._drive(leader, leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
             self._decide(leader, job, position, written, tally)
         self._drive(leader, leader.transactions.sweep())
-        self._clean(leader)
+        if any(each.tried_before for each in flushed):
+            self._clean(leader, incarnation, flushed[0].attempt + 1, fence=True)
 
     def _refuse_mixed(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed]) -> None:
         """Raise unless what is set aside is cut for the next decision, and all that a function of `foreachBatch` writes
@@ -249,12 +257,16 @@ class SinkDriver:
                 f"give each of them its own. Nothing of {job} was written to the second."
             )
 
-    def _clean(self, leader: Leader) -> None:
-        """What tasks have set aside outside of the checkpoint topic, and no decision has named by now, goes."""
+    def _clean(self, leader: Leader, incarnation: int, attempt: int, *, fence: bool = False) -> None:
+        """What the tasks of older assignments than *attempt* have set aside outside of the checkpoint topic goes: what
+        was decided of it is committed, and the rest is named by nobody any more. *fence*: another process has fenced.
+        """
         assert self._stores is not None
         for sink in leader.led.staging:
-            with suppress(StoreUnavailable):  # then it goes behind a later job
-                self._stores(ask.CleanStore(sink, leader.incarnation.incarnation, ATTEMPT))
+            with suppress(StoreUnavailable):  # it goes behind a later job then
+                if fence:
+                    self._stores(ask.FenceStore(sink, incarnation, leader.log.topic.topic_id))
+                self._stores(ask.CleanStore(sink, incarnation, attempt))
 
     def abort(self) -> None:
         """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left.
@@ -275,7 +287,6 @@ class SinkDriver:
         with suppress(StoreUnavailable):
             self._finish_decided(leader)
             self._drive(leader, leader.transactions.sweep())
-            self._clean(leader)
 
     def _take_up(self, incarnation: int, flushed: Sequence[Flushed]) -> Leader:
         """Go on with the incarnation that the tasks have written in, knowing all that it has decided, and all that lies

@@ -19,6 +19,8 @@ class Assignment(msgspec.Struct, frozen=True):
     """The number that the job gets when it is decided."""
     position: Position
     transaction_timeout_ms: int
+    attempt: int
+    """Of the incarnation to write to a store: no two assignments have the same, and a later one's is greater."""
     topic: TopicInfo
     """The sink's checkpoint topic, where rows for a store may wait."""
 
@@ -40,6 +42,8 @@ class Flushed(msgspec.Struct, frozen=True):
     """What was set aside for a store."""
     blocks: tuple[BlockRef, ...] = ()
     """Those that this took."""
+    attempt: int = 0
+    """That of the assignment."""
     wrote: bool = False
     """Whether rows are in a store, or set aside for it."""
     tried_before: bool = False

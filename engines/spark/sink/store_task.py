@@ -14,7 +14,6 @@ from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks
@@ -31,8 +30,6 @@ from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, Writer
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-ATTEMPT = 0
-"""Of all that tasks set aside; that of the driver is behind it, so that all of it is its to clean."""
 WAIT_S = 0.05
 BLOCKS_TIMEOUT_S = 120.0
 STORE_PAUSE_S = 0.5
@@ -71,7 +68,7 @@ def write_store_task(
     hit("worker-flushed")
     return Flushed(
         assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint, staged=flushed.staged,
-        blocks=flushed.written, wrote=True, tried_before=tried_before,
+        blocks=flushed.written, attempt=assignment.attempt, wrote=True, tried_before=tried_before,
     )  # fmt: skip
 
 
@@ -94,8 +91,7 @@ class _Blocks:
     """The blocks of a task, which connects with the first of them: not every store needs any."""
 
     config: ClientConfig
-    topic: TopicInfo
-    incarnation: int
+    assignment: Assignment
     sink: str
     subtask: int
     _writer: BlockWriter | None = None
@@ -112,7 +108,8 @@ class _Blocks:
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
         """See `BlockStaging`."""
         if self._writer is None:
-            self._writer = BlockWriter.connected(self.config.confluent(), self.topic, self.incarnation, ATTEMPT)
+            given, config = self.assignment, self.config.confluent()
+            self._writer = BlockWriter.connected(config, given.topic, given.incarnation, given.attempt)
         return StagedBlocks(self._writer, self._names, self.sink, self.subtask).write(kind, checkpoint, body)
 
     def wait(self) -> None:
@@ -169,13 +166,13 @@ class _Writing:
 
 @contextmanager
 def _opened(options: SinkOptions, target: Target, assignment: Assignment, partition: int) -> Iterator[_Writing]:
-    blocks = _Blocks(options.client(), assignment.topic, assignment.incarnation, options.sink_id, partition)
+    blocks = _Blocks(options.client(), assignment, options.sink_id, partition)
     context = WriterContext(
         pipeline=options.sink_id,
         sink=options.sink_id,
         subtask=partition,
         incarnation=assignment.incarnation,
-        attempt=ATTEMPT,
+        attempt=assignment.attempt,
         type=target.type,
         slots=0,
         clients=_Clients(),
