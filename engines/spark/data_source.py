@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ExactlyOnceDataSource(DataSource):
-    """Kafka topics, read exactly and written exactly once."""
+    """Kafka topics, read exactly and written exactly once; other stores, written exactly once."""
 
     @classmethod
     def name(cls) -> str:

@@ -223,15 +223,14 @@ def test_a_store_that_is_away(world: World) -> None:
     planner, committer = world.driver("a"), world.driver("a")
     committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
     flushed: list[Flushed] = []
-    for step in (
-        lambda: flushed.extend(world.tasks(planner, 1)),
-        lambda: committer.commit(Job(QUERY, 1), flushed),
+    for committing, step in enumerate(
+        (lambda: flushed.extend(world.tasks(planner, 1)), lambda: committer.commit(Job(QUERY, 1), flushed))
     ):
         servers.kill(store)
         waiting = threading.Thread(target=step)
         waiting.start()
         waiting.join(1.5)
-        assert waiting.is_alive()
+        assert waiting.is_alive() or (store == "redis" and not committing)  # whose encoder need not ask it
         servers.start(store)
         waiting.join(LIMIT_S)
         assert not waiting.is_alive()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.spark.sink.target import ARGUMENTS, Target, parse_target
+from exactlyonce.engines.spark.sink.target import ARGUMENTS, StoreTarget, parse_target
 from exactlyonce.engines.spark.sink.target import KAFKA as TO_KAFKA
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
@@ -64,7 +64,7 @@ class SinkOptions:
     transaction_timeout_ms: int | None
     """None: see `timeout_within`."""
     client_settings: Mapping[str, str] = field(repr=False)
-    target: Target | None = None
+    target: StoreTarget | None = None
     """The store that rows go to; None: Kafka."""
     store_timeout_ms: int = STORE_TIMEOUT_MS
     """For how long a store that does not answer is waited for."""

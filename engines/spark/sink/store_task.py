@@ -21,7 +21,7 @@ from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.tally import Tally, tally_of
-from exactlyonce.engines.spark.sink.target import Target
+from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import InvariantViolation, RecordError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
@@ -165,7 +165,7 @@ class _Writing:
 
 
 @contextmanager
-def _opened(options: SinkOptions, target: Target, assignment: Assignment, partition: int) -> Iterator[_Writing]:
+def _opened(options: SinkOptions, target: StoreTarget, assignment: Assignment, partition: int) -> Iterator[_Writing]:
     blocks = _Blocks(options.client(), assignment, options.sink_id, partition)
     context = WriterContext(
         pipeline=options.sink_id,

@@ -1,4 +1,4 @@
-"""`df.writeStream.format("exactlyonce")`: every batch of a streaming query in Kafka, exactly once.
+"""`df.writeStream.format("exactlyonce")`: every batch of a streaming query in Kafka, or in a store, exactly once.
 
     (df.selectExpr("cast(id as string) key", "to_json(struct(*)) value")
         .writeStream.format("exactlyonce")
@@ -19,6 +19,7 @@ sink. Options:
 | `transactionTimeout` | "5m": what a batch has from its first row on, and how long a dead query holds readers back |
 | `adoptQuery` | the id of the query that has written to the sink so far, if this one is to go on in its place |
 | `acceptLoss` | the number of a checkpoint whose loss is accepted, after a halt that named it |
+| `sink` | `kafka`; or `postgres`, `mysql`, `redis`, `files`, see `target`: all columns are fields then |
 
 Invariants: a batch becomes visible as a whole, once; Spark may write a batch again, and abort one that is decided: the
 decision in `<sinkId>.checkpoints` stands, and rows other than those that were decided are never skipped in silence.

@@ -83,7 +83,7 @@ _NEEDED_FOR = {
 
 
 @dataclass(frozen=True)
-class Target:
+class StoreTarget:
     """A store, the arguments of its description, and the DataFrame's schema as JSON."""
 
     store: str
@@ -132,18 +132,18 @@ class Target:
         return Records(self.type, self.key, "which is part of the key")
 
 
-def parse_target(store: str, options: dict[str, str], schema: StructType, sink_id: str) -> Target:
+def parse_target(store: str, options: dict[str, str], schema: StructType, sink_id: str) -> StoreTarget:
     """Check and parse. *options*: by the argument that each is; more are refused by whoever calls this."""
     needed = _NEEDED.get(store, _NEEDED_OF_TABLES)
     if missing := [name for name in needed if name not in options]:
         raise ConfigError(f"sink={store} needs the option {missing[0]}: {_NEEDED_FOR[missing[0]]}.")
-    target = Target(store, tuple(sorted(options.items())), schema.json())
+    target = StoreTarget(store, tuple(sorted(options.items())), schema.json())
     if problems := list(_problems(target)):
         raise ConfigError(f"Sink {sink_id!r} cannot write to {store}: {'; '.join(problems)}.")
     return target
 
 
-def _problems(target: Target) -> Iterator[str]:
+def _problems(target: StoreTarget) -> Iterator[str]:
     yield from _secret_problems(target)
     yield from _key_problems(target)
     delivery = target.parsed.get("delivery", "")
@@ -155,14 +155,14 @@ def _problems(target: Target) -> Iterator[str]:
         )
 
 
-def _secret_problems(target: Target) -> Iterator[str]:
+def _secret_problems(target: StoreTarget) -> Iterator[str]:
     """A password in an address; the descriptions of tables look at theirs themselves."""
     url = target.parsed.get("url", "")
     if url and not is_reference(url) and "@" in urlsplit(url).netloc:
         yield "url has a user or a password written out, and Spark shows options: put it into a variable, url=env:NAME"
 
 
-def _key_problems(target: Target) -> Iterator[str]:
+def _key_problems(target: StoreTarget) -> Iterator[str]:
     """Of the key, and if there is nothing wrong with it, of the description with it."""
     columns = {each.name: each for each in fields_of(record_type(target.schema))}
     unknown = [name for name in target.key if name not in columns]

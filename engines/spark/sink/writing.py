@@ -1,4 +1,4 @@
-"""`df.write.format("exactlyonce")`: all rows of a batch write in Kafka, or none of them.
+"""`df.write.format("exactlyonce")`: all rows of a batch write in Kafka, or none; or in a store.
 
     (df.write.format("exactlyonce").mode("append")
         .option("sinkId", "orders-2025")
@@ -21,7 +21,8 @@ number in it.
 All transactions of a write are open until its last task ends: that must take less time than `transactionTimeout`, 15
 minutes unless it is given or the broker allows less. Compute first (into a table), publish after; if need be in parts.
 
-Invariant: the rows become visible as a whole, once the driver has decided; until then a failure leaves nothing behind.
+Invariant: the rows become visible as a whole, in a store task by task, once the driver has decided; until then a
+failure leaves nothing behind.
 """
 
 from __future__ import annotations
