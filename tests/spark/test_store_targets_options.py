@@ -1,0 +1,152 @@
+"""The options of a write to a store, and the type of its records: what they make, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as spark
+
+from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink.records import record_type
+from exactlyonce.engines.spark.sink.target import StoreTarget
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.errors import ConfigError, RecordError
+from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
+
+CANARY = "canary-0a7e"
+COLUMNS = (
+    spark.StructType()
+    .add("id", spark.LongType(), False)
+    .add("customer", spark.StringType())
+    .add("day", spark.DateType())
+    .add("ratio", spark.DoubleType())
+)
+POSTGRES = {"sink": "postgres", "table": "totals", "dsn": "env:DSN"}
+REDIS = {"sink": "redis", "url": "env:CACHE", "key": "total:{customer}"}
+
+
+def parse(**options: str) -> SinkOptions:
+    return parse_of(COLUMNS, options)
+
+
+def parse_of(columns: spark.StructType, options: dict[str, str]) -> SinkOptions:
+    given = {"sinkId": "totals", "kafka.bootstrap.servers": "127.0.0.1:9092", **options}
+    return parse_sink_options(given, columns, streaming=True)
+
+
+def target_of(options: SinkOptions) -> StoreTarget:
+    assert options.target is not None
+    return options.target
+
+
+def sink_of(options: SinkOptions) -> Any:
+    return target_of(options).sink
+
+
+def test_options_are_the_arguments_of_the_sinks() -> None:
+    """Names in any case, with or without underscores; lists, flags and numbers as text; Spark's own are let through."""
+    sink = sink_of(parse(**POSTGRES, mode="upsert", KEY="customer, day", create="TRUE", schema="shop"))
+    assert isinstance(sink, PostgresSink)
+    assert (sink.table, sink.schema, sink.dsn, sink.mode) == ("totals", "shop", "env:DSN", "upsert")
+    assert (sink.key, sink.create, sink.delivery) == (("customer", "day"), True, "exactly_once")
+    sink = sink_of(parse(sink="MariaDB", table="totals", dsn="env:DSN", commit="xa"))
+    assert isinstance(sink, MySQLSink)
+    assert sink.commit == "xa"
+    sink = sink_of(parse(sink="files", path="/data", partitionBy="day", roll_bytes="4096", rollInterval="10m"))
+    assert isinstance(sink, FileSink)
+    assert (sink.path, sink.partition_by, sink.roll_bytes, sink.roll_interval) == ("/data", ("day",), 4096, "10m")
+    options = parse(**{**REDIS, "key": "{{shop}}:{customer}:{day}"}, kind="hash", hash_tag="shop", store_timeout="5s")
+    sink = sink_of(options)
+    assert isinstance(sink, RedisSink)
+    assert (sink.kind, sink.hash_tag, options.store_timeout_ms) == ("hash", "shop", 5_000)
+    record = target_of(options).type(7, "ann", date(2026, 11, 22), 0.5)
+    assert sink.key is not None
+    assert sink.key(record) == "{shop}:ann:2026-11-22"
+
+
+def test_options_travel() -> None:
+    """Spark pickles them; every process makes the same type, with the columns of the key that cannot be null."""
+    options = parse(**POSTGRES, mode="upsert", key="customer")
+    assert sink_of(options).key == ("customer",)
+    again = pickle.loads(pickle.dumps(options))
+    assert again == options
+    assert hash(again.target) == hash(options.target)
+    described = [schema.describe(target_of(each).type) for each in (options, again)]
+    assert described[0] == described[1]
+    assert described[0]["fields"] == [
+        ["id", "int"],
+        ["customer", "str"],
+        ["day", {"union": ["date", "null"]}],
+        ["ratio", {"union": ["float", "null"]}],
+    ]
+    assert "env:DSN" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sink": "oracle"}, r"sink is 'oracle': write one of kafka, postgres, mysql"),
+        ({"sink": "postgres", "dsn": "env:DSN"}, r"needs the option table"),
+        ({**POSTGRES, "topic": "a"}, r"no option 'topic' for a stream with sink=postgres.*storeTimeout, table"),
+        ({**POSTGRES, "writeId": "a"}, r"no option 'writeid'"),
+        ({**POSTGRES, "create": "yes"}, r"create is 'yes': write true or false"),
+        ({**POSTGRES, "mode": "upsert", "key": "client"}, r"key names 'client', and the DataFrame has .*customer"),
+        ({**POSTGRES, "mode": "replace"}, r"Sink 'totals' cannot write to postgres: mode='replace' must be one of"),
+        ({**POSTGRES, "delivery": "at_most_once"}, r"'at_most_once' is not for Spark"),
+        ({**POSTGRES, "delivery": "once"}, r"delivery='once' must be one of"),
+        ({**POSTGRES, "storeTimeout": "soon"}, r"storeTimeout"),
+        ({"sink": "mysql", "table": "a", "dsn": f"mysql://me:{CANARY}@db/shop"}, r"has a password written out"),
+        ({**REDIS, "url": f"redis://me:{CANARY}@cache:6379"}, r"url has a user or a password written out"),
+        ({**REDIS, "key": "total"}, r"key='total' names no column"),
+        ({**REDIS, "key": "total:{client}"}, r"key names 'client'"),
+        ({**REDIS, "key": "total:{ratio}"}, r"key names 'ratio', a column of float"),
+        ({**REDIS, "key": "total:{customer"}, r"is no template"),
+        ({**REDIS, "key": "total:{customer!r}"}, r"braces with something else than a column"),
+        ({**REDIS, "part_rows": "many"}, r"part_rows is 'many': write a number"),
+        ({"sink": "files", "path": "data"}, r"must be the folder's path from / on"),
+        ({"sink": "files", "path": "/data", "partition_by": "ratio"}, r"partition_by names 'ratio'"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[:20],
+)
+def test_what_is_refused(options: dict[str, str], said: str) -> None:
+    """Each error names the option or the column, and what to write; none has a secret in it."""
+    with pytest.raises(ConfigError, match=f"(?s){said}") as refused:
+        parse(**options)
+    assert CANARY not in str(refused.value)
+
+
+def test_columns_that_no_store_takes() -> None:
+    """They are refused by their names, also within others; so are two columns of one name."""
+    months = spark.YearMonthIntervalType()
+    for columns, said in (
+        (spark.StructType().add("span", months), "Column 'span' is of type interval year to month"),
+        (spark.StructType().add("a", spark.StructType().add("b", spark.ArrayType(months))), r"Column 'a\.b' is of"),
+        (spark.StructType().add("nothing", spark.NullType()), "Column 'nothing' is of type void"),
+        (spark.StructType().add("a", spark.LongType()).add("a", spark.LongType()), "Two columns of .* named 'a'"),
+        (spark.StructType(), "There is no column"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse_of(columns, POSTGRES)
+
+
+def test_records() -> None:
+    """Rows become records, whatever columns are named; maps become dicts at any depth; null in the key is refused."""
+    pairs = spark.MapType(spark.StringType(), spark.ArrayType(spark.MapType(spark.StringType(), spark.LongType())))
+    columns = spark.StructType().add("class", spark.StringType()).add("sizes", pairs).add("a b", spark.LongType())
+    options = parse_of(columns, {**POSTGRES, "mode": "upsert", "key": "class"})
+    type_ = pa.map_(pa.string(), pa.list_(pa.map_(pa.string(), pa.int64())))
+    sizes = pa.array([[("m", [[("x", 1)], None])], None], type=type_)
+    batch = pa.record_batch([pa.array(["first", "second"]), sizes, pa.array([1, None])], names=columns.names)
+    records = target_of(options).records()
+    values, made = records.take(batch)
+    assert values == [("first", {"m": [{"x": 1}, None]}, 1), ("second", None, None)]
+    assert [schema.describe(type(each)) for each in made] == [
+        schema.describe(record_type(columns.json(), ("class",)))
+    ] * 2
+    broken = pa.record_batch([pa.array(["a", None]), sizes, pa.array([1, 2])], names=columns.names)
+    with pytest.raises(RecordError, match=r"Row 4 of a task has null in column 'class'.*filter"):
+        records.take(broken)
