@@ -90,3 +90,22 @@ def test_the_functions_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path
         names["large_orders"](spark, kafka.bootstrap_servers, str(tmp_path)).awaitTermination()
     ids = sorted(json.loads(record.value or b"")["id"] for record in kafka.read_committed("large-orders"))
     assert ids == list(range(100, 1200))
+
+
+def test_the_function_that_writes_to_a_store_runs(
+    spark: Any, servers: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
+) -> None:
+    """The table has the newest total of each customer, of both runs of the stream."""
+    (tmp_path / "dsn").write_text(servers.addresses()["TOGETHER_POSTGRES"])
+    servers.sql("postgres", "DROP TABLE IF EXISTS order_totals")
+    servers.sql("postgres", "CREATE TABLE order_totals (customer text PRIMARY KEY, sum bigint)")
+    source, names = blocks("python")[3].replace("env:ORDERS_DSN", f"file:{tmp_path / 'dsn'}"), dict[str, Any]()
+    exec(compile(source, "jobs.py", "exec", dont_inherit=True), names)
+    (tmp_path / "in").mkdir()
+    rows = spark.readStream.schema("customer string, sum long").format("json").load(str(tmp_path / "in"))
+    for run in range(2):
+        lines = [json.dumps({"customer": f"customer {n}", "sum": 10 * run + n}) for n in range(run, 7)]
+        (tmp_path / "in" / f"{run}.json").write_text("\n".join(lines))
+        names["totals_table"](rows, kafka_of_the_page.bootstrap_servers, str(tmp_path)).awaitTermination()
+    found = dict(servers.sql("postgres", "SELECT customer, sum FROM order_totals"))
+    assert found == {"customer 0": 0, **{f"customer {n}": 10 + n for n in range(1, 7)}}
