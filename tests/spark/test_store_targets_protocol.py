@@ -162,7 +162,7 @@ def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, 
 @pytest.mark.parametrize("world", TARGETS, indirect=True)
 def test_a_task_that_is_tried_again(world: World) -> None:
     """Of several attempts of a task, of which Spark reports one, one is in the store, whichever it is; what the others
-    have set aside is dropped, also where the process that commits has seen none of it."""
+    have set aside is dropped, and so is that of a job that has failed, or was stopped without a word."""
     planner, committer = world.driver("a"), world.driver("a")
     for batch, reported in enumerate((0, 2, 1)):
         assignment, job = planner.assign(), Job(QUERY, batch)
@@ -175,6 +175,24 @@ def test_a_task_that_is_tried_again(world: World) -> None:
     committer.abort()
     committer.commit(Job(QUERY, 3), world.tasks(planner, 3, partitions=1))
     world.assert_exact(0, 1, 2, 3, partitions=1)
+    world.tasks(planner, 4)  # of a query that is stopped, Spark says nothing
+    committer.commit(Job(QUERY, 4), world.tasks(planner, 4, partitions=1))
+    world.assert_exact(0, 1, 2, 3, 4, partitions=1)
+
+
+def test_more_rows_than_a_decision_can_name(world: World) -> None:
+    """Rows that fill many blocks, which an index lists, are there once; all of the blocks go with the decision, and
+    those of a failed attempt at once."""
+    planner, committer = world.driver("a"), world.driver("a")
+    assignment, job, rows = planner.assign(), Job(QUERY, 0), rows_of(0, 0, 100_000)
+    attempts = [write_store_task(planner.options, assignment, job, 0, True, [frame(rows)]) for _ in range(2)]
+    assert len(attempts[0].blocks) > 6
+    committer.commit(job, attempts[1:])
+    assert len(world.target.found()) == 100_000
+    for batch in range(1, 5):
+        world.target.sql(f"DELETE FROM {world.target.table}")
+        committer.commit(Job(QUERY, batch), world.tasks(planner, batch))
+    world.assert_exact(4)
 
 
 @pytest.mark.parametrize("world", TARGETS, indirect=True)

@@ -91,6 +91,8 @@ class SinkDriver:
         """Once it has begun or was taken up; else who looks begins with a new one."""
         self._attempt = ATTEMPT
         """Of the newest assignment."""
+        self._settled = 0
+        """That of the last job that was committed here."""
 
     def _new_leader(self, **changes: Any) -> Leader:
         """One that has fenced nobody yet."""
@@ -234,6 +236,7 @@ class SinkDriver:
             self._drive(leader, leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
             self._decide(leader, job, position, written, tally)
         self._drive(leader, leader.transactions.sweep())
+        self._settled = flushed[0].attempt
         if any(each.tried_before for each in flushed):
             self._clean(leader, incarnation, flushed[0].attempt + 1, fence=True)
 
@@ -294,7 +297,8 @@ class SinkDriver:
         leader, checkpoint = self._leader, flushed[0].checkpoint
         is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation
         if leader is not None and is_ours and _next(leader.log.history) == checkpoint:
-            if isinstance(leader.retention, JobsKept) and any(each.tried_before for each in flushed):
+            is_smooth = flushed[0].attempt == self._settled + 1 and not any(each.tried_before for each in flushed)
+            if isinstance(leader.retention, JobsKept) and not is_smooth:
                 leader.retention.expect_own_orphans()
             return leader
         self._refuse_superseded(leader or self._new_leader(), incarnation)

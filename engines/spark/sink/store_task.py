@@ -49,33 +49,35 @@ def write_store_task(
     assert options.target is not None
     assignment.position.refuse(job, options)
     records, tally = options.target.records(), Tally()
+    flushed, checkpoint, attempt = FlushedInterval(), assignment.checkpoint, assignment.attempt
     batches = (each for each in batches if each.num_rows)
     first = next(batches, None)
-    if first is None or assignment.position.holds(job):
-        for batch in chain([] if first is None else [first], batches):
-            tally += tally_of(records.take(batch)[0])
-        return Flushed(assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint)
-    with _opened(options, options.target, assignment, partition) as writing:
-        for batch in chain([first], batches):
-            before = records.taken
-            values, made = records.take(batch)
-            try:
-                writing.write(made)
-            except _Refused as refused:
-                raise _row_error(options, job, partition, before + refused.place, refused.error) from None
-            tally += tally_of(values)
-        flushed = writing.flush(assignment.checkpoint)
-    hit("worker-flushed")
+    writes = first is not None and not assignment.position.holds(job)
+    batches = chain([] if first is None else [first], batches)
+    if writes:
+        with _opened(options, options.target, assignment, partition) as writing:
+            for batch in batches:
+                before = records.taken
+                values, made = records.take(batch)
+                try:
+                    writing.write(made)
+                except _Refused as refused:
+                    raise _row_error(options, job, partition, before + refused.place, refused.error) from None
+                tally += tally_of(values)
+            flushed = writing.flush(checkpoint)
+        hit("worker-flushed")
+    for batch in batches:  # those that were not written
+        tally += tally_of(records.take(batch)[0])
     return Flushed(
-        assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint, staged=flushed.staged,
-        blocks=flushed.written, attempt=assignment.attempt, wrote=True, tried_before=tried_before,
+        assignment.incarnation, job, None, tally=tally, checkpoint=checkpoint, staged=flushed.staged,
+        blocks=flushed.written, attempt=attempt, wrote=writes, tried_before=tried_before,
     )  # fmt: skip
 
 
 def _row_error(options: SinkOptions, job: Job, partition: int, place: int, error: Exception) -> RecordError:
     return RecordError(
-        f"Sink {options.sink_id!r}: row {place + 1} of task {partition} of {job} does not fit: {error}. Nothing of it "
-        f"is written. Filter such rows, cast the column, or change it in the store, and start it again."
+        f"Sink {options.sink_id!r}: row {place + 1} of task {partition} of {job} does not fit: {error}. Filter such "
+        f"rows, cast the column, or change it in the store, and start it again."
     )
 
 
