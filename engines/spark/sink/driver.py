@@ -35,12 +35,13 @@ from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.led_sink import ATTEMPT, JobsKept, LedSink, NewestKept, no_replay
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
@@ -84,8 +85,8 @@ class SinkDriver:
         """By topic, as counted since the present job was begun: topics grow."""
         self._log_requests: LogRequests | None = None
         self._stores: Stores | None = None
-        self._rows: BlockReader | None = None
-        """Reads what tasks have set aside, for the stores."""
+        self._blocks: BlockStorage | None = None
+        """Has what tasks have set aside, for the stores."""
         self._led: LedSink | None = None
         self._leader: Leader | None = None
         """Once it has begun or was taken up; else who looks begins with a new one."""
@@ -99,8 +100,8 @@ class SinkDriver:
         self._close_log()
         partitions = TOPIC_PARTITIONS if self.options.target is None else TOPIC_PARTITIONS_OF_ROWS
         topic = prepare_topic(self._settings, self.options.sink_id, partitions)
-        self._rows = self._rows or BlockReader(self._settings, topic, stays_connected=True)
-        self._stores = self._stores or Stores(self.options.sink_id, _sinks(self.options), self._rows)
+        self._blocks = self._blocks or block_storage(self.options.client(), topic, stays_connected=True)
+        self._stores = self._stores or Stores(self.options.sink_id, _sinks(self.options), self._blocks)
         self._led = self._led or LedSink(
             pipeline=self.options.sink_id,
             host=self.driver,
@@ -127,7 +128,7 @@ class SinkDriver:
             step=_ignore,
             replay=no_replay,
         )
-        log = DecisionLog(self.options.sink_id, topic, self._clock)
+        log = DecisionLog(self.options.sink_id, topic, self._clock, drop=self._blocks.drop)
         return Leader(led, log, JobsKept() if led.staging else NewestKept(log), self._clock, self._note)
 
     def _note(self, text: str) -> None:
@@ -404,8 +405,8 @@ class SinkDriver:
         self._close_log()
         if self._stores is not None:
             self._stores.close()
-        if self._rows is not None:
-            self._rows.close()
+        if self._blocks is not None:
+            self._blocks.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()

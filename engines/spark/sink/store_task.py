@@ -14,9 +14,9 @@ from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exactlyonce.checkpoint.store.blocks import BlockWriter, Ticket
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import BlockNames, StagedBlocks
+from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job
@@ -96,7 +96,7 @@ class _Blocks:
     assignment: Assignment
     sink: str
     subtask: int
-    _writer: BlockWriter | None = None
+    _writer: AttemptBlocks | None = None
     _names: BlockNames = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,8 +110,8 @@ class _Blocks:
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
         """See `BlockStaging`."""
         if self._writer is None:
-            given, config = self.assignment, self.config.confluent()
-            self._writer = BlockWriter.connected(config, given.topic, given.incarnation, given.attempt)
+            given = self.assignment
+            self._writer = block_storage(self.config, given.topic).begin(given.incarnation, given.attempt)
         return StagedBlocks(self._writer, self._names, self.sink, self.subtask).write(kind, checkpoint, body)
 
     def wait(self) -> None:
