@@ -75,6 +75,12 @@ LUCK = {
         chances={"_chance": 0.001, "_network_chance": 0.0, "_request_chance": 0.03},
         stores={"network_chance": 0.2, "away_chance": 0.001, "commit_chance": 0.3, "rescale_chance": 0.5, "harm": ""},
     ),
+    "slow stores": Luck(
+        kinds=("crash_coordinator", "kill_worker"),
+        fates=("crash", "sleep"),
+        chances={"_chance": 0.001, "_request_chance": 0.03},
+        stores={"network_chance": 0.1, "away_chance": 0.001, "commit_chance": 0.3, "slow_chance": 0.6, "harm": ""},
+    ),
     "late rows": Luck(
         kinds=("kill_writing_worker",),
         chances={"_chance": 0.03, "_network_chance": 0.0, "_request_chance": 0.0, "last_chance": 1.0},

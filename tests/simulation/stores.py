@@ -17,10 +17,12 @@ from ledgers import WatchedStore
 from watched import demand
 
 from exactlyonce.checkpoint import requests
+from exactlyonce.checkpoint.commits.of_stores import UnderWay
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.requests import Answer
 from exactlyonce.engines.surroundings.stores import PipelineStores
-from exactlyonce.pipeline.errors import Fenced, Halt, StoreUnavailable
+from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.store import MemorySink, StoreContents
@@ -45,8 +47,28 @@ class StoreAnswers:
         self._blocks = FetchedBlocks()
         self._stores = PipelineStores(self._world.graph, self._blocks)
         self.digests = self._stores.digests
+        self._under_way: tuple[Any, Answer] | None = None
+        """What has been asked, and its answer, which the leader hears later: it is told that the store is at it."""
 
     def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
+        """The answer, at once or, as of a store that takes long, when it is asked for again."""
+        stores = self._world.stores
+        assert stores is not None
+        if self._under_way is None or self._under_way[0] != request:
+            try:
+                answer = Answer((yield from self._answer(request)))
+            except (ExactlyOnceError, ForeignLedger, LedgerBehind) as error:
+                answer = Answer(error=error)
+            self._under_way = request, answer
+        if stores.slow_chance and stores.rng.random() < stores.slow_chance:
+            self._world.seen["store under way"] += 1
+            return UnderWay(1_000)
+        (_, answer), self._under_way = self._under_way, None
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def _answer(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
         """Blocks are read anew for each request; before the store is asked the process may end or sleep once more."""
         self._blocks.found.clear()
         while True:
@@ -75,6 +97,8 @@ class Stores:
         self.commit_chance = choice((0.0, 0.0, 0.1, 0.3))
         """That a coordinator ends or sleeps right before it asks for a commit."""
         self.rescale_chance = choice((0.0, 0.0, 0.5))
+        self.slow_chance = 0.0
+        """That a leader is told that the store is at it, though it has done what it was asked."""
         self.harm = choice(HARMS) if self.rng.random() < 0.2 else ""
         """What people do to the store or to the checkpoint topic: a method."""
         self._backup_at = self.rng.randint(0, 2_000)

@@ -15,7 +15,7 @@ from topologies import ANY_STORE, STORE_SHAPES
 from world import simulate
 
 FAULTS = {
-    "store request lost", "store request answer lost", "store request late", "store away",
+    "store request lost", "store request answer lost", "store request late", "store away", "store under way",
     "late apply: True", "late apply: False", "late apply: Fenced", "late fence: fence", "apply: True", "apply: Fenced",
     "at FenceStore", "at CommitStaged", "at store-committing", "at store-committed",
     "zombie coordinator", "zombie worker", "rescaled",
@@ -50,7 +50,12 @@ def test_no_fault_breaks_an_invariant_of_stores(seeds: int) -> None:
     """Through many histories a store shows each row once and none that is undecided, in the order of its subtask, and
     in the end what Kafka shows; its ledger only grows; every kind of fault, of consequence and of topology is met."""
     seen: Counter[str] = Counter()
-    for each in (*lived(range(seeds)), *lived(range(seeds // 2), "stores"), *lived(range(seeds // 10), "carried")):
+    for each in (
+        *lived(range(seeds)),
+        *lived(range(seeds // 2), "stores"),
+        *lived(range(seeds // 10), "carried"),
+        *lived(range(3), "slow stores"),
+    ):
         seen.update(each)
     print(f"{seeds} seeds: {dict(sorted(seen.items()))}")
     drawn = {f"topology {name}" for name in STORE_SHAPES}
