@@ -101,7 +101,7 @@ class StoreModel:
 
     def _require_reached(self, has: int, previous: int) -> None:
         if has < previous:
-            raise LedgerBehind(str(has))
+            raise LedgerBehind(has)
 
     def write(self, rows: Sequence[bytes]) -> None:
         """See `Store.write`."""

@@ -8,21 +8,20 @@ put back or made anew: going on would write again, or never. Pure procedures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.protocol import Acknowledgement, Check, Fates, Planned, Refuse
+from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Fates, Planned
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
 from exactlyonce.checkpoint.requests import (
     CleanStore,
     CommitStaged,
     FenceStore,
-    Outputs,
     Pause,
     Procedure,
     Reached,
@@ -44,11 +43,19 @@ class UnderWay(NamedTuple):
 
 
 class ForeignLedger(Exception):
-    """The ledger was begun for another checkpoint topic, whose id is the argument."""
+    """The ledger was begun for another checkpoint topic, whose id is *origin*."""
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(origin)
+        self.origin = origin
 
 
 class LedgerBehind(Exception):
-    """The ledger does not have what was committed before; the argument is the checkpoint that it has."""
+    """The ledger does not have what was committed before: it has *checkpoint*."""
+
+    def __init__(self, checkpoint: int) -> None:
+        super().__init__(checkpoint)
+        self.checkpoint = checkpoint
 
 
 def positions_of(manifest: Manifest | None) -> dict[tuple[str, int], int]:
@@ -77,7 +84,7 @@ def ledger_after(committables: Iterable[StoreCommittable], before: Positions) ->
 
 
 @dataclass(kw_only=True)
-class StagedCommits:
+class StagedCommits(CommitProtocol):
     """The `CommitProtocol` of what is staged for stores. A ledger needs no check before a decision, and no watch behind
     it: it refuses whoever was fenced, at whatever time."""
 
@@ -101,9 +108,6 @@ class StagedCommits:
     def begin_attempt(self, attempt: int) -> None:
         self.attempt = attempt
 
-    def hasten(self, unfinalized: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
-        yield from ()
-
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> Procedure[None]:
         known = positions_of(finalized)
         highest = newest.checkpoint if newest is not None else 0
@@ -111,7 +115,7 @@ class StagedCommits:
             try:
                 found = yield from self._persistently(FenceStore(sink, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
-                raise Halt(_foreign(sink, self._origin, str(foreign))) from None
+                raise Halt(_foreign(sink, self._origin, foreign.origin)) from None
             for subtask in sorted({*found, *(each for name, each in known if name == sink)}):
                 has, expected = found.get(subtask, 0), known.get((sink, subtask), 0)
                 if has < expected:
@@ -128,30 +132,13 @@ class StagedCommits:
         for sink in self.descriptions:
             yield from self._persistently(CleanStore(sink, self._incarnation, self.attempt), sink)
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
-        yield from ()
-
-    def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
-        yield from ()
-        return None
-
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
         positions = positions_of(before)
         staged = in_order((each.committable for each in plan.staged), positions, self.descriptions)
         return msgspec.structs.replace(manifest, staged=staged, ledger=ledger_after(staged, positions))
 
-    def check(self, plan: Planned) -> Check:
-        yield from ()
-        return None
-
     def commit(self, manifest: Manifest) -> Procedure[Fates]:
         return Fates((yield from self._commit(manifest, accept_loss=False)))
-
-    def watch(self) -> Procedure[None]:
-        yield from ()
-
-    def conclude(self, checkpoint: int) -> Procedure[None]:
-        yield from ()
 
     def _commit(self, manifest: Manifest, *, accept_loss: bool) -> Procedure[dict[str, str]]:
         """Commit what *manifest* has staged: the fate of each, by name.
@@ -165,9 +152,9 @@ class StagedCommits:
                 yield from self._persistently(CommitStaged(each, self._incarnation, self._origin), each.sink)
                 fates[each.name] = "committed"
             except ForeignLedger as foreign:
-                raise Halt(_foreign(each.sink, self._origin, str(foreign))) from None
+                raise Halt(_foreign(each.sink, self._origin, foreign.origin)) from None
             except LedgerBehind as behind:
-                raise Halt(_behind(each.sink, each.subtask, int(str(behind)), each.previous)) from None
+                raise Halt(_behind(each.sink, each.subtask, behind.checkpoint, each.previous)) from None
             except (StoreError, DamagedRecord) as error:
                 if not accept_loss and isinstance(error, DamagedRecord):
                     raise DamagedRecord(_damaged(manifest, each, error)) from error

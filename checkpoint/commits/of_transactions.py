@@ -16,6 +16,7 @@ import msgspec
 from exactlyonce.checkpoint.commits.protocol import (
     Acknowledgement,
     Check,
+    CommitProtocol,
     Fates,
     Planned,
     Refuse,
@@ -50,8 +51,9 @@ TRIES_AGAIN = "tries it again"
 
 
 @dataclass(kw_only=True)
-class TransactionCommits:
-    """The `CommitProtocol` of a pipeline's transactions on a cluster."""
+class TransactionCommits(CommitProtocol):
+    """Of a pipeline's transactions on a cluster. The end of one fences who wrote it, and would take what is decided:
+    so nobody is fenced before `clean`."""
 
     pipeline: str
     cluster_id: str
@@ -79,9 +81,6 @@ class TransactionCommits:
 
     def hasten(self, unfinalized: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
         yield from commit(Resolution(unfinalized, repairs, accept_loss=False).waiting)
-
-    def fence(self, newest: Manifest | None, finalized: Manifest | None) -> Procedure[None]:
-        yield from ()  # the end of a transaction fences who wrote it, and would take what is decided: see `clean`
 
     def finish(
         self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool

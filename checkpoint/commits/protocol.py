@@ -7,6 +7,7 @@ lost" share proves anything. All are procedures, run by one leader, one at a tim
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -78,11 +79,13 @@ class Fates:
     """By name, why it is not known of the others: "refused", "unknown", "held" behind an earlier one. See `finish`."""
 
 
-class CommitProtocol(Protocol):
-    """Of one family of sinks. What a leader calls, in the order in which it does."""
+class CommitProtocol(ABC):
+    """Of one family of sinks. What a leader calls, in the order in which it does; what a family has no need of does
+    nothing."""
 
     # --- recovery
 
+    @abstractmethod
     def begin(self, incarnation: Incarnation, fenced_below: tuple[int, int], origin: str) -> None:
         """*incarnation* leads, in an attempt of which nothing is known yet. Nothing is asked.
 
@@ -90,16 +93,20 @@ class CommitProtocol(Protocol):
         id of the checkpoint topic.
         """
 
+    @abstractmethod
     def begin_attempt(self, attempt: int) -> None:
         """The workers of the attempt before are dead: what they acknowledged, and nobody decided, counts no more."""
 
     def hasten(self, unfinalized: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
         """Commit, of what *unfinalized* names, all that would not wait for as long as another family may take."""
+        yield from ()
 
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> Procedure[None]:
         """Let no older incarnation commit what nobody decided, as far as that can be done before `finish`; Halt if what
         was committed is not what the decisions say. *newest* is the newest manifest, *finalized* the newest that is."""
+        yield from ()
 
+    @abstractmethod
     def finish(
         self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool
     ) -> Procedure[Mapping[str, str]]:
@@ -112,6 +119,7 @@ class CommitProtocol(Protocol):
     def clean(self) -> Procedure[None]:
         """All that was decided is committed, and no worker runs: fence whoever belongs to an older attempt, then drop
         what they have left, which nobody names."""
+        yield from ()
 
     # --- decisions
 
@@ -120,16 +128,23 @@ class CommitProtocol(Protocol):
 
         *outputs* are the topics that sinks write to, as they were last looked at.
         """
+        yield from ()
 
     def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
         """Learn what the manifest of *plan* is to name; *checks* say first why that may be impossible."""
+        yield from ()
+        return None
 
+    @abstractmethod
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
         """*manifest* with the committables of *plan*, which was prepared; *before* is the newest one so far."""
 
     def check(self, plan: Planned) -> Check:
         """Refuse *plan* unless all of it can still be committed. Asked when all have acknowledged."""
+        yield from ()
+        return None
 
+    @abstractmethod
     def commit(self, manifest: Manifest) -> Procedure[Fates]:
         """Commit what *manifest*, which has just become durable, names."""
 
@@ -137,6 +152,8 @@ class CommitProtocol(Protocol):
 
     def watch(self) -> Procedure[None]:
         """Now and then: fence zombies that have come back meanwhile, where they could do harm."""
+        yield from ()
 
     def conclude(self, checkpoint: int) -> Procedure[None]:
         """After a clean stop at *checkpoint*: Halt unless readers see all that the last decisions have committed."""
+        yield from ()
