@@ -135,6 +135,20 @@ class Opened(NamedTuple):
     encoder: SinkEncoder
 
 
+class WritesToTopic(Protocol):
+    """The description of a sink whose `topic` is one: bounded work stages what it encodes, and writes it later."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def create_partitions(self) -> int | None:
+        """With so many partitions the topic is created if there is none; None: it must be there."""
+
+    def encoder(self, type_: Any, /) -> SinkEncoder:
+        """Of records of the type."""
+
+
 class Writable(Protocol):
     """What every description of a sink can do, beside describing."""
 

@@ -31,7 +31,6 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.sinks.kafka.sink import KafkaSink
 
 _encode = msgspec.msgpack.Encoder().encode
 _published_decoder = msgspec.msgpack.Decoder(Published)
@@ -153,7 +152,7 @@ def _publish(
 ) -> list[Published]:
     """Publish what the receipts' units have staged, all sinks at once."""
     files = sorted((file for each in receipts for file in each.outputs), key=lambda file: (file.sink, file.subtask))
-    topics = {node.id: node.sink.topic for node in physical.graph.sinks if isinstance(node.sink, KafkaSink)}
+    topics = {node.id: node.sink.topic or "" for node in physical.graph.sinks if node.sink is not None}
     work = [
         Publication(
             client=common.client,

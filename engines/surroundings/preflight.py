@@ -18,7 +18,7 @@ from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import Readable
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.writer import WritesToTopic
 
 Offsets = dict[str, dict[int, int]]
 """By source and partition."""
@@ -203,7 +203,7 @@ class OutputTopics:
     """The output topics of an incarnation, and their partitions as they are now."""
 
     topics: Topics
-    sinks: Mapping[str, KafkaSink[object]]
+    sinks: Mapping[str, WritesToTopic]
     described: Mapping[str, Topic]
     """By topic name; ids never change, partitions only become more. Without those that are to be created."""
 
@@ -265,7 +265,7 @@ def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
 
 def check_outputs(topics: Topics, graph: LogicalGraph) -> OutputTopics:
     """Look at every output topic; TopicError for a missing one that the sink does not create. Nothing is changed."""
-    sinks = {node.id: node.sink for node in graph.sinks if isinstance(node.sink, KafkaSink)}
+    sinks = {node.id: cast("WritesToTopic", node.sink) for node in graph.sinks if node.sink and node.sink.topic}
     inputs = {node.source.topic for node in graph.sources if node.source is not None}
     described: dict[str, Topic] = {}
     for id, sink in sinks.items():

@@ -30,8 +30,7 @@ from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.graph import Input, Kind, Node
 from exactlyonce.sinks.kafka.producers import KafkaProducers
-from exactlyonce.sinks.kafka.sink import KafkaSink
-from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext
+from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext, WritesToTopic
 from exactlyonce.state.backend import Table
 
 QUEUE_KILOBYTES = 65_536
@@ -165,10 +164,9 @@ class _Assembler:
         if not sink.transactional:
             self.operators[node.id] = _nothing if self.blocks_written is None else self._staged(node)
             return
-        assert isinstance(sink, KafkaSink)
         staging = Staging(node.id, self.unit.subtask, self._file(f"output-{node.id}-{{}}"), origins=self.unit.origins)
         self.made.stagings.append(staging)
-        encoder = sink.encoder(self.plan.graph.type_of(node.inputs[0]))
+        encoder = cast("WritesToTopic", sink).encoder(self.plan.graph.type_of(node.inputs[0]))
         self.operators[node.id] = ops.SinkOutput(node.id, staging, encoder)
 
     def _staged(self, node: Node) -> ops.SinkOutput:
