@@ -45,6 +45,7 @@ def test_the_matrix_of_stores_has_an_hour_of_its_own() -> None:
     assert "left out: nothing" in collected("--matrix", "tests/stores")
 
 
+@pytest.mark.exhaustive(but=["2"])
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_what_is_left_out_is_said_at_the_end(processes: str) -> None:
     """However many processes collect, the end says once what was left out, and for want of what."""

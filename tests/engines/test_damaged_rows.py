@@ -31,7 +31,7 @@ def staged_by(kafka: OwnCluster, name: str) -> StoreCommittable:
     return found
 
 
-@pytest.mark.exhaustive(but=["rows"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("what", "count"), [("rows", 300), ("index", 60_000)], ids=["rows", "index"])
 def test_a_halt_and_an_accepted_loss(
     what: str, count: int, stoppable: OwnCluster, topic_name: str, tmp_path: Path, run: Any,

@@ -210,6 +210,7 @@ def test_a_sink_of_another_description(stored: Stored, failpoint: Callable[..., 
     stored.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_pipeline_that_was_reset(stored: Stored) -> None:
     """The old ledger would take its first checkpoints for done: a halt says what to empty."""
     stored.finish()

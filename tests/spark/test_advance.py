@@ -120,6 +120,7 @@ def test_speculation_in_sparks_own_settings(fed: Fed, tmp_path: Path, monkeypatc
     assert f"{fed.name}.checkpoints" not in fed.kafka.admin().list_topics().topics
 
 
+@pytest.mark.exhaustive
 def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
     """Backfill with Spark, run locally, catch up with Spark: one output; each begins where the other ended."""
     fed.feed(6_000)

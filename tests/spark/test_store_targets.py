@@ -87,7 +87,7 @@ def tripping(mark: Path, wanted: int) -> Callable[[Iterator[Any]], Iterator[Any]
     return trip
 
 
-@pytest.mark.exhaustive(but=["postgres"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("store", TARGETS)
 def test_a_stream(store: str, make_stream: Callable[[str], Stream], tmp_path: Path) -> None:
     """Every row of every batch is in the store once, also where a task fails after it had rows; a query that is started
