@@ -40,7 +40,7 @@ class PreparedCommitter:
 
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `PreparingStore.fence`."""
-        self._origin = origin
+        self._origin, self._cleaned = origin, None  # what was cleaned for an incarnation before counts no more
         return self.store.fence(self.context.pipeline, self.context.sink, incarnation, origin)
 
     def clean(self, incarnation: int, attempt: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -294,11 +295,15 @@ def test_other_rows_under_a_decided_number(world: World) -> None:
 
 
 def test_what_would_count_as_written(world: World) -> None:
-    """Of two jobs that write at a time, the second to end is refused, and written when it is run again; so is the
+    """Of two jobs that were told the same, the second to end is refused, and written when it is run again; so is the
     second target of a function of foreachBatch that has one sinkId for two."""
     planner, committer = world.driver("a"), world.driver("a")
     jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
-    first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))
+    assignment = planner.assign()
+    first, second = (
+        [write_store_task(planner.options, assignment, job, 0, False, [frame(rows_of(place, 0))])]
+        for place, job in enumerate(jobs)
+    )
     committer.commit(jobs[0], first)
     with pytest.raises(SinkFailed, match="another job was decided"):
         world.driver("a").commit(jobs[1], second)
@@ -312,6 +317,62 @@ def test_what_would_count_as_written(world: World) -> None:
     with pytest.raises(ConfigError, match="two targets under one sinkId"):
         committer.commit(job, world.job(planner, job, [rows_of(3, 0)]))
     assert world.target.found() == expected(0, 1, 2, partitions=1)
+
+
+SETTING_ASIDE = pytest.mark.parametrize(
+    ("world", "changes"),
+    [("files", {}), ("postgres", {"commit": "prepared"}), ("postgres", {})],
+    indirect=["world"], ids=["files", "prepared", "rows"],
+)  # fmt: skip
+
+
+@SETTING_ASIDE
+def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
+    """Of two jobs of one driver the one that began first is refused, before it is decided: what its tasks have set
+    aside was dropped as the other one began. Run again, it is written."""
+    planner = world.driver("a", **changes)
+    jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
+    first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))
+    with pytest.raises(Fenced, match=r"Incarnation 2 .*nothing is lost"):
+        world.driver("a", **changes).commit(jobs[0], first)
+    world.driver("a", **changes).commit(jobs[1], second)
+    world.driver("a", **changes).commit(jobs[0], world.job(planner, jobs[0], [rows_of(0, 0)]))
+    assert world.target.found() == expected(0, 1, partitions=1)
+
+
+@SETTING_ASIDE
+@pytest.mark.parametrize("step", ["undecided", "coordinator-decided", "coordinator-finalized"])
+def test_a_query_that_is_stopped_while_it_commits(
+    step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that commits goes on, while the query is started again by the same driver: it neither decides what
+    was dropped meanwhile, nor drops what was set aside meanwhile."""
+    planner, committer = (world.driver("a", **changes) for _ in range(2))
+    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    assignment, job = planner.assign(), Job(QUERY, 1)
+    attempts = [write_store_task(planner.options, assignment, job, 0, True, [frame(rows_of(1, 0))]) for _ in range(2)]
+    again: list[Flushed] = []
+    batch, decide, hit = 1 + (step != "undecided"), SinkDriver._decide, failpoints.hit
+
+    def overtaken() -> None:
+        monkeypatch.undo()
+        again.extend(world.tasks(planner, batch, 1))
+
+    def deciding(*arguments: Any) -> None:
+        overtaken()
+        decide(*arguments)
+
+    if step == "undecided":
+        monkeypatch.setattr(SinkDriver, "_decide", deciding)
+    else:
+        monkeypatch.setattr(
+            "exactlyonce.engines.performer.hit", lambda name: overtaken() if name == step else hit(name)
+        )
+    with nullcontext() if step == "coordinator-finalized" else pytest.raises(Fenced):
+        committer.commit(job, attempts[:1])
+    assert [each.wrote for each in again] == [True]
+    world.driver("a", **changes).commit(Job(QUERY, batch), again)
+    assert world.target.found() == sorted([*expected(0), *expected(*range(1, 1 + batch), partitions=1)])
 
 
 def test_modes_and_deliveries(world: World) -> None:

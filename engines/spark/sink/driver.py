@@ -92,8 +92,10 @@ class SinkDriver:
         """Once it has begun or was taken up; else who looks begins with a new one."""
         self._attempt = ATTEMPT
         """Of the newest assignment."""
+        self._given: Assignment | None = None
+        """The newest assignment."""
         self._settled = 0
-        """That of the last job that was committed here."""
+        """The attempt of the last job that was committed here."""
 
     def _new_leader(self, **changes: Any) -> Leader:
         """One that has fenced nobody yet."""
@@ -151,7 +153,8 @@ class SinkDriver:
         history = self._drive(leader, leader.log.peek())
         newest = history.newest_incarnation if history else None
         begins = history is None or newest is None or newest.host != self.driver or history.unfinalized is not None
-        if begins or (is_new and leader.led.staging):  # another process may have fenced another ledger, or none
+        # Another process may have fenced another ledger, or none; or it may yet decide what is about to be cleaned.
+        if begins or (leader.led.staging and (is_new or self._is_undecided(history))):
             leader = self._begin(history)
             history, newest = leader.log.history, leader.incarnation
             self._attempt = ATTEMPT
@@ -164,7 +167,18 @@ class SinkDriver:
         self._drive(leader, leader.transactions.sweep_for(newest, leader.led.fenced_below(newest)), history)
         hit("coordinator-swept")
         timeout_ms, topic = leader.led.transaction_timeout_ms, leader.log.topic
-        return Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
+        given = Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
+        self._given = given
+        return given
+
+    def _is_undecided(self, history: History | None) -> bool:
+        """Whether the job of the last assignment here was not decided, or whose turn it is was said elsewhere since.
+
+        Spark says nothing of a query that is stopped while it commits: the process that does so goes on."""
+        given, newest = self._given, history.newest_incarnation if history is not None else None
+        if given is None or history is None or newest is None:
+            return False
+        return given.incarnation != newest.incarnation or given.checkpoint == _next(history)
 
     def _begin(self, seen: History | None) -> Leader:
         """Fence every older driver, and finish what it decided."""
@@ -235,11 +249,11 @@ class SinkDriver:
         elif written or job.query:
             self._refuse_mixed(leader, job, position, written)
             self._drive(leader, leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
+            if isinstance(leader.retention, JobsKept) and any(each.tried_before for each in flushed):
+                leader.retention.clean_behind(_cleaning(leader, incarnation, flushed[0].attempt + 1))
             self._decide(leader, job, position, written, tally)
         self._drive(leader, leader.transactions.sweep())
         self._settled = flushed[0].attempt
-        if any(each.tried_before for each in flushed):
-            self._clean(leader, incarnation, flushed[0].attempt + 1, fence=True)
 
     def _refuse_mixed(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed]) -> None:
         """Raise unless what is set aside is cut for the next decision, and all that a function of `foreachBatch` writes
@@ -261,15 +275,12 @@ class SinkDriver:
                 f"give each of them its own. Nothing of {job} was written to the second."
             )
 
-    def _clean(self, leader: Leader, incarnation: int, attempt: int, *, fence: bool = False) -> None:
+    def _clean(self, leader: Leader, incarnation: int, attempt: int) -> None:
         """What the tasks of older assignments than *attempt* have set aside outside of the checkpoint topic goes: what
-        was decided of it is committed, and the rest is named by nobody any more. *fence*: another process has fenced.
-        """
+        was decided of it is committed, and the rest is named by nobody any more."""
         assert self._stores is not None
         for sink in leader.led.staging:
             with suppress(StoreUnavailable):  # it goes behind a later job then
-                if fence:
-                    self._stores(ask.FenceStore(sink, incarnation, leader.log.topic.topic_id))
                 self._stores(ask.CleanStore(sink, incarnation, attempt))
 
     def abort(self) -> None:
@@ -439,6 +450,16 @@ def _ignore(step: str, checkpoint: int) -> None:
 
 def _next(history: History) -> int:
     return max(0, history.checkpoint_latest) + 1
+
+
+def _cleaning(leader: Leader, incarnation: int, attempt: int) -> list[ask.Request]:
+    """As `SinkDriver._clean`, where another process has fenced."""
+    origin = leader.log.topic.topic_id
+    return [
+        request
+        for sink in leader.led.staging
+        for request in (ask.FenceStore(sink, incarnation, origin), ask.CleanStore(sink, incarnation, attempt))
+    ]
 
 
 def _precommits(flushed: Sequence[Flushed]) -> list[Precommit]:

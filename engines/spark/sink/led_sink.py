@@ -5,7 +5,8 @@ Invariant: what a decision of it names stays as long as the decision; all else t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -18,11 +19,11 @@ from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.spark.sink.position import KIND
 from exactlyonce.engines.spark.sink.task import SINK
-from exactlyonce.pipeline.errors import ConfigError, InvariantViolation
+from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StoreUnavailable
 
 ATTEMPT = 1
 """Of the driver; that of the tasks' transactions is below, so that all of them are its to sweep."""
@@ -112,6 +113,15 @@ class JobsKept(KnownBlocks):
 
         self._dropped: Dropped = (), ()
         """What may go with the next decision."""
+        self._cleaning: Sequence[Request] = ()
+        """What is asked of stores behind the next decision."""
+
+    def clean_behind(self, requests: Sequence[Request]) -> None:
+        """Ask *requests* behind the next decision: what failed attempts of its tasks have set aside elsewhere goes.
+
+        That is before it is finalized: until then whoever begins another job fences the one that asks, so that nothing
+        goes that a later job has set aside."""
+        self._cleaning = requests
 
     def take_up(self, history: History, incarnation: int, job: int, named: Iterable[BlockRef]) -> Procedure[None]:
         """Look at what there is, where another process has begun *incarnation*, and tasks have set *named* aside for
@@ -121,6 +131,10 @@ class JobsKept(KnownBlocks):
 
     def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
         """Old manifests and their rows, and what failed attempts have left."""
+        cleaning, self._cleaning = self._cleaning, ()
+        with suppress(StoreUnavailable):  # it goes behind a later job then
+            for each in cleaning:
+                _ = yield each
         manifests, blocks = yield from super().expire(manifest, pinned)
         before, self._dropped = self._dropped, ((), ())
         return (*before[0], *manifests), (*before[1], *blocks)
