@@ -76,6 +76,10 @@ class Traces:
         """The topics it writes to."""
         return sorted({topic for each in (self.history.retained if self.history else ()) for _, topic, _ in each.sinks})
 
+    def stores(self) -> list[str]:
+        """The sinks whose stores have a ledger of it."""
+        return sorted({sink for each in (self.history.retained if self.history else ()) for sink, _, _ in each.ledger})
+
     def going(self) -> Iterator[tuple[str, str]]:
         """What an erasure takes away, with labels."""
         if self.topic:
@@ -101,7 +105,12 @@ class Traces:
     def staying(self) -> Iterator[tuple[str, str]]:
         """What it leaves, with labels."""
         yield "input", ", ".join(self.inputs()) or "all topics"
-        yield "output", f"{', '.join(self.outputs()) or 'all topics'}; a new run writes it again, beside what is there"
+        sinks = self.stores()
+        if self.outputs() or not sinks:
+            topics = ", ".join(self.outputs()) or "all topics"
+            yield "output", f"{topics}; a new run writes it again, beside what is there"
+        if sinks:
+            yield "stores", f"what {', '.join(sinks)} wrote, and its ledger; a new run halts until both are emptied"
 
 
 def find(config: ClientConfig, pipeline: str) -> Traces:

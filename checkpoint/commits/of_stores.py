@@ -184,6 +184,7 @@ class StagedCommits(CommitProtocol):
             else:
                 if not isinstance(answer, UnderWay):
                     return answer
+                deadline_ms = self.clock.monotonic_ms() + self.timeout_ms  # it was there
                 if answer.duration_ms >= NOTED_INTERVAL_MS:
                     self._note(f"the store of sink {sink!r} has been writing for {answer.duration_ms / 1000:.0f} s")
             yield from self.meanwhile()

@@ -41,7 +41,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, Pr
 from exactlyonce.checkpoint.transactions.commit import commit, end, resolve_unknown, sweep
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending
 from exactlyonce.checkpoint.transactions.resolution import Resolution, places_of
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError, Undetermined, require
 
 TIME_LEFT_MARGIN_MS = 5_000
 """A transaction with less time left than this is not decided on: the commit might come too late."""
@@ -183,7 +183,8 @@ class TransactionCommits(CommitProtocol):
         return None
 
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
-        found = (self._made_of(each) for each in _written_to(plan))
+        found = [self._made_of(each) for each in _written_to(plan)]
+        require(None not in found, "a plan is prepared before its manifest is made")
         return msgspec.structs.replace(manifest, committables=tuple(each for each in found if each is not None))
 
     def check(self, plan: Planned) -> Check:

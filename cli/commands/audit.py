@@ -20,7 +20,7 @@ order logs, and compare it with what read_committed readers see: records that ar
 missing, doubled, changed, reordered, or of no checkpoint, each with its place and with
 the input record that it stems from. What cannot be judged any more is said. It fences
 nobody, opens no transaction and writes nothing. Exit code 1 if anything was found, 2 if
-no checkpoint could be judged.
+nothing could be judged.
 
 examples:
   exactlyonce audit orders:pipeline
@@ -71,7 +71,12 @@ def exit_code(report: AuditReport) -> int:
     """The verdict, for a shell."""
     if report.findings:
         return FOUND
-    return 0 if report.checkpoints else NOTHING_JUDGED
+    return 0 if _judged(report) else NOTHING_JUDGED
+
+
+def _judged(report: AuditReport) -> bool:
+    """Whether anything was compared: what a store has is not read."""
+    return bool(report.checkpoints) and (report.records_out > 0 or not report.unjudged)
 
 
 def as_json(report: AuditReport) -> dict[str, Any]:
@@ -122,7 +127,13 @@ def as_text(report: AuditReport) -> Iterator[str]:
     if not report.checkpoints:
         yield f"{report.pipeline}: no checkpoint could be judged."
         return
-    verdict = f"{len(report.findings)} findings" if report.findings else "exactly once: nothing is wrong"
+    if not report.findings and not _judged(report):
+        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: none of their output could be judged."
+        return
+    whole = "exactly once: nothing is wrong"
+    verdict = f"{len(report.findings)} findings" if report.findings else whole
+    if report.unjudged and not report.findings:
+        verdict = f"of what was judged, {whole}"
     yield (
         f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in, "
         f"{report.records_out:,} out: {verdict}."

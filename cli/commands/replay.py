@@ -87,6 +87,8 @@ def _sink(args: argparse.Namespace, manifest: Manifest) -> str:
     ids = [sink for sink, _, _ in manifest.sinks]
     if args.sink is None and len(ids) == 1:
         return ids[0]
+    if not ids:
+        raise ConfigError("None of the pipeline's sinks writes to Kafka: there is nothing that --into could get.")
     if args.sink not in ids:
         raise ConfigError(f"Say whose records --into is to get: --sink with one of {', '.join(ids)}.")
     return str(args.sink)

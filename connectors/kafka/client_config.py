@@ -16,7 +16,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.checkpoint.store.confluent import make_consumer, make_producer
 from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname, tls_context
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import Secret, is_reference, look_up
@@ -139,6 +139,7 @@ class ClientConfig:
         offline = {name: value for name, value in self.confluent().items() if name != "bootstrap.servers"}
         try:
             make_producer({**offline, "log_level": 0})
+            make_consumer({**offline, "log_level": 0, "group.id": "check"}).close()
         except (KafkaException, TypeError, ValueError) as error:
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
             raise ConfigError(f"The Kafka client refuses the settings: {self.redact(reason)}. Correct them.") from None

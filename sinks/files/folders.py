@@ -140,7 +140,8 @@ def explanation(error: OSError, target: Path) -> str:
     if code in _FULL:
         return f"The disk of {target} is full, or its quota is used up: make room there."
     if code in _NO_RIGHT:
-        return f"There is no right to write {place}: give user {os.geteuid()} the right to write in {target}."
+        there = next((each for each in (target, *target.parents) if each.exists()), target)
+        return f"There is no right to write {place}: give user {os.geteuid()} the right to write in {there}."
     if code == errno.EROFS:
         return f"The file system of {target} is read-only: mount it so that it can be written."
     if code == errno.ENOENT:

@@ -74,9 +74,11 @@ def create(connection: PostgresConnection, sink: PostgresSink[Any], type_: Any) 
     )
     try:
         connection.rows(statement)
-    except StoreError:  # of two that create it at the same time, one may fail
+    except StoreError as error:  # of two that create it at the same time, one may fail
         if (target := find(connection, sink)) is not None:
             return target
+        if "[42501]" in str(error):
+            raise StoreError(f"{error} Or let an administrator run: {statement.as_string(None)};") from error
         raise
     target = find(connection, sink)
     require(target is not None, "A table that was created is found")

@@ -139,6 +139,22 @@ def test_a_store_that_is_at_work_is_not_away(manifest: Of) -> None:
     assert store.notes == ["the store of sink 'db' has been writing for 30 s"], "the clock stands still here"
 
 
+def test_a_store_that_was_at_work_is_waited_for_anew(manifest: Of) -> None:
+    """However long it had been at it when it went away, it has the whole timeout to come back."""
+    store = Store()
+    store.slow, store.fail = [UnderWay(2 * TIMEOUT_MS)], [StoreUnavailable("no answer.")] * 20
+    answer = store.__call__
+
+    def slow_first(request: ask.Request) -> Any:
+        if store.slow:
+            store.clock.advance(2 * TIMEOUT_MS)
+            return store.slow.pop()
+        return answer(request)
+
+    fates = drive(store.commits.finish(manifest(1, staged=(staged(1),)), (), accept_loss=False), slow_first)
+    assert fates == {"db:0:1": "committed"}
+
+
 def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
     """The halt names checkpoint, sink and reason; an accepted loss advances the ledger without the records."""
     store = Store()

@@ -45,6 +45,15 @@ def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
     assert [exit_code(each) for each in (AuditReport("totals", [4], 2, 2), REPORT, AuditReport("totals"))] == [0, 1, 2]
 
 
+def test_what_only_stores_have_is_not_judged() -> None:
+    """Where nothing was compared nothing is said to be right; where a part was, that is what is said."""
+    why = ["9 records of sink table are in a store, which is not read"]
+    nothing, part = AuditReport("totals", [4], 9, 0, [], why), AuditReport("totals", [4], 9, 9, [], why)
+    assert list(as_text(nothing))[-1] == "totals: checkpoints 4: none of their output could be judged."
+    assert list(as_text(part))[-1].endswith("9 out: of what was judged, exactly once: nothing is wrong.")
+    assert [exit_code(nothing), exit_code(part)] == [2, 0]
+
+
 def test_machines_get_all_of_it() -> None:
     """Places as numbers, bytes as text, None where there is nothing."""
     report = as_json(REPORT)

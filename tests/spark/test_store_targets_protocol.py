@@ -407,3 +407,14 @@ def test_what_is_refused_at_start(world: World) -> None:
     with pytest.raises(StoreError, match=r"nowhere"):
         world.driver("a", table="nowhere").assign()
     assert read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).newest_incarnation is None
+
+
+def test_what_was_exact_before_a_weaker_delivery_is_dropped(world: World) -> None:
+    """Rows that older, exact decisions name go with these, though later ones set nothing aside."""
+    batch = 0
+    for delivery in ("exactly_once", "at_least_once", "exactly_once"):
+        planner, committer = (world.driver("a", delivery=delivery) for _ in range(2))
+        for _ in range(4):
+            committer.commit(Job(QUERY, batch), world.tasks(planner, batch))
+            batch += 1
+    assert unreferenced_blocks(world.kafka, world.name) == set()

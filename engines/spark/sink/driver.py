@@ -131,7 +131,9 @@ class SinkDriver:
             replay=no_replay,
         )
         log = DecisionLog(self.options.sink_id, topic, self._clock, drop=self._blocks.drop)
-        return Leader(led, log, JobsKept() if led.staging else NewestKept(log), self._clock, self._note)
+        # also where it delivers at least once: older decisions, exact ones, may name rows
+        retention = NewestKept(log) if self.options.target is None else JobsKept()
+        return Leader(led, log, retention, self._clock, self._note)
 
     def _note(self, text: str) -> None:
         """Say what is waited for, where Spark keeps what its Python processes say."""

@@ -109,6 +109,8 @@ class TestBothLibraries:
         """A misspelt or impossible setting is found before anything connects; a good configuration passes."""
         with pytest.raises(ConfigError, match=r"lingerr\.ms"):
             ClientConfig({**SERVERS, "lingerr.ms": 5}).check()
+        with pytest.raises(ConfigError, match=r"fetch\.max\.bytes"):  # what only a consumer refuses
+            ClientConfig({**SERVERS, "fetch.max.bytes": 100_000}).check()
         ClientConfig({**SERVERS, "linger.ms": 5}).check()
         ClientConfig({**SASL, "ssl.ca.location": str(certificates / "certificate.pem")}).check()
 
