@@ -59,6 +59,7 @@ def transactions_of(fed: Fed) -> list[Any]:
         transactions.close()
 
 
+@pytest.mark.exhaustive
 def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> None:
     """One update each that was dropped, doubled, changed and moved is found by its kind, with the place in the output
     and the input record it stems from; against the pipeline that did it nothing is found; nobody is fenced and no

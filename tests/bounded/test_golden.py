@@ -30,7 +30,7 @@ def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:
     assert report.checkpoints
 
 
-@pytest.mark.exhaustive(but=["every-2"])
+@pytest.mark.exhaustive(but=["every-1"])
 @pytest.mark.parametrize(
     ("attribute", "parallelism"), [("every", 1), ("every", 2), ("broad", 3), ("rejoined", 1), ("rejoined", 2)]
 )

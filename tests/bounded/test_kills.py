@@ -32,7 +32,7 @@ def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
     return done.returncode
 
 
-@pytest.mark.exhaustive(but=["coordinator-decided"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("failpoint", [name for name in STEPS if name != "coordinator-triggered"])
 def test_a_killed_driver(failpoint: str, fed: Fed, tmp_path: Path) -> None:
     """A backfill killed in its second checkpoint and run again gives what an undisturbed one gives."""

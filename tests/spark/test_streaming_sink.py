@@ -67,6 +67,7 @@ def stream(spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: 
     return Stream(spark, kafka, tmp_path, topic_name, f"{topic_name}-out")
 
 
+@pytest.mark.exhaustive
 def test_a_stream(stream: Stream, tmp_path: Path) -> None:
     """Rows arrive once with key, partition and headers, also where a task fails after other rows of it were written; a
     batch that fails for good leaves nothing, and is written by the next run; another checkpoint location is refused."""
