@@ -52,6 +52,7 @@ BOUNDS = {
     "Kafka to PostgreSQL, ratio": Bound(0.5, 0.8, at_least=True),
     "Kafka to MariaDB, ratio": Bound(0.5, 0.8, at_least=True),
     "Kafka to Redis, ratio": Bound(0.5, 0.8, at_least=True),
+    "records to Parquet files, against pyarrow": Bound(0.7, 0.9, at_least=True),
     "commit of a checkpoint to PostgreSQL, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to MariaDB, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to Redis, p99": Bound(300, 150, at_least=False),

@@ -17,6 +17,7 @@ from pathlib import Path
 import elsewhere
 import keyed_state
 import memory
+import parquet_files
 import spark_backfill
 import spark_reading
 import spark_sink
@@ -48,6 +49,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
+    "parquet": parquet_files.scenario,
     "stores": store_sinks.all_of_them,
     "elsewhere": elsewhere.scenario,
 }

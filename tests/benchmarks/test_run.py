@@ -23,6 +23,7 @@ FIGURES = {
         "duration of its checkpoints": "ms",
     },
     "gap": {"longest gap between batches, 250,000 keys": "ms"},
+    "parquet": {"records to Parquet files, against pyarrow": ""},
     "memory": {"resident memory, checkpoint 60 against 30": ""},
     "redis": {
         "Kafka to Redis, ratio": "",
