@@ -174,7 +174,8 @@ def test_a_stopped_worker_does_not_hold_up_the_coordinator(
     kafka: KafkaCluster, topic_name: str, run: Any, fed: Any
 ) -> None:
     """However much there is to tell it: the checkpoint's timeout comes, and another worker takes its place."""
-    job = run("pipelines:linear", "--param", f"name={topic_name}", "--checkpoint-timeout", "15s", *QUICK)
+    arguments = ("pipelines:linear", "--param", f"name={topic_name}", "--checkpoint-timeout", "15s", *QUICK)
+    job = run(*arguments)
     job.await_checkpoint()
     (worker,) = next(event["workers"] for event in reversed(job.events) if event.get("step") == "deployed")
     os.kill(worker, signal.SIGSTOP)
@@ -184,5 +185,6 @@ def test_a_stopped_worker_does_not_hold_up_the_coordinator(
     job.await_checkpoint()
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 0, job.said
+    assert run(*arguments, "--until", "latest").wait() == 0  # what it had not read when it was stopped
     values = [json.loads(record.value or b"")["id"] for record in kafka.read_committed(f"{topic_name}-out")]
     assert sorted(values) == list(range(len(fed) + len(more)))
