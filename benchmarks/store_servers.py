@@ -84,11 +84,12 @@ def _mariadb(folder: Path, port: int) -> _Server:
     user = _given_to("mysql", folder)
     log_size = "--innodb-log-file-size=512M"
     install = [*_program("mariadb-install-db"), "--no-defaults", f"--datadir={folder / 'data'}", log_size]
+    install.append(f"--tmpdir={folder}")
     install += ["--auth-root-authentication-method=normal", *([f"--user={user}"] if user else [])]
     subprocess.run(install, check=True, cwd=folder, capture_output=True)
     files = [f"--datadir={folder / 'data'}", f"--socket={folder / 'sock'}", f"--pid-file={folder / 'pid'}"]
     network = ["--bind-address=127.0.0.1", f"--port={port}", "--skip-name-resolve"]
-    command = [*_program("mariadbd"), "--no-defaults", *files, *network, log_size]
+    command = [*_program("mariadbd"), "--no-defaults", *files, *network, log_size, f"--tmpdir={folder}"]
     return command, user, f"mysql://root@127.0.0.1:{port}/test?ssl_mode=disabled", _mariadb_answers
 
 

@@ -1,18 +1,21 @@
-"""Alignment: a subtask with many inputs holds back those whose barrier has come, until all have.
+"""Alignment: a subtask with many inputs takes its snapshot once the barrier has come on every one of them.
 
-Invariant: an input that delivered barrier *n* delivers nothing further to the operators before the snapshot of *n* is
-taken. Barriers come on every input in the same, growing order. Pure: no I/O, no clock.
+Exactly once, an input that has delivered barrier *n* is held back until then, so that the snapshot of *n* has seen of
+each input exactly the records before its barrier. At least once, none is: what comes behind the barrier is taken, is in
+the snapshot, and comes again after a restart from it. Barriers come on every input in the same, growing order. Pure: no
+I/O, no clock.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable
 
 from exactlyonce.pipeline.errors import require
 
 
 class Alignment:
-    """The inputs of one subtask, and which of them are held back.
+    """The inputs of one subtask, and which of them are ahead: those whose barrier the others have yet to deliver.
 
     >>> alignment = Alignment(["left", "right"])
     >>> alignment.barrier("left", 1), alignment.is_held("left")
@@ -21,28 +24,48 @@ class Alignment:
     (True, False)
     """
 
-    def __init__(self, inputs: Iterable[Hashable]) -> None:
+    def __init__(self, inputs: Iterable[Hashable], *, exactly_once: bool = True) -> None:
         self.inputs = frozenset(inputs)
+        self.exactly_once = exactly_once
         self.checkpoint_latest = 0
-        self.pending: int | None = None
-        self._held: set[Hashable] = set()
+        """The newest whose barrier has come on every input."""
+        self._delivered: dict[Hashable, int] = dict.fromkeys(self.inputs, 0)
+        """By input, the newest barrier that has come on it."""
+        self._pending: deque[int] = deque()
+        """Barriers that have come on some inputs only, oldest first: one at most where inputs are held back."""
+        self._early_behind = -1
+        """The newest barrier behind which anything was taken while the input was ahead."""
+        self.exact = True
+        """Of the last snapshot: whether what was taken since the one before is what lies between their barriers."""
         require(self.inputs, "a subtask has at least one input")
 
+    def is_ahead(self, source: Hashable) -> bool:
+        """Whether *source* has delivered a barrier that another input has not."""
+        return self._delivered[source] > self.checkpoint_latest
+
     def is_held(self, source: Hashable) -> bool:
-        """Whether *source* has delivered the pending barrier and must wait."""
-        return source in self._held
+        """Whether *source* must wait."""
+        return self.exactly_once and self.is_ahead(source)
+
+    def take(self, source: Hashable) -> None:
+        """What comes next of *source* goes to the operators."""
+        if self.is_ahead(source):
+            require(not self.exactly_once, "a held input delivers nothing")
+            self._early_behind = max(self._early_behind, self._delivered[source])
 
     def barrier(self, source: Hashable, checkpoint: int) -> bool:
         """Take barrier *checkpoint* from *source*; True when it was the last one awaited: snapshot now."""
-        require(source in self.inputs and source not in self._held, "a held input delivers nothing")
+        require(source in self.inputs and not self.is_held(source), "a held input delivers nothing")
+        awaited = next((each for each in self._pending if each > self._delivered[source]), None)
         require(
-            checkpoint == self.pending if self.pending is not None else checkpoint > self.checkpoint_latest,
+            checkpoint == awaited if awaited is not None else checkpoint > self._delivered[source],
             "barriers come in the same order on every input",
         )
-        self.pending = checkpoint
-        self._held.add(source)
-        if len(self._held) < len(self.inputs):
+        if awaited is None:
+            self._pending.append(checkpoint)
+        self._delivered[source] = checkpoint
+        if min(self._delivered.values()) < checkpoint:
             return False
-        self.checkpoint_latest, self.pending = checkpoint, None
-        self._held.clear()
+        self.exact = self._early_behind < self.checkpoint_latest
+        self.checkpoint_latest = self._pending.popleft()
         return True

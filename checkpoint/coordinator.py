@@ -45,6 +45,7 @@ from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import JOB_TRANSITIONS, CheckpointState, JobState
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
+from exactlyonce.pipeline.names import setting
 
 NEVER_MS = 1 << 62
 HOLD_AFTER_MS = 1_000
@@ -235,7 +236,7 @@ class Coordinator:
         if self.state is not JobState.DEPLOYING or now_ms < self._deployed_by_ms:
             return []
         late = f"the workers were not ready within {self.settings.deploy_timeout_ms} ms{_because(tick.hanging)}"
-        return self._failed(Failed(f"{late}. If they only need longer, raise deploy_timeout"), now_ms)
+        return self._failed(Failed(f"{late}. If they only need longer, raise {setting('deploy_timeout')}"), now_ms)
 
     def _late(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Abort the checkpoints that took too long."""

@@ -56,8 +56,7 @@ DECISIONS = 0
 """The partition of the decision log."""
 APPEND_TIMEOUT_MS = 120_000
 """How long an append, what is asked beside it, and a coordinator's other requests outlast a broker that is away."""
-STABLE_TIMEOUT_MS = 10_000
-STABLE_PAUSE_MS = 2
+STABLE_TIMEOUT_MS, STABLE_PAUSE_MS = 10_000, 2
 LOOK_WAIT_MS = 250
 """How long the first look waits: markers take some 10 ms, on a busy machine some 100."""
 STABLE_PAUSE_SHARE = 10
@@ -142,9 +141,11 @@ class DecisionLog:
     def peek(self) -> Procedure[History | None]:
         """The decisions so far, for whoever may not need to `open`: fences nobody; None if something is undecided."""
         ends: Ends = yield LogEnds()
-        if ends.stable < ends.end:
-            return None
-        return (yield from self._read(ends.end))
+        return (yield from self._read(ends.end)) if ends.stable == ends.end else None
+
+    def peek_at_stable(self) -> Procedure[History]:
+        """Those before whatever is undecided, which say who leads."""
+        return (yield from self._read((yield LogEnds()).stable))
 
     def begin(self, host: str, process: int, above: int = 0) -> Procedure[Incarnation]:
         """Write this incarnation's first record, which gives it its number; forget all but the last ones.

@@ -84,6 +84,7 @@ class Leader:
         self._stores = StagedCommits(
             clock=clock,
             descriptions=led.staging,
+            ledgers=led.ledgers,
             timeout_ms=led.store_timeout_ms,
             note=note,
             meanwhile=self._keep_alive,
@@ -157,16 +158,8 @@ class Leader:
 
     def recover(self) -> Procedure[Manifest]:
         """Finish what older incarnations decided, abort what they did not, and find where to start."""
-        history = self.log.history
-        for what, why in history.damaged.items():
-            self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
-        latest, unfinalized = history.latest, history.unfinalized
-        finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
-        if self.led.staging and unfinalized is not None:
-            for each in self._protocols:
-                yield from each.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
-        for each in self._protocols:
-            yield from each.fence(latest, finalized)
+        latest, unfinalized = self.log.history.latest, self.log.history.unfinalized
+        yield from self._fence()
         if latest is None:
             yield from self._first_manifest()
         else:
@@ -183,6 +176,29 @@ class Leader:
         yield GoOnFrom(self.manifest)
         yield Reached("coordinator-swept")
         return self.manifest
+
+    def finish_decided(self) -> Procedure[dict[str, str]]:
+        """For whoever leads no run: bring what older incarnations decided to its end; the fate of each committable.
+
+        What they did not decide is left to the next run, unless its readers have to get past it here; and nothing is
+        noted as fenced, for all older ids were not.
+        """
+        yield from self._fence()
+        unfinalized = self.log.history.unfinalized
+        return {} if unfinalized is None else (yield from self.finish(unfinalized, lambda _: self._claimed()))
+
+    def _fence(self) -> Procedure[None]:
+        """Let no older incarnation commit what nobody decided, as far as that can be done before `finish`."""
+        history = self.log.history
+        for what, why in history.damaged.items():
+            self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
+        latest, unfinalized = history.latest, history.unfinalized
+        finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
+        if self.led.staging and unfinalized is not None:
+            for each in self._protocols:
+                yield from each.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
+        for each in self._protocols:
+            yield from each.fence(latest, finalized)
 
     def _claimed(self) -> Procedure[Dropped]:
         return self.retention.recover(self.log.history, self.incarnation.incarnation)

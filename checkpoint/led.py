@@ -56,6 +56,8 @@ class Led:
     """The first one."""
     staging: Mapping[str, str] = field(default_factory=dict)
     """The sinks that write to stores with a ledger, each with a digest of its description."""
+    ledgers: Mapping[str, str] = field(default_factory=dict)
+    """Of the same sinks, where the ledger of each is, for people."""
     store_timeout_ms: int = 0
     """For how long such a store is waited for, if it does not answer."""
 

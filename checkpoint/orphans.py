@@ -74,7 +74,7 @@ class KnownBlocks:
                 self.unrestorable[manifest.checkpoint] = found
                 found = yield from self._scanned((0,) * newest.block_partitions)
             self.ledger.completed(manifest.checkpoint, found)
-        yield from self._begin(newest, _first_places(history), (incarnation, 0), late=True)
+        yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool = True) -> Procedure[None]:
@@ -147,8 +147,8 @@ class KnownBlocks:
         return key is not None and (key.incarnation, key.attempt) < self._attempt
 
 
-def _first_places(history: History) -> Offsets:
-    """Where orphans of older incarnations begin."""
+def first_places(history: History) -> Offsets:
+    """Where orphans of older incarnations begin; there is a manifest."""
     newest = history.latest
     assert newest is not None
     known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)

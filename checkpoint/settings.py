@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
+from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.names import setting
+
+MODES = (EXACTLY_ONCE, AT_LEAST_ONCE)
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True):
     """How often checkpoints are taken, and what is tolerated. All times in milliseconds."""
 
+    mode: str = EXACTLY_ONCE
+    """Whether an input is held back from its barrier to the snapshot; see `checkpoint.alignment`."""
     interval_ms: int = 1_000
     timeout_ms: int = 60_000
     """A checkpoint that takes longer is aborted."""
@@ -33,18 +39,23 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     """0: as long as the broker allows."""
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"{self._shown('mode')}: choose one of {', '.join(MODES)}.")
         if self.interval_ms < 10:
-            raise ConfigError(
-                f"interval is {self.interval_ms} ms: checkpoints need at least 10 ms. Set a longer interval."
-            )
+            raise ConfigError(f"{self._shown('interval_ms')}: checkpoints need at least 10 ms. Set a longer interval.")
         for name in ("timeout_ms", "deploy_timeout_ms", "max_concurrent", "num_retained"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+                raise ConfigError(f"{self._shown(name)}: it must be at least 1.")
         for name in (
             "min_pause_ms", "tolerable_failed", "restart_budget_ms", "store_timeout_ms", "transaction_timeout_ms"
         ):  # fmt: skip
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative.")
+                raise ConfigError(f"{self._shown(name)}: it must not be negative.")
+
+    def _shown(self, name: str) -> str:
+        """A field and its value, as an error begins."""
+        unit = " ms" if name.endswith("_ms") else ""
+        return f"{setting(name.removesuffix('_ms'))} is {getattr(self, name)}{unit}"
 
     @property
     def slots(self) -> int:
@@ -62,18 +73,17 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
         Raises ConfigError, with the settings to change, where the two cannot be brought together.
         """
         chosen, needed = self.transaction_timeout_ms or broker_cap_ms, self.transaction_timeout_needed_ms
-        ways = (
-            f"Either lower interval ({self.interval_ms} ms), timeout ({self.timeout_ms} ms), tolerable_failed "
-            f"({self.tolerable_failed}) or restart_budget ({self.restart_budget_ms} ms), or raise "
-        )
+        own = setting("transaction_timeout")
+        shown = [self._shown(name) for name in ("interval_ms", "timeout_ms", "tolerable_failed", "restart_budget_ms")]
+        ways = f"Either lower one of these: {', '.join(shown)}; or raise "
         if chosen > broker_cap_ms:
             raise ConfigError(
-                f"transaction_timeout is {chosen} ms, but the broker allows {broker_cap_ms} ms at most "
-                f"(transaction.max.timeout.ms). Lower transaction_timeout, or raise the broker's setting."
+                f"{own} is {chosen} ms, but the broker allows {broker_cap_ms} ms at most (transaction.max.timeout.ms). "
+                f"Lower transaction_timeout, or raise the broker's setting."
             )
         if chosen < needed and self.transaction_timeout_ms:
             raise ConfigError(
-                f"transaction_timeout is {chosen} ms, but interval, timeout and restarts can keep a transaction open "
+                f"{own} is {chosen} ms, but interval, timeout and restarts can keep a transaction open "
                 f"for {needed} ms. {ways}transaction_timeout to {needed} ms or more."
             )
         if chosen < needed:

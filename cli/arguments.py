@@ -15,10 +15,16 @@ from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
+    from exactlyonce.pipeline.graph import LogicalGraph
 
 HELP_WIDTH_MAX = 100
-_DURATION, _COUNT = ("T", str), ("N", int)
+_DURATION: dict[str, Any] = {"metavar": "T"}
+_COUNT: dict[str, Any] = {"metavar": "N", "type": int}
 CHECKPOINTING = {
+    "mode": (
+        {"choices": ("exactly_once", "at_least_once")},
+        "at_least_once: no input is held back, and state may count records twice (default: exactly_once)",
+    ),
     "checkpoint-interval": (_DURATION, "from one to the next (default: 1s)"),
     "checkpoint-timeout": (_DURATION, "one that takes longer is aborted (default: 1m)"),
     "deploy-timeout": (_DURATION, "workers that are not ready by then are replaced (default: 5m)"),
@@ -34,7 +40,7 @@ CHECKPOINTING = {
     ),
     "checkpoint-partitions": (_COUNT, "of their topic, when it is created (default: 5)"),
 }
-"""What commands that take checkpoints are told of them. By option: what it takes, and what it is."""
+"""What commands that take checkpoints are told of them. By option: what its value is, for the parser, and its help."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -70,9 +76,9 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     _add_parameters(parser)
 
 
-def add_pipeline_name(parser: argparse.ArgumentParser, names: str = "its name") -> None:
-    """The arguments that say whose traces are meant, by one of *names*, or by its module; see `pipeline_name`."""
-    help_text = f"{names}, module:pipeline or module:function"
+def add_pipeline_name(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say whose traces are meant: those of a pipeline or of a sink of Spark; see `pipeline_name`."""
+    help_text = "its name, its sinkId, module:pipeline or module:function"
     parser.add_argument("pipeline", metavar="PIPELINE", help=help_text)
     _add_parameters(parser)
 
@@ -110,8 +116,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 def add_checkpointing(group: argparse._ActionsContainer, names: Iterable[str]) -> None:
     """Those of `CHECKPOINTING` that are named."""
     for name in names:
-        (metavar, kind), text = CHECKPOINTING[name]
-        group.add_argument(f"--{name}", metavar=metavar, type=kind, help=text)
+        value, text = CHECKPOINTING[name]
+        group.add_argument(f"--{name}", help=text, **value)
 
 
 def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -175,6 +181,16 @@ def pipeline_name(args: argparse.Namespace) -> str:
     if args.param:
         raise ConfigError(f"--param is for a function that makes a pipeline, and {text} is a name. Leave it out.")
     return text
+
+
+def name_and_graph(args: argparse.Namespace) -> tuple[str, LogicalGraph | None]:
+    """The name of the pipeline that the user means, and its graph where its module was named."""
+    from exactlyonce.pipeline.loading import load
+
+    if ":" not in str(args.pipeline):
+        return pipeline_name(args), None
+    graph = load(str(args.pipeline), dict(args.param)).pipeline.build()
+    return graph.pipeline_id, graph
 
 
 def client(args: argparse.Namespace) -> ClientConfig:

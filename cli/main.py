@@ -19,6 +19,7 @@ from exactlyonce.cli.commands import (
     backfill,
     broker,
     checkpoints,
+    doctor,
     explain,
     init,
     replay,
@@ -48,7 +49,7 @@ _EPILOG = f"""\
 
 exit codes:
   0  a clean end
-  1  an audit or a replay has found a difference; or retries did not help
+  1  an audit, a replay or the doctor has found something; or retries did not help
   2  something to correct: a setting, a topic, a store's table, the pipeline
   3  a record that cannot be decoded or processed
   4  no broker answers, or no store
@@ -81,7 +82,7 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    for module in (init, broker, run, backfill, replay, audit, explain, checkpoints, transactions, reset):
+    for module in (init, broker, run, backfill, replay, audit, explain, checkpoints, transactions, doctor, reset):
         module.add(commands)
     return root
 

@@ -4,7 +4,7 @@ What is given directly wins over the file, the file over the environment. A key 
 lists those that do.
 
     [run]           parallelism, until, repair, checkpoint_partitions
-    [checkpoint]    interval, timeout, deploy_timeout, min_pause, max_concurrent, tolerable_failed, num_retained,
+    [checkpoint]    mode, interval, timeout, deploy_timeout, min_pause, max_concurrent, tolerable_failed, num_retained,
                     restart_budget, store_timeout, transaction_timeout
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
@@ -25,6 +25,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.names import setting
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,6 +39,7 @@ _DURATIONS = (
     *("interval", "timeout", "deploy_timeout", "min_pause"),
     *("restart_budget", "store_timeout", "transaction_timeout"),
 )
+_WORDS = ("mode",)
 _COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
 _RESTART_DURATIONS = ("delay", "window", "initial", "max")
 _RESTART_COUNTS = ("attempts", "failures")
@@ -56,7 +58,7 @@ _DIRECT = {
     "accept_loss",
     "restart",
     *_RUN,
-    *(_keyword(name) for name in (*_DURATIONS, *_COUNTS)),
+    *(_keyword(name) for name in (*_WORDS, *_DURATIONS, *_COUNTS)),
 }
 
 
@@ -70,8 +72,8 @@ def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = Non
     )
     if not servers:
         raise ConfigError(
-            f"No Kafka cluster is named. Give --bootstrap-servers HOST:PORT, or set {BOOTSTRAP_VARIABLE}, or start one "
-            f"here with `exactlyonce broker start`."
+            f"No Kafka cluster is named. Give --bootstrap-servers HOST:PORT, in Python bootstrap_servers=, or set "
+            f"{BOOTSTRAP_VARIABLE}, or start one here with `exactlyonce broker start`."
         )
     settings.pop("bootstrap.servers", None)
     return ClientConfig({**settings, "bootstrap.servers": servers})
@@ -89,7 +91,7 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
     known = {
         "run": _RUN,
-        "checkpoint": (*_DURATIONS, *_COUNTS),
+        "checkpoint": (*_WORDS, *_DURATIONS, *_COUNTS),
         "restart": ("strategy", *_RESTART_DURATIONS, *_RESTART_COUNTS),
     }
     for table, content in file.items():
@@ -114,7 +116,7 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
     file = read_file(given.get("config"))
     run = {key: given.get(key, file.get("run", {}).get(key)) for key in _RUN}
     for key in ("parallelism", "checkpoint_partitions"):
-        run[key] = None if run[key] is None else _count(run[key], key)
+        run[key] = None if run[key] is None else _count(run[key], setting(key))
     return RunOptions(
         client=client_from(given, file),
         checkpoint=_checkpoint(given, file.get("checkpoint", {})),
@@ -126,15 +128,19 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
 
 
 def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> CheckpointSettings:
-    fields: dict[str, int] = {}
+    fields: dict[str, Any] = {}
+    for name in _WORDS:
+        value = given.get(name, file.get(name))
+        if value is not None:
+            fields[name] = str(value)
     for name in _DURATIONS:
         value = given.get(_keyword(name), file.get(name))
         if value is not None:
-            fields[f"{name}_ms"] = duration_ms(value, _keyword(name))
+            fields[f"{name}_ms"] = duration_ms(value, setting(name))
     for name in _COUNTS:
         value = given.get(_keyword(name), file.get(name))
         if value is not None:
-            fields[name] = _count(value, name)
+            fields[name] = _count(value, setting(name))
     return CheckpointSettings(**fields)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class PipelineLeader:
         stores = PipelineStores(self._plan.graph, self._blocks)
         self._stores = StoresAside(stores, stores.close)
         stores.check()
-        led = self._led(stores.digests)
+        led = self._led(stores)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock, drop=self._blocks.drop)
         self._replays = ReplayRepair(
@@ -135,7 +135,7 @@ class PipelineLeader:
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
-    def _led(self, staging: Mapping[str, str]) -> Led:
+    def _led(self, stores: PipelineStores) -> Led:
         graph = self._plan.graph
         return Led(
             pipeline=graph.pipeline_id,
@@ -148,7 +148,8 @@ class PipelineLeader:
             max_parallelism=graph.max_parallelism,
             parallelism=self._plan.parallelism,
             accept_loss=self._options.accept_loss,
-            staging=staging,
+            staging=stores.digests,
+            ledgers=stores.ledgers,
             store_timeout_ms=self._options.checkpoint.store_timeout_ms,
         )
 
@@ -292,6 +293,7 @@ class PipelineLeader:
             "offsets": self.offsets,
             "topic_ids": self.inputs.topic_ids,
             "targets": self.inputs.targets,
+            "mode": self._options.checkpoint.mode,
             "slots": self._options.checkpoint.slots,
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self.topic,

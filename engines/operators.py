@@ -24,6 +24,7 @@ import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
 from exactlyonce.state.errors import ApplyFailed
@@ -62,13 +63,28 @@ def place_of(error: BaseException) -> str:
     return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
-def record_error(operator: str, origin: Origin | None, error: BaseException) -> RecordError:
-    """*error* of the user's function in *operator*, with the coordinates of the record."""
-    where = f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}" if origin else "a record"
+def record_error(whose: str, origin: Origin | None, error: BaseException) -> RecordError:
+    """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
     return RecordError(
-        f"Operator {operator!r} raised {type(error).__name__}: {error}{place_of(error)}, on {where}. The job has "
+        f"{whose} raised {type(error).__name__}: {error}{place_of(error)}, on {_shown(origin)}. The job has "
         f"stopped before it; nothing is lost. Fix the function or the record, then run again."
     )
+
+
+def misfit(sink: str, origin: Origin, error: BaseException) -> RecordError:
+    """*error* of a sink on a record that its target cannot take, with the coordinates of the record."""
+    kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+    return RecordError(
+        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{error}{place_of(error)}. The job has stopped before it; "
+        f"nothing is lost. Change the target (a column's type, say), or filter or convert such records before the "
+        f"sink, then run again."
+    )
+
+
+def _shown(origin: Origin | None) -> str:
+    if origin is None:
+        return "a record"
+    return f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}"
 
 
 @dataclass(slots=True)
@@ -78,6 +94,11 @@ class BatchOperator:
     id: str
     downstream: list[Push] = field(default_factory=list, kw_only=True)
     activity: Activity = field(default_factory=Activity, kw_only=True)
+
+    @property
+    def shown(self) -> str:
+        """For errors."""
+        return f"Operator {self.id!r}"
 
     def push(self, batch: Batch) -> None:
         for each in self.downstream:
@@ -98,7 +119,7 @@ class BatchOperator:
                 raise
             except USERS_ERRORS as error:
                 index = min(chunk.stop, len(batch.records)) - length_hint(records) - 1
-                raise record_error(self.id, batch.origins[index], error) from error
+                raise record_error(self.shown, batch.origins[index], error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, 0 if again else len(done))
         return done
@@ -185,7 +206,7 @@ class Stateful(BatchOperator):
                 outputs += run(self.fn, batch.keys[chunk], batch.records[chunk])
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
-                raise record_error(self.id, batch.origins[chunk.start + failed.index], cause) from cause
+                raise record_error(self.shown, batch.origins[chunk.start + failed.index], cause) from cause
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(outputs))
         self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
@@ -213,7 +234,7 @@ class Process(BatchOperator):
                 try:
                     self.fn(record, emit)
                 except USERS_ERRORS as error:
-                    raise record_error(self.id, origin, error) from error
+                    raise record_error(self.shown, origin, error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
         for name, (records, origins) in emitted.items():
@@ -268,15 +289,20 @@ class SinkOutput(BatchOperator):
         try:
             outputs = self.encoder.encode(batch.records)
         except USERS_ERRORS as error:
-            raise record_error(self.id, batch.origins[self._culprit(batch)], error) from error
+            raise self._refused(batch, error) from error
         self.activity.leave(self.id, entered_s, len(batch.records))
         self.writer.write(outputs)
 
-    def _culprit(self, batch: Batch) -> int:
-        """Which record cannot be encoded; encoding is free of effects, so it is tried again one by one."""
+    def _refused(self, batch: Batch, error: BaseException) -> RecordError:
+        """Of the first record that cannot be encoded; encoding is free of effects, so it is tried again one by one."""
+        culprit = 0
         for place, record in enumerate(batch.records):
             try:
                 self.encoder.encode([record])
-            except USERS_ERRORS:
-                return place
-        return 0
+            except USERS_ERRORS as found:
+                culprit, error = place, found
+                break
+        origin = batch.origins[culprit]
+        if isinstance(error, FunctionRaised):
+            return record_error(f"{error.argument}= of sink {self.id!r}", origin, error.__cause__ or error)
+        return misfit(self.id, origin, error)

@@ -9,6 +9,7 @@ from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.names import setting
 
 UNTIL = ("running", "latest")
 REPAIR = ("local", "spark", "halt")
@@ -44,10 +45,11 @@ class RunOptions:
             raise ConfigError(f"parallelism is {self.parallelism}: it must be at least 1.")
         if self.checkpoint_partitions < 2:
             raise ConfigError(
-                f"checkpoint_partitions is {self.checkpoint_partitions}: it must be at least 2, one for decisions."
+                f"{setting('checkpoint_partitions')} is {self.checkpoint_partitions}: it must be at least 2, one for "
+                f"decisions."
             )
         if self.inline and self.parallelism != 1:
-            raise ConfigError("--inline runs everything in one process: it goes with parallelism 1 only.")
+            raise ConfigError("inline (--inline) runs everything in one process: it goes with parallelism 1 only.")
         self.restart_strategy()
 
     def restart_strategy(self) -> RestartStrategy:

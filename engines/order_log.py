@@ -17,6 +17,7 @@ import msgspec
 from exactlyonce.engines.plan import ShuffleEdge, Task, rejoins
 
 PART_SIZE_MAX = 512 * 1024
+INEXACT = ("", -2)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int]], list[int]])
@@ -45,10 +46,13 @@ class OrderRuns:
         if self.batches and self.runs and self.runs[-1]:
             self.runs += (self.runs[-2], 0)
 
-    def cut(self) -> tuple[bytes, ...]:
-        """The runs since the last cut, encoded: the parts of the log, one at least."""
+    def cut(self, *, exact: bool = True) -> tuple[bytes, ...]:
+        """The runs since the last cut, encoded: the parts of the log, one at least.
+
+        *exact*: whether they are of what lies between two barriers.
+        """
         runs, self.runs = self.runs, []
-        return tuple(_parts(list(self.inputs), runs))
+        return tuple(_parts(list(self.inputs), runs) if exact else _parts([INEXACT], [0, 1]))
 
 
 def _parts(inputs: list[tuple[str, int]], runs: list[int]) -> Iterator[bytes]:

@@ -48,7 +48,10 @@ def load(target: str, params: Mapping[str, str] | None = None) -> Loaded:
     """
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
-        raise ConfigError(f"{target!r} names no pipeline: write module:attribute, as orders:pipeline")
+        raise ConfigError(
+            f"{target!r} names no pipeline: write module:attribute, as orders:pipeline. A name, or the sinkId of a "
+            f"sink of Spark, is enough for the commands checkpoints, transactions and reset alone"
+        )
     if module.endswith(".py") or "/" in module:
         name = module.removesuffix(".py").strip("./").replace("/", ".")
         raise ConfigError(f"{module!r} is a file: name it as a module, {name}:{attribute}")

@@ -1,4 +1,5 @@
-"""The names that a pipeline, its operators and its topics may have, so that everything derived from them fits."""
+"""The names that a pipeline, its operators and its topics may have, so that everything derived from them fits; and the
+names that a setting has in errors."""
 
 from __future__ import annotations
 
@@ -28,3 +29,13 @@ def topic_problem(topic: object) -> str | None:
 def checkpoint_topic(pipeline: str) -> str:
     """Where a pipeline's checkpoints are."""
     return f"{pipeline}.checkpoints"
+
+
+def setting(name: str) -> str:
+    """A setting as errors name it: as in Python and in the file, and as on the command line if that differs.
+
+    >>> setting("store_timeout"), setting("interval"), setting("parallelism")
+    ('store_timeout (--store-timeout)', 'interval (--checkpoint-interval)', 'parallelism')
+    """
+    option = f"checkpoint-{name}" if name in ("interval", "timeout") else name.replace("_", "-")
+    return name if option == name else f"{name} (--{option})"

@@ -1,13 +1,17 @@
-"""The description of a sink, which opens nothing. Engines know how to write to each."""
+"""The description of a sink, which opens nothing, and how the functions in it are called. Engines know how to write."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
+from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, StoreError, StoreUnavailable
 
+T = TypeVar("T")
+R = TypeVar("R")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -39,3 +43,29 @@ class Sink(ABC, Generic[T_contra]):
     @abstractmethod
     def describe(self, type_: Any) -> dict[str, Any]:
         """What makes two such sinks the same, as JSON values: part of the graph's fingerprint and of manifests."""
+
+
+@contextmanager
+def naming(sink: str) -> Iterator[None]:
+    """What a store refuses within, or does not answer, is told as that of *sink*: stores do not know whose they are."""
+    try:
+        yield
+    except (StoreError, StoreUnavailable, ConfigError) as error:
+        kind = next(each for each in (StoreError, StoreUnavailable, ConfigError) if isinstance(error, each))
+        raise kind(f"Sink {sink!r}: {error}") from error
+
+
+class FunctionRaised(Exception):
+    """A function that a sink was given, as its *argument*, raised on a record: see `__cause__`."""
+
+    def __init__(self, argument: str) -> None:
+        super().__init__(argument)
+        self.argument = argument
+
+
+def mapped(argument: str, function: Callable[[T], R], outputs: Iterable[T]) -> list[R]:
+    """What the user's *function*, which a sink was given as *argument*, makes of each output."""
+    try:
+        return list(map(function, outputs))
+    except USERS_ERRORS as error:
+        raise FunctionRaised(argument) from error

@@ -6,8 +6,8 @@ asked the same again by any process, at any time, and does it once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
@@ -24,6 +24,11 @@ class Committer(Protocol):
     @property
     def kind(self) -> str:
         """The `StoreCommittable.kind` that it commits."""
+
+    @property
+    def ledger(self) -> str:
+        """Where its ledger is, and what of it is the sink's: for whoever has to look at it, or to empty it. It has no
+        secret; nothing is asked for it."""
 
     def check(self) -> None:
         """Raise unless the store, as it is, can take what the sink writes. Nothing is changed but what the sink is to
@@ -42,6 +47,53 @@ class Committer(Protocol):
 
     def close(self) -> None:
         """Let go of the connection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """What waits in a store itself, outside of the checkpoint topic, as the store lists it."""
+
+    name: str
+    """As a committable names it in its body, or tells it apart."""
+    subtask: int
+    incarnation: int
+    attempt: int
+    checkpoint: int | None = None
+    """At whose barrier it was cut; None: the store does not show it."""
+    since_ms: int | None = None
+    """When it was set aside, likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreView:
+    """A sink's store as a look shows it."""
+
+    incarnation: int = 0
+    """The newest that has fenced; 0: none."""
+    origin: str = ""
+    """The id of the checkpoint topic that the ledger was begun for; empty: there is no ledger yet."""
+    ledger: Mapping[int, int] = field(default_factory=dict)
+    """By subtask, the checkpoint whose output is in the store."""
+    waiting: tuple[SetAside, ...] = ()
+    problem: str = ""
+    """Why the store, as it is, does not take what the sink writes; empty: nothing stands in the way."""
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A committer whose store can be looked at beside a run: nothing is changed, locked or waited for."""
+
+    def look(self) -> StoreView | None:
+        """None: this store cannot show itself so."""
+
+
+@runtime_checkable
+class RollsBack(Protocol):
+    """A committer of what holds something in its store while it waits, as prepared transactions hold locks."""
+
+    def roll_back(self, names: Collection[str], incarnation: int, origin: str) -> list[str]:
+        """Roll back those of *names* that wait; -> them. Nobody may be able to decide on them any more: who made them
+        has been fenced, as have all up to *incarnation*. Changes nothing where the ledger is not of *origin*."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,8 @@ class SinkEncoder(Protocol):
     """Turns records into what the sink's writer takes."""
 
     def encode(self, records: Sequence[Any]) -> Any:
-        """Of a batch. What it raises on a record is the record's fault; it has no effects."""
+        """Of a batch. It has no effects. What it raises on a record says what of it does not fit, and into what; what
+        the user's functions raise it calls by `pipeline.sink.mapped`."""
 
 
 class BlockStaging(Protocol):

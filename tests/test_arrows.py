@@ -27,6 +27,9 @@ MAY_IMPORT = {
 }
 ROOMS = {
     "checkpoint": {"checkpoint/commits", "checkpoint/records", "checkpoint/transactions"},
+    "checkpoint/chandy_lamport": set[str](),
+    "checkpoint/chandy_lamport/algorithm": set[str](),
+    "checkpoint/chandy_lamport/cuts": set[str](),
     "checkpoint/records": set[str](),
     "checkpoint/clock": set[str](),
     "checkpoint/commits": {
@@ -37,7 +40,8 @@ ROOMS = {
     "checkpoint/transactions": {"checkpoint/clock", "checkpoint/records", "checkpoint/requests"},
     "checkpoint/transactions/broker_answers": set[str](),
     "cli": {"cli/commands"},
-    "cli/commands": {"cli"},
+    "cli/commands": {"cli", "cli/doctor"},
+    "cli/doctor": {"cli"},
     "connectors": {"connectors/kafka"},
     "connectors/embedded": set[str](),
     "connectors/kafka": {"connectors/source"},
@@ -104,7 +108,10 @@ BEHIND_A_SEAM = {
     "state.table": set[str](),
 }
 """By module that implements a seam: the place in engines and commands that chooses it, or is about Kafka alone."""
-PURE_FOLDERS = ("checkpoint", "checkpoint/commits", "checkpoint/records", "checkpoint/transactions", "state")
+PURE_FOLDERS = (
+    *("checkpoint", "checkpoint/chandy_lamport", "checkpoint/commits", "checkpoint/records", "checkpoint/transactions"),
+    "state",
+)
 PURE = [
     *("__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib"),
     *("heapq", "io", "itertools", "math", "operator", "re", "types", "typing", "zlib"),

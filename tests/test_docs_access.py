@@ -20,7 +20,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs h
     ResourceType,
 )
 
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.cli.doctor.examination import examine, traces_of
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -166,6 +170,35 @@ def test_none_of_the_documented_rights_is_idle(
         if works(guarded_kafka, tmp_path, pipeline):
             idle.append((resource, operation))
     assert idle == []
+
+
+def test_the_doctor_names_a_right_that_is_missing(
+    guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
+) -> None:
+    """With the rights of the page the doctor finds nothing; with one of them missing, but for those that only a first
+    run or a reset needs, it finds that one, by its resource and name."""
+    (tmp_path / "guarded.py").write_text(MODULE)
+    rights = documented("examined")
+    guarded_kafka.grant(rights)
+    assert guarded_kafka.command(tmp_path, "run", "guarded:make", "--param", "name=examined", "--until", "latest")
+    assert lacked(guarded_kafka, "examined") == []
+    for missing in rights:
+        if missing[2] not in ("Create", "Delete"):
+            guarded_kafka.grant([each for each in rights if each != missing])
+            resource, name, operation = missing
+            kind = "transactional-id" if resource.startswith("transactional") else resource
+            assert f"We lack {operation} on {kind} {name}".rstrip() in "; ".join(lacked(guarded_kafka, "examined"))
+
+
+def lacked(kafka: GuardedKafka, pipeline: str) -> list[str]:
+    """What the doctor finds about rights, as the user that is guarded against."""
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    login |= {"sasl.username": "totals", "sasl.password": "secret", "bootstrap.servers": kafka.guarded}
+    config, settings = ClientConfig(login), CheckpointSettings()
+    now_ms = SystemClock().now_ms()
+    traces = traces_of(config, pipeline, None)
+    _, found = examine(config, traces, None, settings, now_ms=now_ms, older_than_ms=0, deep=False)
+    return [each.what for each in found.diagnoses if each.about == "rights"]
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from drawing import COLOURS
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.sinks.kafka.transaction_pool import SlotState
@@ -33,4 +34,4 @@ def test_what_is_checked_in_is_what_is_drawn(name: str) -> None:
     drawn = SCRIPT["PICTURES"][name]()
     assert (PICTURES / name).read_text() == drawn, "run: python docs/pictures/draw.py"
     assert ElementTree.fromstring(drawn).findtext("{http://www.w3.org/2000/svg}title")
-    assert {drawn.count(f".{colour}{{fill:") for colour in SCRIPT["COLOURS"]} == {2}
+    assert {drawn.count(f".{colour}{{fill:") for colour in COLOURS} == {2}

@@ -9,7 +9,7 @@ put back or made anew: going on would write again, or never. Pure procedures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -91,6 +91,8 @@ class StagedCommits(CommitProtocol):
     clock: Clock
     descriptions: Mapping[str, str]
     """By sink that stages, a digest of its description."""
+    ledgers: Mapping[str, str] = field(default_factory=dict)
+    """Of the same sinks, where the ledger of each is, for people."""
     timeout_ms: int
     """For how long a store that does not answer is waited for."""
     note: Callable[[str], None]
@@ -115,13 +117,8 @@ class StagedCommits(CommitProtocol):
             try:
                 found = yield from self._persistently(FenceStore(sink, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
-                raise Halt(_foreign(sink, self._origin, foreign.origin)) from None
-            for subtask in sorted({*found, *(each for name, each in known if name == sink)}):
-                has, expected = found.get(subtask, 0), known.get((sink, subtask), 0)
-                if has < expected:
-                    raise Halt(_behind(sink, subtask, has, expected))
-                if has > highest:
-                    raise Halt(_ahead(sink, subtask, has, highest))
+                raise Halt(_foreign(self._ledger(sink), self._origin, foreign.origin)) from None
+            require_in_step(self._ledger(sink), found, ledger_of(known, sink), highest)
 
     def finish(
         self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool
@@ -152,9 +149,10 @@ class StagedCommits(CommitProtocol):
                 yield from self._persistently(CommitStaged(each, self._incarnation, self._origin), each.sink)
                 fates[each.name] = "committed"
             except ForeignLedger as foreign:
-                raise Halt(_foreign(each.sink, self._origin, foreign.origin)) from None
+                raise Halt(_foreign(self._ledger(each.sink), self._origin, foreign.origin)) from None
             except LedgerBehind as behind:
-                raise Halt(_behind(each.sink, each.subtask, behind.checkpoint, each.previous)) from None
+                ledger = self._ledger(each.sink)
+                raise Halt(_behind(ledger, each.subtask, behind.checkpoint, each.previous)) from None
             except (StoreError, DamagedRecord) as error:
                 if not accept_loss and isinstance(error, DamagedRecord):
                     raise DamagedRecord(_damaged(manifest, each, error)) from error
@@ -176,7 +174,8 @@ class StagedCommits(CommitProtocol):
                 if self.clock.monotonic_ms() >= deadline_ms:
                     raise StoreUnavailable(
                         f"The store of sink {sink!r} has not answered for {self.timeout_ms / 1000:.0f} s "
-                        f"(store_timeout): {error} Nothing is lost: run the pipeline again once it is there."
+                        f"(store_timeout, --store-timeout; on Spark storeTimeout): {error} Nothing is lost: run it "
+                        f"again once the store is there."
                     ) from error
                 self._note(f"waiting for the store of sink {sink!r}: {error}")
                 yield Pause(pause_ms)
@@ -189,6 +188,9 @@ class StagedCommits(CommitProtocol):
                     self._note(f"the store of sink {sink!r} has been writing for {answer.duration_ms / 1000:.0f} s")
             yield from self.meanwhile()
 
+    def _ledger(self, sink: str) -> str:
+        return named_ledger(sink, self.ledgers.get(sink, ""))
+
     def _note(self, text: str) -> None:
         """Say what is waited for, now and then."""
         now_ms = self.clock.monotonic_ms()
@@ -197,33 +199,60 @@ class StagedCommits(CommitProtocol):
             self.note(text)
 
 
-def _behind(sink: str, subtask: int, has: int, expected: int) -> str:
+def ledger_of(positions: Positions, sink: str) -> dict[int, int]:
+    """What of *positions* is of *sink*, by subtask."""
+    return {subtask: checkpoint for (name, subtask), checkpoint in positions.items() if name == sink}
+
+
+def require_in_step(ledger: str, found: Mapping[int, int], known: Mapping[int, int], highest: int) -> None:
+    """Raise `Halt` unless a ledger, which has *found* by subtask, is where the decisions say it is.
+
+    *ledger* begins a sentence; *known* is what the newest finalized manifest says of it, *highest* the newest
+    checkpoint."""
+    for subtask in sorted({*found, *known}):
+        has, expected = found.get(subtask, 0), known.get(subtask, 0)
+        if has < expected:
+            raise Halt(_behind(ledger, subtask, has, expected))
+        if has > highest:
+            raise Halt(_ahead(ledger, subtask, has, highest))
+
+
+def require_own(ledger: str, origin: str, begun_for: str) -> None:
+    """Raise `Halt` where a ledger was *begun_for* another checkpoint topic than *origin*."""
+    if begun_for != origin:
+        raise Halt(_foreign(ledger, origin, begun_for))
+
+
+def named_ledger(sink: str, where: str = "") -> str:
+    """The ledger of *sink*, as a sentence begins."""
+    return f"The ledger of sink {sink!r}" + (f" ({where})" if where else "")
+
+
+def _behind(ledger: str, subtask: int, has: int, expected: int) -> str:
     found = f"has checkpoint {has}" if has else "has nothing"
     return (
-        f"The ledger in the store of sink {sink!r} {found} for subtask {subtask}, but checkpoint {expected} was "
-        f"committed there: the store was restored from a backup, or its ledger was deleted. What was written since is "
-        f"missing.\n"
+        f"{ledger} {found} for subtask {subtask}, but checkpoint {expected} was committed there: the store was "
+        f"restored from a backup, or its ledger was deleted. What was written since is missing.\n"
         f"  Choices: (1) restore the store as it was after checkpoint {expected}, and run again; (2) {_ANEW}; (3) if "
         f"the sink writes to another place than before, give it another id: it begins with what comes from now on."
     )
 
 
-def _ahead(sink: str, subtask: int, has: int, highest: int) -> str:
+def _ahead(ledger: str, subtask: int, has: int, highest: int) -> str:
     return (
-        f"The ledger in the store of sink {sink!r} has checkpoint {has} for subtask {subtask}, but the newest that was "
-        f"decided is {highest}: the checkpoint topic was restored from a backup. What comes next would count as "
-        f"written.\n"
+        f"{ledger} has checkpoint {has} for subtask {subtask}, but the newest that was decided is {highest}: the "
+        f"checkpoint topic was restored from a backup. What comes next would count as written.\n"
         f"  Choices: (1) restore the topic as it was after checkpoint {has}, and run again; (2) restore the store as "
         f"it was after checkpoint {highest}; (3) {_ANEW}."
     )
 
 
-def _foreign(sink: str, origin: str, other: str) -> str:
+def _foreign(ledger: str, origin: str, other: str) -> str:
     return (
-        f"The ledger in the store of sink {sink!r} was begun for another checkpoint topic, with id {other}; this one "
-        f"has id {origin}: the pipeline was reset, or another one of its name, on another cluster, writes there.\n"
-        f"  Choices: (1) if it was reset, empty the target and delete the sink's rows of the ledger, and run again; "
-        f"(2) give one of the two pipelines another name."
+        f"{ledger} was begun for another checkpoint topic, with id {other}; this one has id {origin}: the pipeline was "
+        f"reset, or another one of its name, on another cluster, writes there.\n"
+        f"  Choices: (1) if it was reset, empty the target, delete what the ledger has of the sink, and run again; (2) "
+        f"give one of the two pipelines another name."
     )
 
 
@@ -246,12 +275,13 @@ def _damaged(manifest: Manifest, committable: StoreCommittable, error: Exception
 
 def _without(manifest: Manifest) -> str:
     return (
-        f"(2) go on without them: `exactlyonce run ... --accept-loss {manifest.checkpoint}`.\n"
+        f"(2) go on without them: `exactlyonce run ... --accept-loss {manifest.checkpoint}`, in Python "
+        f"accept_loss={manifest.checkpoint}.\n"
         f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
     )
 
 
 _ANEW = (
-    "`exactlyonce reset` the pipeline, empty the target, delete the sink's rows of the ledger, and compute all of it "
+    "`exactlyonce reset` the pipeline, empty the target, delete what the ledger has of the sink, and compute all of it "
     "again from the input"
 )

@@ -6,7 +6,7 @@ A durable record of it stays until the coordinator tombstones it: compaction onl
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -40,6 +40,16 @@ class _Need(NamedTuple):
             return found == self.value
         low, high = (found, self.value) if self.relation == "<=" else (self.value, found)
         return float(low) <= float(high)
+
+
+class AtOdds(NamedTuple):
+    """A setting of a topic that is not as it must be."""
+
+    setting: str
+    value: str
+    """What it is to be set to."""
+    what: str
+    """For people."""
 
 
 NEEDS = (
@@ -85,8 +95,8 @@ def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
         found = describe(store_client.admin(config), name)
     if found is None:
         raise TopicError(
-            f"Pipeline {pipeline} has no checkpoints at {config.get('bootstrap.servers')}: there is no topic {name}. "
-            f"Check the pipeline's name and the address."
+            f"{pipeline} has no checkpoints at {config.get('bootstrap.servers')}: there is no topic {name}. Check the "
+            f"name of the pipeline, or the sinkId, and the address."
         )
     return found
 
@@ -170,18 +180,34 @@ def _checked(client: AdminClient, config: Mapping[str, Any], topic: TopicInfo) -
             f"Topic {topic.name} has {topic.partitions} partition; checkpoints need {PARTITIONS_MIN} or more: one for "
             f"decisions, the others for blocks. Delete it and let exactlyonce create it."
         )
-    found = _settings(client, topic.name)
-    needs = (
-        *NEEDS,
-        _Need("min.insync.replicas", ">=", str(min_insync_needed(topic.replicas))),
-        _Need("min.insync.replicas", "<=", str(topic.replicas)),
-    )
-    wrong = [need for need in needs if need.setting in found and not need.met_by(found[need.setting])]
+    wrong = settings_at_odds(_settings(client, topic.name), topic.replicas)
     if wrong:
-        details = "; ".join(f"{n.setting} is {found[n.setting]}, must be {n.relation} {n.value}" for n in wrong)
+        details = "; ".join(each.what for each in wrong)
         raise TopicError(
             f"Topic {topic.name} would not keep checkpoints safe: {details}. Fix it with\n"
-            f"  kafka-configs --bootstrap-server {config.get('bootstrap.servers')} --alter --entity-type topics "
-            f"--entity-name {topic.name} --add-config {','.join(f'{n.setting}={n.value}' for n in wrong)}"
+            f"  {fixing(config, topic.name, wrong)}"
         )
     return topic
+
+
+def settings_at_odds(found: Mapping[str, str | None], replicas: int) -> list[AtOdds]:
+    """Those of a checkpoint topic with so many replicas that are not as they must be, of all that were *found*."""
+    needs = (
+        *NEEDS,
+        _Need("min.insync.replicas", ">=", str(min_insync_needed(replicas))),
+        _Need("min.insync.replicas", "<=", str(replicas)),
+    )
+    shown = ((need, found.get(need.setting)) for need in needs)
+    return [
+        AtOdds(need.setting, need.value, f"{need.setting} is {is_now}, must be {need.relation} {need.value}")
+        for need, is_now in shown
+        if is_now is not None and not need.met_by(is_now)
+    ]
+
+
+def fixing(config: Mapping[str, Any], topic: str, wrong: Iterable[AtOdds]) -> str:
+    """The command that sets them right."""
+    return (
+        f"kafka-configs --bootstrap-server {config.get('bootstrap.servers')} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {','.join(f'{each.setting}={each.value}' for each in wrong)}"
+    )

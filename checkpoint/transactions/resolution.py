@@ -122,7 +122,8 @@ class Resolution:
             f"  Affected: {places_of(lost)} (transaction {lost.transactional_id}).\n"
             f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run it again; "
             f"(2) `exactlyonce reset {pipeline}` and recompute the output from the input into a new topic; "
-            f"(3) go on without these {lost.records} records: `exactlyonce run ... --accept-loss {checkpoint}`.\n"
+            f"(3) go on without these {lost.records} records: `exactlyonce run ... --accept-loss {checkpoint}`, in "
+            f"Python accept_loss={checkpoint}.\n"
             f"  Nothing else is affected: state and the other sinks are at checkpoint {checkpoint}."
         )
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 _EXAMPLES = """\
-List the checkpoints of a pipeline: when each was taken, what it wrote, how large the
-state is, what it committed, and Sn: by partition, the offset of the first record that
-is not in it. Decided: it counts, and its transactions are being committed. Finalized:
-all of them are. Damaged: it cannot be restored. The pipeline is not disturbed.
+List the checkpoints of a pipeline, or of a sink of Spark: when each was taken, what it
+wrote, how large the state is, what it committed, and Sn: by partition, the offset of the
+first record that is not in it. Decided: it counts, and its transactions are being
+committed. Finalized: all of them are. Damaged: it cannot be restored. The pipeline is
+not disturbed.
 
 examples:
   exactlyonce checkpoints order-totals
@@ -133,12 +134,18 @@ class ListedCheckpoint:
         """What it committed, and Sn of each source."""
         labels = {"damage": self.damage} if self.damage else {}
         labels["committables"] = self._committed()
-        for each in self.manifest.offsets:
-            labels.setdefault(f"Sn of {each.source}", "")
-            labels[f"Sn of {each.source}"] += f" {each.topic}[{each.partition}]={each.offset}"
+        labels |= _sinks_place(self.manifest) if _is_sinks(self.manifest) else self._places()
         label_width = max(map(len, labels)) + 2
         for label, content in labels.items():
             yield from text.labelled(label, content.strip(), label_width, width, indent)
+
+    def _places(self) -> dict[str, str]:
+        """Sn of each source."""
+        found: dict[str, str] = {}
+        for each in self.manifest.offsets:
+            place = f"{each.topic}[{each.partition}]={each.offset}"
+            found[f"Sn of {each.source}"] = f"{found.get(f'Sn of {each.source}', '')} {place}".lstrip()
+        return found
 
     def _committed(self) -> str:
         names = [each.transactional_id for each in self.manifest.committables]
@@ -147,6 +154,24 @@ class ListedCheckpoint:
             return "none"
         shown = ", ".join(f"{count} {fate}" for fate, count in sorted(Counter(map(self.fate, names)).items()))
         return f"{shown}; {text.counted(self.manifest.records_committed, 'record')}"
+
+
+def _is_sinks(manifest: Manifest) -> bool:
+    """Whether it is a checkpoint of a sink of Spark."""
+    from exactlyonce.engines.spark.sink.position import KIND
+
+    return manifest.kind == KIND
+
+
+def _sinks_place(manifest: Manifest) -> dict[str, str]:
+    """How far a sink of Spark has come: its query's batch, and the last of the writeIds that it remembers."""
+    from exactlyonce.engines.spark.sink.position import Position
+
+    position = Position.of(manifest)
+    found = {"query": f"{position.query}, up to batch {position.batch_next - 1}"} if position.query else {}
+    if position.writes:
+        found["writeIds"] = f"{text.counted(len(position.writes), 'write')}, the last {position.writes[-1]}"
+    return found
 
 
 def _duration_ms(manifest: Manifest) -> int:
@@ -177,7 +202,9 @@ def as_json(history: History, damaged: Mapping[int, str] = {}) -> dict[str, Any]
 def as_text(history: History, bootstrap_servers: str, width: int, damaged: Mapping[int, str] = {}) -> Iterator[str]:
     """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
     listed, newest = _listed(history, damaged), history.newest_incarnation
-    yield f"{history.pipeline} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
+    is_sink = history.latest is not None and _is_sinks(history.latest)
+    whose = f"{history.pipeline}, a sink of Spark," if is_sink else history.pipeline
+    yield f"{whose} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
     if newest is not None:
         seen = f"{'ended' if newest.ended else 'last seen'} {text.moment(newest.heartbeat_ms)}"
         yield f"incarnation {newest.incarnation}: process {newest.process} on {newest.host}, {seen}"

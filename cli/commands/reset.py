@@ -17,10 +17,11 @@ _DECLINED = 1
 _LABEL_WIDTH = 15
 
 _EXAMPLES = """\
-Forget what a pipeline has done: its checkpoints with all state, its open transactions,
-its group offsets. The next run begins anew. Input and output topics are never touched:
-what was written stays, and a new run writes it again. Nor are stores: with a ledger
-there, a new run halts until target and ledger are emptied. Shows what goes, and asks.
+Forget what a pipeline, or a sink of Spark, has done: its checkpoints with all state, its
+open transactions, its group offsets. The next run begins anew. Input and output topics
+are never touched: what was written stays, and a new run writes it again. Nor are stores:
+with a ledger there, a new run halts until target and ledger are emptied. Shows what
+goes, and asks.
 
 examples:
   exactlyonce reset order-totals

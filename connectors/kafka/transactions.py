@@ -103,12 +103,14 @@ class Transactions:
             lambda: self._wire.remembering(lambda: self._describe(ids)), "Describing transactions"
         )
 
-    def list(self, prefix: str) -> Sequence[ListedTransaction]:
-        """Every id that begins with *prefix*, in whatever state, from all brokers.
+    def list(self, prefix: str, producer_ids: Iterable[int] = ()) -> Sequence[ListedTransaction]:
+        """Every id that begins with *prefix*, in whatever state, from all brokers; of these producer ids, if any given.
 
-        It is whole or it fails: each transaction coordinator has answered without error, and none moved meanwhile.
+        It is whole or it fails: each transaction coordinator has answered without error, and none moved meanwhile. Of
+        ids that we have no right to describe the brokers say nothing.
         """
-        return self._wire.retrying(lambda: self._list(prefix), "Listing transactions")
+        wanted = tuple(producer_ids)
+        return self._wire.retrying(lambda: self._list(prefix, wanted), "Listing transactions")
 
     def producers(self, partitions: Iterable[tuple[str, int]]) -> Sequence[ProducerState]:
         """The producers active on each (topic, partition), as its leader knows them. Raises `TopicError`."""
@@ -218,10 +220,10 @@ class Transactions:
         states = {state.transactional_id: _state(state) for answer in answers for state in answer.transaction_states}
         return {each: states[each] for each in ids}
 
-    def _list(self, prefix: str) -> Sequence[ListedTransaction]:
+    def _list(self, prefix: str, producer_ids: Sequence[int]) -> Sequence[ListedTransaction]:
         nodes, leaders = self._transaction_log()
         pattern = re.escape(prefix) + ".*"
-        answers = self._wire.ask_all([Request(_list_request(pattern), node) for node in nodes])
+        answers = self._wire.ask_all([Request(_list_request(pattern, producer_ids), node) for node in nodes])
         for node, answer in zip(nodes, answers, strict=True):
             refuse(answer.error_code, f"Listing the transactions of broker {node}")
         if self._transaction_log() != (nodes, leaders):
@@ -315,8 +317,10 @@ class Transactions:
         return int(features.get("transaction.version", 0))
 
 
-def _list_request(pattern: str) -> ListTransactionsRequest:
-    return ListTransactionsRequest(state_filters=[], producer_id_filters=[], transactional_id_pattern=pattern)
+def _list_request(pattern: str, producer_ids: Sequence[int]) -> ListTransactionsRequest:
+    return ListTransactionsRequest(
+        state_filters=[], producer_id_filters=[*producer_ids], transactional_id_pattern=pattern
+    )
 
 
 def _producers_request(partitions_by_topic: Mapping[str, Sequence[int]]) -> DescribeProducersRequest:

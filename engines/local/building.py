@@ -25,8 +25,10 @@ from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import Plan, Task, plan, share_of
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+from exactlyonce.pipeline.sink import naming
 from exactlyonce.sinks.writer import GrantedWriter, SinkWriter, Writable, WriterContext
 from exactlyonce.state.backend import Table
 
@@ -138,6 +140,7 @@ class _Builder:
                 acknowledge=self.send,
                 order=order_runs(task, self.plan.shuffles, several=several),
                 monotonic_s=self.clients.monotonic_s,
+                exactly_once=self.start.mode == EXACTLY_ONCE,
             )
         )
         self.built.writers += writers
@@ -218,6 +221,7 @@ class _Builder:
             prepared=lambda name: self.send(msg.Prepared(node.id, start.subtask, name)),
             note=self.built.notes.append,
         )
-        opened = cast("Writable", node.sink).open_writer(context)
+        with naming(node.id):
+            opened = cast("Writable", node.sink).open_writer(context)
         writers.append(opened.writer)
         return ops.SinkOutput(node.id, opened.writer, opened.encoder, activity=activity)

@@ -35,6 +35,8 @@ class Start(msgspec.Struct, tag=True):
     """By input topic."""
     targets: dict[str, dict[int, int]]
     """By source and partition, the offset to stop at; empty: run on."""
+    mode: str
+    """`CheckpointSettings.mode`."""
     slots: int
     transaction_timeout_ms: int
     channels: dict[str, int]

@@ -1,8 +1,8 @@
 """One subtask of a task: takes batches from its inputs, aligns barriers, takes snapshots.
 
-Invariants: a batch goes through all operators before the next is taken; between an input's barrier and the snapshot,
-nothing of that input is taken; the snapshot's synchronous part and the barrier's passing-on happen in one step, so that
-no record comes between them; acknowledgements are sent in order.
+Invariants: a batch goes through all operators before the next is taken; exactly once, nothing of an input is taken
+between its barrier and the snapshot; the snapshot's synchronous part and the barrier's passing-on happen in one step,
+so that no record comes between them; acknowledgements are sent in order.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ class Subtask:
     order: OrderRuns | None
     """None where there is only one order; see `order_runs`. A source may get a partition more at any barrier."""
     monotonic_s: Callable[[], float]
+    exactly_once: bool = True
+    """Whether inputs are held back; see `Alignment`."""
 
     def __post_init__(self) -> None:
-        self.alignment = Alignment(each.name for each in self.inputs)
+        self.alignment = Alignment((each.name for each in self.inputs), exactly_once=self.exactly_once)
         self._turn: deque[Input] = deque(self.inputs)
         self._snapshots: deque[Iterator[bool]] = deque()
 
@@ -99,6 +101,7 @@ class Subtask:
         return False
 
     def _take(self, source: Input, batch: Batch) -> None:
+        self.alignment.take(source.name)
         if self.order is not None:
             for partition, count in source.runs():
                 self.order.note(source.name, partition, count)
@@ -117,7 +120,9 @@ class Subtask:
         """The synchronous part now; the rest as an iterator."""
         began = self.monotonic_s()
         frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
-        log = self.order.cut() if self.order is not None and self.order.runs else None
+        exact, log = self.alignment.exact, None
+        if self.order is not None and (self.order.runs or not exact):
+            log = self.order.cut(exact=exact)
         for channel in chain.from_iterable(self.outputs):
             channel.send_barrier(frame)
         for each in self.inputs:

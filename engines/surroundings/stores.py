@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -12,11 +12,18 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.sink import Sink
-from exactlyonce.sinks.committer import Committer, CommitterContext, Committing
+from exactlyonce.pipeline.sink import Sink, naming
+from exactlyonce.sinks.committer import (
+    Committer,
+    CommitterContext,
+    Committing,
+    Inspectable,
+    RollsBack,
+    StoreView,
+)
 from exactlyonce.sinks.files.layout import KIND as FILES
 from exactlyonce.sinks.prepared.committer import KIND as PREPARED
 from exactlyonce.sinks.write_ahead.writer import KIND as ROWS
@@ -43,6 +50,8 @@ class Stores:
         """Of sinks whose writers write to the store themselves: they are only checked."""
         self.digests: dict[str, str] = {}
         """The sinks whose output is committed to a store, each with a digest of its description."""
+        self.ledgers: dict[str, str] = {}
+        """Of the same sinks, where the ledger of each is: see `Committer.ledger`."""
         self._unchecked: set[str] = set()
         """Sinks whose store was away when it was to be checked."""
         for name, sink, type_ in sinks:
@@ -52,6 +61,7 @@ class Stores:
                 if sink.stages:
                     self._committers[name] = committer
                     self.digests[name] = _digest(sink, type_)
+                    self.ledgers[name] = committer.ledger
                 else:
                     self._writing[name] = committer
 
@@ -86,6 +96,33 @@ class Stores:
                 hit("store-committing")
                 return self._committer(committable).commit(committable, incarnation, origin)
         return NotImplemented
+
+    # --- beside a run
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """By sink that stages, the `StoreCommittable.kind` that it sets aside."""
+        return {sink: each.kind for sink, each in self._committers.items()}
+
+    @property
+    def holding(self) -> set[str]:
+        """The sinks whose stores hold something, as locks, for what waits there."""
+        return {sink for sink, each in self._committers.items() if isinstance(each, RollsBack)}
+
+    def look(self, sink: str) -> StoreView | None:
+        """What the store of a sink shows; None: it shows nothing without being changed. `StoreUnavailable`: away."""
+        committer = self._committers.get(sink) or self._writing[sink]
+        return committer.look() if isinstance(committer, Inspectable) else None
+
+    @property
+    def names(self) -> list[str]:
+        """The sinks whose stores can be asked."""
+        return sorted((*self._committers, *self._writing))
+
+    def roll_back(self, sink: str, names: Collection[str], incarnation: int, origin: str) -> list[str]:
+        """See `RollsBack`; nothing where what waits holds nothing."""
+        committer = self._committers.get(sink)
+        return committer.roll_back(names, incarnation, origin) if isinstance(committer, RollsBack) else []
 
     def _committer(self, committable: StoreCommittable) -> Committer:
         found = self._committers.get(committable.sink)
@@ -137,11 +174,5 @@ def _of_another_kind(kind: str, expected: str) -> str:
 
 
 def _check(sink: str, committer: Committer) -> None:
-    try:
+    with naming(sink):
         committer.check()
-    except StoreError as error:
-        raise StoreError(f"Sink {sink!r}: {error}") from error
-    except StoreUnavailable as error:
-        raise StoreUnavailable(f"Sink {sink!r}: {error}") from error
-    except ConfigError as error:
-        raise ConfigError(f"Sink {sink!r}: {error}") from error

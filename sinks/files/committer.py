@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.committer import SetAside, StoreView
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import (
     HIDDEN,
@@ -28,6 +30,7 @@ from exactlyonce.sinks.files.layout import (
 )
 from exactlyonce.sinks.files.ledger import FileLedger
 from exactlyonce.sinks.files.publishing import Publisher, WaitingFileGone
+from exactlyonce.sinks.files.staging import remove_older
 from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 
@@ -42,10 +45,15 @@ class FilesCommitter:
         self._ledger = FileLedger(folder)
         self._publisher = Publisher(folder)
 
+    @property
+    def ledger(self) -> str:
+        """See `Committer.ledger`: beside the ledger lies what the sink has staged for this topic."""
+        return f"the folder {self._folder.root}"
+
     def check(self) -> None:
         """Make the folder if what it lies in exists; `StoreError` unless files can be written and renamed in it."""
         target = self._folder.target
-        with folders.explained(target):
+        with folders.explained(target, starting=True):
             if not target.parent.is_dir():
                 raise StoreError(
                     f"{target} cannot be made: {target.parent} is missing, or is not a folder. Make it, or correct the "
@@ -53,9 +61,11 @@ class FilesCommitter:
                 )
             if os.path.lexists(target) and not target.is_dir():
                 raise StoreError(f"{target} is not a folder: move it away, or correct the path of the sink.")
-            target.mkdir(exist_ok=True)
-            folders.sync_folder(target.parent)
-            folders.FolderTree(target).make(self._folder.temporary)
+            with folders.making():
+                target.mkdir(exist_ok=True)
+                folders.sync_folder(target.parent)
+                for each in (self._folder.temporary, self._folder.staged):
+                    folders.FolderTree(target).make(each)
             probe = target / f"{HIDDEN}-{secrets.token_hex(8)}"
             try:
                 folders.write_new(probe, b"", self._folder.temporary / "0-probe")
@@ -128,15 +138,42 @@ class FilesCommitter:
         removes what is older than itself: that was committed before it began.
         """
         with folders.explained(self._folder.target):
-            for name in folders.names_in(self._folder.staged):
-                writer = WriterId.parsed(name)
-                if writer is not None and (writer.incarnation, writer.attempt) < (incarnation, attempt):
-                    folders.remove(self._folder.staged / name)
+            remove_older(self._folder, incarnation, attempt)
             for name in folders.names_in(self._folder.temporary):
                 number = name.partition("-")[0]
                 if number.isdecimal() and int(number) < incarnation:  # else it is another program's
                     with suppress(FileNotFoundError):
                         os.unlink(self._folder.temporary / name)
+
+    def look(self) -> StoreView | None:
+        """See `Inspectable`."""
+        target, ledger = self._folder.target, self._ledger.view()
+        with folders.explained(target):
+            waiting = tuple(self._waiting())
+        problem = ""
+        if not target.is_dir():
+            if os.path.lexists(target) or not target.parent.is_dir():
+                problem = f"{target} is not a folder, and cannot be made one: correct the path of the sink."
+        elif not os.access(target, os.W_OK | os.X_OK):
+            problem = f"{target} is not writable for this user: let its owner allow it, or run as another one."
+        return replace(ledger, waiting=waiting, problem=problem)
+
+    def _waiting(self) -> Iterator[SetAside]:
+        """The lists of files of intervals; what no interval has ended yet is not among them."""
+        for name in sorted(folders.names_in(self._folder.staged)):
+            writer = WriterId.parsed(name)
+            if writer is None:
+                continue
+            lists = [each for each in folders.names_in(self._folder.staged / name) if each.endswith(".files")]
+            for each in sorted(lists):
+                number = each.removesuffix(".files")
+                with suppress(FileNotFoundError):  # it is published meanwhile
+                    since_ms = os.stat(self._folder.staged / name / each).st_mtime_ns // 1_000_000
+                    yield SetAside(
+                        name=f"{name}/{each}", subtask=writer.subtask, incarnation=writer.incarnation,
+                        attempt=writer.attempt, since_ms=since_ms,
+                        checkpoint=int(number) if number.isdecimal() else None,
+                    )  # fmt: skip
 
     def close(self) -> None:
         """Nothing is held."""

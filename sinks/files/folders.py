@@ -143,7 +143,7 @@ def explanation(error: OSError, target: Path) -> str:
         there = next((each for each in (target, *target.parents) if each.exists()), target)
         return f"There is no right to write {place}: give user {os.geteuid()} the right to write in {there}."
     if code == errno.EROFS:
-        return f"The file system of {target} is read-only: mount it so that it can be written."
+        return f"The file system of {target} is read-only: mount it so that it can be written, or correct the path."
     if code == errno.ENOENT:
         missing = error.filename if error.filename and not os.path.lexists(error.filename) else place
         return f"{missing} is not there (any more): is the disk of {target} mounted, or does another program clean it?"
@@ -151,14 +151,33 @@ def explanation(error: OSError, target: Path) -> str:
         return f"{place} cannot be made, for a file is where a folder is needed, or the other way: move it away."
     if code == errno.EXDEV:
         return f"{place} is on another file system than {target}: all of the folder has to be on one."
-    return f"{place}: {error.strerror or error}."
+    if code == errno.ENAMETOOLONG:
+        return f"{place}: File name too long: write to a folder with a shorter path."
+    return f"{place}: {error.strerror or error}. Look at the disk of {target}, and in the system's log."
 
 
 @contextmanager
-def explained(target: Path) -> Iterator[None]:
-    """What the system refuses, as `StoreError` or `StoreUnavailable`."""
+def explained(target: Path, *, starting: bool = False) -> Iterator[None]:
+    """What the system refuses, as `StoreError` or `StoreUnavailable`. *starting*: it is looked at whether *target* can
+    be a sink's folder at all, so that a disk which is read-only is an error, too."""
     try:
         yield
     except OSError as error:
-        kind = StoreError if error.errno in _NEVER | _NO_RIGHT else StoreUnavailable
+        never = _NEVER | _NO_RIGHT | ({errno.EROFS} if starting else set())
+        kind = StoreError if error.errno in never else StoreUnavailable
         raise kind(explanation(error, target)) from error
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """Folders are made within. One that cannot be, though that which it is to lie in is there, is a `StoreError`: file
+    systems like that of /proc make no names but their own."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not Path(error.filename).parent.is_dir():
+            raise
+        raise StoreError(
+            f"{error.filename} cannot be made: the file system there makes no folder that a program names. Correct the "
+            f"path of the sink."
+        ) from error

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from exactlyonce.sinks.committer import StoreView
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import Entry, SinkFolder, encode_entry
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, require_writer
@@ -62,6 +63,13 @@ class FileLedger:
         except FileNotFoundError:
             begun_for = ""
         return begun_for, max(self._incarnations(), default=0)
+
+    def view(self) -> StoreView:
+        """What is there, for whoever only looks."""
+        begun_for, newest = self._writer()
+        names = filter(_NUMBER.match, folders.names_in(self._folder.ledger(begun_for))) if begun_for else ()
+        positions = {subtask: self.position(begun_for, subtask) for subtask in sorted(map(int, names))}
+        return StoreView(incarnation=newest, origin=begun_for, ledger=positions)
 
     def _incarnations(self) -> list[int]:
         return [int(name) for name in folders.names_in(self._folder.fence) if _NUMBER.match(name)]

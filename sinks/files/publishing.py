@@ -43,7 +43,7 @@ class Publisher:
         return decode_staged(content)
 
     def forget(self, body: StagedList) -> None:
-        """Its files are published, and the ledger says so."""
+        """Its files are published, and the ledger, where there is one, says so."""
         with suppress(FileNotFoundError):
             os.unlink(self._folder.staged / body.path)
 
@@ -71,9 +71,10 @@ class Publisher:
             )
         return True
 
-    def publish_all(self, files: Sequence[WaitingFile]) -> None:
-        """Publish *files*, without the ledger."""
+    def publish_all(self, body: StagedList, files: Sequence[WaitingFile]) -> None:
+        """Publish *files*, which *body* lists, without the ledger."""
         self.publish(files, self.waiting(files))
+        self.forget(body)
 
     def publish(self, files: Sequence[WaitingFile], waiting: Iterable[WaitingFile]) -> None:
         """Rename those of *files* that are *waiting*; all are durable then, whoever renamed them."""

@@ -21,11 +21,12 @@ from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.committer import FilesCommitter
+from exactlyonce.sinks.files.folders import explained
 from exactlyonce.sinks.files.format import FileFormat, PartitionedEncoder
 from exactlyonce.sinks.files.jsonl import JsonLines
 from exactlyonce.sinks.files.layout import SinkFolder, WriterId
 from exactlyonce.sinks.files.publishing import Publisher
-from exactlyonce.sinks.files.staging import Rolling, StagedFiles
+from exactlyonce.sinks.files.staging import Rolling, StagedFiles, remove_older
 from exactlyonce.sinks.files.writer import FilesWriter
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
@@ -142,8 +143,11 @@ class FileSink(Sink[T]):
         return FilesCommitter(self._folder(context), ledger_first=self.delivery == "at_most_once")
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask."""
+        """The writer of one subtask. Where no committer cleans behind a crash, it does so first."""
         folder = self._folder(context)
+        if not self.stages:
+            with explained(folder.target):
+                remove_older(folder, context.incarnation, context.attempt)
         format_ = self._format(context.type)
         interval_ms = None if self.roll_interval is None else duration_ms(self.roll_interval)
         files = StagedFiles(

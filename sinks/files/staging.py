@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.sinks.files.folders import FolderTree, sync_folder
+from exactlyonce.sinks.files.folders import FolderTree, names_in, remove, sync_folder
 from exactlyonce.sinks.files.format import EncodedPart, FileFormat, RowsFile
 from exactlyonce.sinks.files.layout import SinkFolder, StagedList, WaitingFile, WriterId, encode_staged
 
@@ -28,6 +28,15 @@ HELD_BYTES_MAX = 64 << 20
 OPEN_MAX = 128
 """Files that are open at once: a sink that writes to more folders than that gets more and smaller files."""
 SYNCED_AT_ONCE = 16
+
+
+def remove_older(folder: SinkFolder, incarnation: int, attempt: int) -> None:
+    """Remove what writers of older attempts than that one have left, none of which is to be published any more. What
+    another program has put there stays."""
+    for name in names_in(folder.staged):
+        writer = WriterId.parsed(name)
+        if writer is not None and (writer.incarnation, writer.attempt) < (incarnation, attempt):
+            remove(folder.staged / name)
 
 
 @dataclass(frozen=True, kw_only=True)

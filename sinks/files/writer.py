@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.records.manifest import StagedAck, StoreCommittable
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.files.folders import explanation
 from exactlyonce.sinks.files.format import EncodedPart
-from exactlyonce.sinks.files.layout import KIND, WaitingFile, encode_staged
+from exactlyonce.sinks.files.layout import KIND, StagedList, WaitingFile, encode_staged
 from exactlyonce.sinks.files.publishing import WaitingFileGone
 from exactlyonce.sinks.files.staging import StagedFiles
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
@@ -38,7 +38,7 @@ class FilesWriter:
         sink: str,
         subtask: int,
         files: StagedFiles,
-        publish: Callable[[Sequence[WaitingFile]], None] | None = None,
+        publish: Callable[[StagedList, Sequence[WaitingFile]], None] | None = None,
     ) -> None:
         self.sink, self.subtask = sink, subtask
         self.records = self.unwritten = 0
@@ -108,7 +108,12 @@ class FilesWriter:
         if isinstance(failure, OSError):
             why = explanation(failure, self._files.folder.target)
             raise SinkFailed(f"sink {self.sink!r} cannot write files: {why} Nothing is lost.") from failure
-        if isinstance(failure, StoreError | WaitingFileGone):
+        if isinstance(failure, WaitingFileGone):
+            raise SinkFailed(
+                f"sink {self.sink!r} cannot publish files: {failure} is gone, so another program has removed it. Keep "
+                f"programs that clean out of {self._files.folder.root}; its rows are written again."
+            ) from failure
+        if isinstance(failure, StoreError):
             raise SinkFailed(f"sink {self.sink!r} cannot publish files: {failure}") from failure
         if failure is not None:
             raise failure
@@ -158,7 +163,7 @@ class FilesWriter:
     def _flush(self, cut: _Cut) -> FlushedInterval:
         body, files = self._files.cut(cut.checkpoint)
         if self._publish is not None:
-            self._publish(files)
+            self._publish(body, files)
             return FlushedInterval()
         committable = StoreCommittable(
             sink=self.sink,

@@ -15,7 +15,7 @@ from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import Sink, mapped
 from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -181,12 +181,12 @@ class KafkaEncoder:
         """The keys, encoded; None if there are none."""
         if self._key is None:
             return None
-        keys: list[Any] = list(map(self._key, outputs))
+        keys: list[Any] = mapped("key", self._key, outputs)
         return list(map(str.encode if set(map(type, keys)) == {str} else encode_key, keys))
 
     def headers(self, outputs: Iterable[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""
-        return None if self._headers is None else [list(headers) for headers in map(self._headers, outputs)]
+        return None if self._headers is None else list(map(list, mapped("headers", self._headers, outputs)))
 
 
 def encode_key(key: object) -> bytes | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.mysql.session import MySQLSession, quoted
+from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, require_writer
 
 LEDGER = "exactlyonce_ledger"
@@ -39,6 +40,18 @@ def newest(session: MySQLSession, pipeline: str, sink: str, origin: str) -> int:
     if not any(subtask == WRITER and begun_for == origin for subtask, _, begun_for in rows):
         return 0
     return max((int(checkpoint) for subtask, checkpoint, _ in rows if subtask != WRITER), default=0)
+
+
+def of_sink(session: MySQLSession, pipeline: str, sink: str) -> SinkLedger:
+    """All rows of the sink, as far as they are committed; waits for nobody."""
+    rows = session.ask(
+        f"SELECT subtask, checkpoint, incarnation, origin FROM {LEDGER} WHERE pipeline = %s AND sink = %s",
+        pipeline, sink,
+    )  # fmt: skip
+    found = {int(subtask): rest for subtask, *rest in rows}
+    _, incarnation, origin = found.pop(WRITER, (_NONE_YET, 0, ""))
+    checkpoints = {subtask: max(int(checkpoint), 0) for subtask, (checkpoint, *_) in found.items()}
+    return SinkLedger(incarnation=int(incarnation), origin=origin, checkpoints=checkpoints)
 
 
 def fence(session: MySQLSession, pipeline: str, sink: str, incarnation: int, origin: str) -> dict[int, int]:
@@ -82,7 +95,11 @@ def advance(session: MySQLSession, entry: LedgerEntry) -> bool:
         entry.checkpoint, entry.incarnation, *of_subtask, checkpoint,
     )  # fmt: skip
     if changed != 1:
-        raise StoreError(f"The table {LEDGER} has been changed although its row was locked. Is it a table of InnoDB?")
+        raise StoreError(
+            f"The table {LEDGER} has been changed although its row was locked: it has no transactions, or a proxy "
+            f"sends statements to several servers. ALTER TABLE {LEDGER} ENGINE=InnoDB, and let the dsn name the server "
+            f"itself."
+        )
     return True
 
 

@@ -39,16 +39,21 @@ Literal = Callable[[Any], str]
 class ColumnLiterals:
     """Writes the values of one field for one column."""
 
-    def __init__(self, field: RowField, column: MySQLColumn, in_key: bool, depth_max: int) -> None:
-        """*depth_max*: how deep JSON may be nested for this server."""
+    def __init__(self, field: RowField, table: str, column: MySQLColumn, in_key: bool, depth_max: int) -> None:
+        """*table*: whose column it is, for errors. *depth_max*: how deep JSON may be nested for this server."""
         self._field = field
+        self._table = table
         self._column = column
         self._literal = _literal_of(field.kind, column, depth_max)
         self._nullable = column.nullable and not in_key
 
     def of(self, records: Sequence[Any]) -> list[str]:
         """The literal of each record's field."""
-        values, literal = self._field.values(records), self._literal
+        literal = self._literal
+        try:
+            values = self._field.values(records)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{error} {self._where}") from None
         try:
             if None not in values:
                 return list(map(literal, values))
@@ -57,8 +62,13 @@ class ColumnLiterals:
             return ["NULL" if value is None else literal(value) for value in values]
         except (ValueError, TypeError, OverflowError) as error:
             refused = TypeError if isinstance(error, TypeError) else ValueError
-            column = f"{self._column.type}{'' if self._nullable else ' NOT NULL'}"
-            raise refused(f"{self._field.name}: {error}; the column {self._column.name!r} is {column}") from None
+            raise refused(f"{self._field.name}: {error} {self._where}") from None
+
+    @property
+    def _where(self) -> str:
+        """For errors."""
+        column = f"{self._column.type}{'' if self._nullable else ' NOT NULL'}"
+        return f"(the column of table {self._table} is {column})"
 
 
 class MySQLRowEncoder:

@@ -51,6 +51,19 @@ class PreparingMySQLStore(MySQLStore, PreparingStore):
     def check(self) -> None:
         """See `Store`; and whether the server keeps what is prepared, and shows it."""
         super().check()
+        self._require_that_it_prepares()
+        if read_table(self._session, TABLE) is None:
+            self._make(_CREATE)
+        self._check_prepared_rows()
+
+    def inspect(self) -> None:
+        """See `InspectableStore`."""
+        super().inspect()
+        self._require_that_it_prepares()
+        if read_table(self._session, TABLE) is not None:
+            self._check_prepared_rows()
+
+    def _require_that_it_prepares(self) -> None:
         session = self._session
         found, minimum = session.variables["version"], _VERSION_MIN[session.is_mariadb]
         if tuple(map(int, re.findall(r"\d+", found)[:2])) < minimum:
@@ -65,9 +78,6 @@ class PreparingMySQLStore(MySQLStore, PreparingStore):
                 f"{error} commit='xa' has to list what is prepared: GRANT XA_RECOVER_ADMIN ON *.* TO "
                 f"{quoted(session.address.user)}@'%'"
             ) from None
-        if read_table(session, TABLE) is None:
-            self._make(_CREATE)
-        self._check_prepared_rows()
 
     def _check_prepared_rows(self) -> None:
         session = self._session
@@ -134,6 +144,10 @@ class PreparingMySQLStore(MySQLStore, PreparingStore):
     def prepared(self, owner: str) -> list[TransactionName]:
         """See `PreparingStore`."""
         return [name for name in self._all_prepared() if name.owner == owner]
+
+    def prepared_at(self, owner: str) -> dict[TransactionName, int | None]:
+        """See `PreparingStore`. No server of this kind tells when."""
+        return dict.fromkeys(self.prepared(owner))
 
     def end(self, name: TransactionName, *, commit: bool) -> None:
         """See `PreparingStore`. The connection that has prepared it is given a moment to end, and is then ended."""

@@ -14,7 +14,7 @@ from exactlyonce.pipeline.secrets import is_reference, look_up, reference_proble
 from exactlyonce.sinks.mysql.address import MySQLAddress
 from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems
+from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems, rows_beside
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class MySQLSink(PreparableSink[T], Generic[T]):
       without a password may be written out.
     - *mode*: "append" inserts a row for each record; "upsert" inserts it or changes the row with its key, the last
       record of a key wins; "delete" removes the row with its key.
-    - *key*: the columns by which a row is found.
+    - *key*: the columns by which an upsert or a delete finds a row; "append" has none.
     - *create*: whether the table is created if it is missing.
     - *delivery*: "exactly_once", or what is weaker: "at_least_once", "at_most_once".
     - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "xa": in prepared
@@ -97,6 +97,10 @@ class MySQLSink(PreparableSink[T], Generic[T]):
         columns = [[field.name, field.kind.value] for field in row_fields(type_, self.mode, self.key)]
         return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
 
+    def ledger_of(self, pipeline: str, sink: str) -> str:
+        """Its rows of the tables beside the target."""
+        return rows_beside(f"the database of {self.table}", pipeline, sink, prepares=self.commit == self.prepares)
+
     def address(self) -> MySQLAddress:
         """Where the server is, looked up now."""
         return MySQLAddress.parse(look_up("dsn", self.dsn))
@@ -127,7 +131,7 @@ def _dsn_problems(dsn: str) -> Iterator[str]:
         yield str(error)
         return
     if address.password:
-        yield "dsn= has a password written out: put the URL into a variable, dsn='env:NAME', or a file"
+        yield "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
 
 
 def _identifier_problem(name: object) -> str | None:

@@ -11,6 +11,7 @@ from exactlyonce.sinks.mysql.literals import ROW_END, ColumnLiterals, MySQLRowEn
 from exactlyonce.sinks.mysql.session import TIMEOUT_S, MySQLSession, quoted
 from exactlyonce.sinks.mysql.table import ENGINE, MySQLTable, check_ledger, create_statement, read_table, table_problems
 from exactlyonce.sinks.sql.fields import RowField
+from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 STATEMENT_BYTES_MAX = 1 << 20
@@ -62,6 +63,20 @@ class MySQLStore:
             check_ledger(session)
             ledger.try_rights(session)
 
+    def inspect(self) -> None:
+        """See `InspectableStore`."""
+        if not self._to_be_made():
+            self._check_table()
+        if self._with_ledger and read_table(self._session, ledger.LEDGER) is not None:
+            check_ledger(self._session)
+            ledger.try_rights(self._session)
+
+    def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
+        """See `InspectableStore`."""
+        if read_table(self._session, ledger.LEDGER) is None:
+            return SinkLedger()
+        return ledger.of_sink(self._session, pipeline, sink)
+
     def _to_be_made(self) -> bool:
         """Whether the table is missing, and is made then."""
         return self._create and read_table(self._session, self._name) is None
@@ -69,8 +84,7 @@ class MySQLStore:
     def _check_table(self) -> None:
         """Raise `StoreError` unless the table takes the rows; it is made if need be."""
         if self._to_be_made():
-            key = () if self._mode == "append" else self._key
-            self._make(create_statement(self._session, self._name, self._fields, key))
+            self._make(create_statement(self._session, self._name, self._fields, self._key))
         problems = list(table_problems(self._table(), self._fields, self._mode, self._key))
         if problems:
             raise StoreError(f"Rows cannot go into the table {self._shown}: {'; '.join(problems)}.")
@@ -86,7 +100,8 @@ class MySQLStore:
                 f"The table {self._shown} has no column {', '.join(missing)}. Add it, or leave the field out."
             )
         literals = [
-            ColumnLiterals(field, columns[field.name], field.name in self._key, depth_max) for field in self._fields
+            ColumnLiterals(field, self._name, columns[field.name], field.name in self._key, depth_max)
+            for field in self._fields
         ]
         bare = self._mode == "delete" and len(literals) == 1
         return MySQLRowEncoder(literals, bare, self._rows_bytes_max)

@@ -70,7 +70,7 @@ def create(connection: PostgresConnection, sink: PostgresSink[Any], type_: Any) 
     schema, table = sink.place
     statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
         sql.Identifier(table) if schema is None else sql.Identifier(schema, table),
-        sql.SQL(", ").join(_definitions(fields_of(type_), sink.key if sink.mode != "append" else ())),
+        sql.SQL(", ").join(_definitions(fields_of(type_), sink.key)),
     )
     try:
         connection.rows(statement)

@@ -72,12 +72,14 @@ def type_problem(field: RowField, column: PostgresColumn) -> str | None:
     return f"its column {column.name!r} is {column.type}, and the field is {field.kind.value}: make it {wanted}"
 
 
-def column_text(field: RowField, column: PostgresColumn) -> ColumnText:
-    """How a field becomes text of a column that has no `type_problem`."""
+def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnText:
+    """How a field becomes text of a column of *table* that has no `type_problem`."""
     texts = _texts(field, column)
     assert texts is not None
     plain = column.base in _PLAIN and not column.array
-    return ColumnText(field=field, column=column.type, nullable=column.nullable, texts=texts, escaped=not plain)
+    return ColumnText(
+        field=field, table=table, column=column.type, nullable=column.nullable, texts=texts, escaped=not plain
+    )  # fmt: skip
 
 
 _PLAIN = {

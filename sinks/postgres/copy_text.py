@@ -39,8 +39,10 @@ class ColumnText(msgspec.Struct, frozen=True, kw_only=True):
     """How a field becomes text of its column."""
 
     field: RowField
+    table: str
+    """Whose column it is: for errors."""
     column: str
-    """Its type, as the database writes it: for errors."""
+    """Its type, as the database writes it: likewise."""
     nullable: bool
     texts: Texts
     escaped: bool
@@ -48,7 +50,11 @@ class ColumnText(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self, records: Sequence[Any]) -> Sequence[str]:
         """The text of each record's value, ready for a line."""
-        values = self.field.values(records)
+        where = f"(the column of {self.table} is {self.column})"
+        try:
+            values = self.field.values(records)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{error} {where}") from None
         try:
             if None not in values:
                 return self._encode(values)
@@ -58,7 +64,7 @@ class ColumnText(msgspec.Struct, frozen=True, kw_only=True):
             return [r"\N" if value is None else next(texts) for value in values]
         except (ValueError, TypeError, OverflowError) as error:  # OverflowError: a moment beyond the calendar
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{self.field.name}: {error} (the column is {self.column})") from None
+            raise kind(f"{self.field.name}: {error} {where}") from None
 
     def _encode(self, values: list[Any]) -> Sequence[str]:
         if not values:

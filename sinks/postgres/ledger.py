@@ -18,6 +18,7 @@ from psycopg import sql
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import PostgresConnection
+from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, require_writer
 
 TABLE = "exactlyonce_ledger"
@@ -76,6 +77,16 @@ class LedgerTable:
         """The newest checkpoint of any subtask of the sink; 0: nothing was written."""
         found = self._run(f"SELECT coalesce(max(checkpoint), 0) FROM {{}} WHERE {_SUBTASKS_ROWS}", name.values)
         return int(found[0][0])
+
+    def of_sink(self, name: SinkName) -> SinkLedger:
+        """All rows of the sink, as far as they are committed; waits for nobody."""
+        rows = self._run(
+            "SELECT subtask, checkpoint, incarnation, origin FROM {} WHERE pipeline = $1 AND sink = $2", name.values
+        )
+        found = {subtask: rest for subtask, *rest in rows}
+        _, incarnation, origin = found.pop(SINK_ITSELF, (0, 0, ""))
+        checkpoints = {subtask: checkpoint for subtask, (checkpoint, *_) in found.items()}
+        return SinkLedger(incarnation=incarnation, origin=origin, checkpoints=checkpoints)
 
     def create(self) -> None:
         """Make the table, unless it is there, or another session makes it at the same time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from psycopg import sql
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.postgres import catalogue
 from exactlyonce.sinks.postgres.ledger import LedgerTable, SinkName
 from exactlyonce.sinks.postgres.refusals import NoSuchObject
 from exactlyonce.sinks.postgres.store import PostgresStore
@@ -63,19 +64,35 @@ class PreparingPostgresStore(PostgresStore, PreparingStore):
     def check(self) -> None:
         """See `Store`; and whether the server prepares transactions."""
         super().check()
+        self._require_that_it_prepares()
+        table = self._prepared()
+        table.create()
+        table.check()
+
+    def inspect(self) -> None:
+        """See `InspectableStore`."""
+        super().inspect()
+        self._require_that_it_prepares()
+        table = PreparedTable(self._connection, self._schema())
+        if table.exists:
+            table.check()
+
+    def _require_that_it_prepares(self) -> None:
         if self._connection.rows("SELECT current_setting('max_prepared_transactions')::int") == [(0,)]:
             raise StoreError(
                 "commit='prepared' needs transactions that can be prepared, and the server allows none: "
                 "max_prepared_transactions is 0. Let an administrator run ALTER SYSTEM SET max_prepared_transactions "
                 "= 100 and restart the server; or use commit='write_ahead', which needs none."
             )
-        table = self._prepared()
-        table.create()
-        table.check()
 
     def owner(self, pipeline: str, sink: str) -> str:
         """See `PreparingStore`; the server lists the transactions of a database, which may have several ledgers."""
-        return owner_of(pipeline, sink, self._found().schema, OWNER_LENGTH_MAX)
+        return owner_of(pipeline, sink, self._schema(), OWNER_LENGTH_MAX)
+
+    def _schema(self) -> str:
+        """Of the table, or that in which it would be made."""
+        target = catalogue.find(self._connection, self._sink) if self._target is None else self._target
+        return target.schema if target is not None else catalogue.schema_of(self._connection, self._sink)
 
     def begin(self, name: TransactionName) -> None:
         """See `PreparingStore`. Where the connection has ended since the last interval nothing is lost: once more."""
@@ -100,9 +117,16 @@ class PreparingPostgresStore(PostgresStore, PreparingStore):
 
     def prepared(self, owner: str) -> list[TransactionName]:
         """See `PreparingStore`."""
-        rows = self._connection.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
-        found = [TransactionName.parse(gid) for (gid,) in rows]
-        return [name for name in found if name is not None and name.owner == owner]
+        return list(self.prepared_at(owner))
+
+    def prepared_at(self, owner: str) -> dict[TransactionName, int | None]:
+        """See `PreparingStore`."""
+        rows = self._connection.rows(
+            "SELECT gid, (extract(epoch FROM prepared) * 1000)::bigint FROM pg_prepared_xacts "
+            "WHERE database = current_database()"
+        )
+        found = {TransactionName.parse(gid): at_ms for gid, at_ms in rows}
+        return {name: at_ms for name, at_ms in found.items() if name is not None and name.owner == owner}
 
     def end(self, name: TransactionName, *, commit: bool) -> None:
         """See `PreparingStore`. What another session is ending is busy, which is `StoreUnavailable`."""

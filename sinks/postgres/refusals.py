@@ -127,9 +127,9 @@ class Refusals:
                 f"PostgreSQL ({self.dsn_shown}) could not do it now: {said} [{state}]: {_AGAIN[passing]}. "
                 f"Nothing is lost: it is asked again."
             )
-        advice = f": {_FATAL[fatal]}" if fatal is not None else ""
+        advice = _FATAL[fatal] if fatal is not None else "correct what it names, then run again; nothing is lost"
         refused = NoSuchObject if state == "42704" else StoreError
-        return refused(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]{advice}.")
+        return refused(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]: {advice}.")
 
 
 def is_misread(text: str, settings: Mapping[str, Any]) -> bool:
@@ -159,4 +159,4 @@ def _said(error: psycopg.Error) -> str:
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s*\n\s*", " ", text.strip()).rstrip(".?")
+    return re.sub(r"\s*\n\s*", "; ", text.strip()).rstrip(".?")

@@ -13,13 +13,14 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.table import description_problems, row_problems
+from exactlyonce.sinks.sql.table import description_problems, row_problems, rows_beside
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
 
 _IDENTIFIER_BYTES_MAX = 63
-_PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
+_PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
+"""Also one with a / that is not escaped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +30,8 @@ class PostgresSink(PreparableSink[T], Generic[T]):
     - *table*: its name, or "schema.table"; with *schema*, the name as it is, dots and all.
     - *dsn*: where the database is, by reference: ``env:NAME`` or ``file:/path`` of a connection string of libpq. One
       without a password may be written out.
-    - *mode*: "append" inserts each record; "upsert" inserts or updates the row that has the record's *key*, for which
-      the table needs a unique index; "delete" deletes the rows that have it.
+    - *mode*: "append" inserts each record, and has no *key*; "upsert" inserts or updates the row that has the record's
+      *key*, for which the table needs a unique index; "delete" deletes the rows that have it.
     - *create*: create the table if it is missing, with the fields of the record's type as its columns.
     - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "prepared": in
       prepared transactions of the server, for *mode* "append" alone.
@@ -65,7 +66,7 @@ class PostgresSink(PreparableSink[T], Generic[T]):
         elif problem := reference_problem(self.dsn):
             yield f"dsn={self.dsn!r}: {problem}"
         elif not is_reference(self.dsn) and _PASSWORD.search(self.dsn):
-            yield "dsn= has a password written out: put the connection string into a variable, dsn='env:NAME'"
+            yield "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
         yield from self.commit_problems(self.mode)
         wrong = list(description_problems(self.mode, self.key, self.create))
         yield from wrong
@@ -88,6 +89,10 @@ class PostgresSink(PreparableSink[T], Generic[T]):
         name = self.table if self.schema is None else f"{self.schema}.{self.table}"
         described = {"sink": "postgres", "table": name, "mode": self.mode, "key": list(self.key)}
         return described | {"row": schema.describe(type_)}
+
+    def ledger_of(self, pipeline: str, sink: str) -> str:
+        """Its rows of the tables beside the target."""
+        return rows_beside(f"the schema of {self.table}", pipeline, sink, prepares=self.commit == self.prepares)
 
     def store(self, type_: Any) -> Store:
         """A connection for rows of this type, not open yet."""

@@ -22,6 +22,7 @@ from exactlyonce.sinks.postgres.ledger import LedgerTable, SinkName, still_held
 from exactlyonce.sinks.postgres.refusals import LockHeld
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql.table import row_fields
+from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, RowEncoder, Store
 
 _STAGE = sql.Identifier("pg_temp", "exactlyonce_rows")
@@ -46,20 +47,35 @@ class PostgresStore(Store):
 
         Where a ledger is there already, a table that is missing is left to `fence`: it knows whether it had rows.
         """
+        target = self._inspected()
+        if self._sink.delivery != EXACTLY_ONCE:
+            self._target = target or self._checked(None)
+            return
+        ledger = self._ledger_beside(target)
+        if target is None and not ledger.exists:
+            target = self._checked(None)
+        ledger.create()
+        ledger.check()
+        self._target = target
+
+    def inspect(self) -> None:
+        """See `InspectableStore`."""
+        target = self._inspected()
+        if self._sink.delivery == EXACTLY_ONCE and (ledger := self._ledger_beside(target)).exists:
+            ledger.check()
+
+    def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
+        """See `InspectableStore`."""
+        ledger = self._ledger_beside(catalogue.find(self._connection, self._sink))
+        return ledger.of_sink(SinkName(pipeline, sink)) if ledger.exists else SinkLedger()
+
+    def _inspected(self) -> Target | None:
+        """The table, which takes the rows; None if it is still to be made."""
         catalogue.check_server(self._connection)
         target = catalogue.find(self._connection, self._sink)
         if target is None and not self._sink.create:
             raise self._missing()
-        if self._sink.delivery != EXACTLY_ONCE:
-            self._target = self._checked(target)
-            return
-        schema = target.schema if target is not None else catalogue.schema_of(self._connection, self._sink)
-        ledger = LedgerTable(self._connection, schema)
-        if target is not None or not ledger.exists:
-            target = self._checked(target)
-        ledger.create()
-        ledger.check()
-        self._target = target
+        return None if target is None else self._checked(target)
 
     def _checked(self, target: Target | None) -> Target:
         """The table, which takes the rows; it is made if it is None."""
@@ -74,7 +90,8 @@ class PostgresStore(Store):
         if target is None:
             raise self._missing()
         catalogue.check_target(self._connection, self._sink, self._fields, target)
-        texts = [column_text(field, target.columns[field.name]) for field in self._fields]
+        table = f"table {target.shown}"
+        texts = [column_text(field, table, target.columns[field.name]) for field in self._fields]
         return CopyEncoder(texts, self._mark)
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
@@ -83,7 +100,7 @@ class PostgresStore(Store):
         if self._target is None:
             self._target = catalogue.find(self._connection, self._sink)
         missing = self._target is None and self._sink.create
-        ledger = self._ledger() if not missing else self._ledger_without_table()
+        ledger = self._ledger() if not missing else self._ledger_beside(None)
         with ledger.needed():
             ledger.refuse(name, incarnation, origin)
             if missing and (lost := ledger.newest(name)):
@@ -134,8 +151,10 @@ class PostgresStore(Store):
     def _ledger(self) -> LedgerTable:
         return LedgerTable(self._connection, self._found().schema)
 
-    def _ledger_without_table(self) -> LedgerTable:
-        return LedgerTable(self._connection, catalogue.schema_of(self._connection, self._sink))
+    def _ledger_beside(self, target: Target | None) -> LedgerTable:
+        """The ledger in the schema of the table, or in that in which it would be made."""
+        schema = target.schema if target is not None else catalogue.schema_of(self._connection, self._sink)
+        return LedgerTable(self._connection, schema)
 
     def _dropped(self, ledger: LedgerTable, name: SinkName, checkpoint: int) -> StoreError:
         """For a table that is missing, although rows were written to it."""

@@ -6,15 +6,16 @@ name it any more; the table of prepared transactions and the ledger say whether 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.committer import CommitterContext, SetAside, StoreView
 from exactlyonce.sinks.prepared.names import TransactionName
 from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, PreparingStore
+from exactlyonce.sinks.write_ahead.looking import looked
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
 
 KIND = "prepared"
@@ -26,6 +27,7 @@ class PreparedCommitter:
 
     context: CommitterContext
     store: PreparingStore
+    ledger: str
     kind: str = KIND
     _origin: str = ""
     """Of the fence."""
@@ -53,7 +55,7 @@ class PreparedCommitter:
         """
         self._cleaned = incarnation, attempt
         waiting, left = self._prepared(), self.store.left(self.context.pipeline, self.context.sink)
-        self._roll_back(waiting)
+        self._roll_back(waiting, incarnation, self._origin)
         if left:
             raise StoreError(self._committed_by_hand(left[0]))
 
@@ -71,21 +73,43 @@ class PreparedCommitter:
                 raise StoreError(_lost(name, committable))
         hit("store-entering")
         self.store.enter(entry, name)
-        if committable.checkpoint > self._looked_at and self._cleaned is not None:
-            self._looked_at, cleaned = committable.checkpoint, self._cleaned
-            self._roll_back([each for each in self._prepared() if each.written_in < cleaned])
+        cleaned = self._cleaned
+        if cleaned is None or (incarnation, origin) != (cleaned[0], self._origin):
+            return not done  # another process of the one that leads has cleaned since, or will
+        if committable.checkpoint > self._looked_at:
+            self._looked_at = committable.checkpoint
+            self._roll_back([each for each in self._prepared() if each.written_in < cleaned], incarnation, origin)
         return not done
+
+    def look(self) -> StoreView | None:
+        """See `Inspectable`."""
+        view = looked(self.store, self.context)
+        if view is None or view.problem:
+            return view
+        listed = self.store.prepared_at(self.store.owner(self.context.pipeline, self.context.sink))
+        waiting = tuple(
+            SetAside(
+                name=str(each), subtask=each.subtask, incarnation=each.incarnation, attempt=each.attempt, since_ms=at_ms
+            )
+            for each, at_ms in sorted(listed.items(), key=lambda item: str(item[0]))
+        )
+        return replace(view, waiting=waiting)
+
+    def roll_back(self, names: Collection[str], incarnation: int, origin: str) -> list[str]:
+        """See `RollsBack`."""
+        chosen = [each for each in self._prepared() if str(each) in names and each.incarnation <= incarnation]
+        self._roll_back(chosen, incarnation, origin)
+        return [str(each) for each in chosen]
 
     def _prepared(self) -> list[TransactionName]:
         return self.store.prepared(self.store.owner(self.context.pipeline, self.context.sink))
 
-    def _roll_back(self, names: list[TransactionName]) -> None:
+    def _roll_back(self, names: list[TransactionName], incarnation: int, origin: str) -> None:
         """Roll back transactions that were listed before: where nobody has taken over since, none of them is of a newer
         incarnation, or of a newer life of the pipeline, whose numbers are small again."""
-        assert self._cleaned is not None
         nothing = LedgerEntry(
             pipeline=self.context.pipeline, sink=self.context.sink, subtask=0, checkpoint=0, previous=0,
-            incarnation=self._cleaned[0], origin=self._origin,
+            incarnation=incarnation, origin=origin,
         )  # fmt: skip
         try:
             self.store.entered(nothing)

@@ -33,7 +33,8 @@ class PreparableSink(WriteAheadSink[T]):
         """Who applies its rows to the store, or commits its transactions there."""
         if self.commit == WRITE_AHEAD:
             return super().open_committer(context)
-        return PreparedCommitter(context, self.preparing_store(context.type))
+        ledger = self.ledger_of(context.pipeline, context.sink)
+        return PreparedCommitter(context, self.preparing_store(context.type), ledger)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask, and the store's encoder, which may look at the store."""

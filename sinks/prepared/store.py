@@ -70,6 +70,9 @@ class PreparingStore(Protocol):
     def prepared(self, owner: str) -> list[TransactionName]:
         """All transactions of *owner* that wait in the server."""
 
+    def prepared_at(self, owner: str) -> dict[TransactionName, int | None]:
+        """The same, each with when it was prepared, in milliseconds since 1970, where the server tells."""
+
     def end(self, name: TransactionName, *, commit: bool) -> None:
         """Commit or roll back a transaction; returns once the server has none of that name, whoever ended it."""
 

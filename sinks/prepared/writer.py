@@ -17,7 +17,7 @@ from typing import Any
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import StagedAck, StoreCommittable
-from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.prepared.committer import KIND
 from exactlyonce.sinks.prepared.names import TransactionName
@@ -171,6 +171,8 @@ class PreparedWriter:
         self._backlog_bytes -= step.size
         try:
             name = step.future.result()
+        except StoreError as error:
+            raise StoreError(f"Sink {self.sink!r}: {error}") from error
         except StoreUnavailable as error:
             raise SinkFailed(f"sink {self.sink!r}: {error}") from None
         if step.ends is not None:

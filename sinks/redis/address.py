@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 _SERVER = re.compile(r"/?\d*")
 
@@ -25,4 +25,16 @@ def url_problem(url: str) -> str | None:
         return None if parts.path else "it names no socket"
     if not parts.hostname:
         return "it names no host"
+    if "@" in parts.path + parts.query + parts.fragment:
+        return "it has an @ behind its host: in a password a / is written %2F, a ? %3F, a # %23 and an @ %40"
     return None if _SERVER.fullmatch(parts.path) else "it ends with a database that is no number"
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL that has no problem has a password in it.
+
+    >>> has_password("redis://:hunter2@cache:6379/0"), has_password("redis://ann@cache:6379/0")
+    (True, False)
+    """
+    parts = urlsplit(url)
+    return bool(parts.password) or any("password" in name for name, _ in parse_qsl(parts.query))

@@ -176,8 +176,11 @@ class RedisConnection:
                 f"ACL SETUSER: the commands that docs/sinks/redis.md lists, on the sink's keys and ~{LEDGER_PREFIX}*."
             ) from None
         if isinstance(error, exceptions.ResponseError):
-            raise StoreError(f"{self.where} refuses: {text}.") from None
-        raise self._unavailable(text) from None
+            raise StoreError(
+                f"{self.where} refuses: {text}. Correct the URL of RedisSink, or the server, then run again; nothing "
+                f"is lost."
+            ) from None
+        raise self._unavailable(f"{text}. See that it runs, or correct the URL of RedisSink") from None
 
     def _unavailable(self, why: str) -> StoreUnavailable:
         return StoreUnavailable(f"{self.where} cannot be written to: {why}. Nothing is lost; it is tried again.")

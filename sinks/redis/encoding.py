@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.sink import mapped
 from exactlyonce.sinks.redis.rows import row
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX
 
@@ -45,8 +46,8 @@ class RedisEncoder:
     def encode(self, records: Sequence[Any]) -> list[bytes]:
         """One row for each record. `ValueError` or `TypeError` names the field and what of it does not fit."""
         values = [record.value for record in records] if self._records else records
-        arguments = self._arguments
-        return [row(self._checked(self._key(record)), arguments(value)) for record, value in zip(records, values)]  # noqa: B905 - one each
+        arguments, keys = self._arguments, mapped("key", self._key, records)
+        return [row(self._checked(key), arguments(value)) for key, value in zip(keys, values, strict=True)]
 
     def _checked(self, key: object) -> bytes:
         name = _key_bytes(key)

@@ -14,6 +14,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 LEDGER_PREFIX = "exactlyonce_ledger:"
+
+
+def ledger_prefix(hash_tag: str | None) -> str:
+    """What the keys of ledgers begin with that lie where the tag says."""
+    return LEDGER_PREFIX + (f"{{{hash_tag}}}:" if hash_tag else "")
+
+
+def ledger_key(pipeline: str, sink: str, hash_tag: str | None) -> str:
+    """The key of a sink's ledger."""
+    return f"{ledger_prefix(hash_tag)}{pipeline}:{sink}"
+
+
 ARGUMENTS_OF_LEDGER = 8
 
 _FENCE = """

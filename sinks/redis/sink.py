@@ -16,9 +16,9 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
-from exactlyonce.sinks.redis.address import url_problem
+from exactlyonce.sinks.redis.address import has_password, url_problem
 from exactlyonce.sinks.redis.encoding import RedisEncoder
-from exactlyonce.sinks.redis.scripts import KINDS
+from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
 
@@ -33,8 +33,8 @@ PART_ROWS_MAX = 100_000
 class RedisSink(WriteAheadSink[T], Generic[T]):
     """Writes to a Redis server, exactly once: a part of a checkpoint and its ledger entry in one step.
 
-    - *url*: ``redis://user:password@host:6379/0``, ``rediss://`` with TLS, ``unix:///path``; ``env:NAME`` or
-      ``file:/path`` where it is looked up when a connection is made.
+    - *url*: where ``redis://user:password@host:6379/0`` is, ``rediss://`` with TLS, or ``unix:///path``: ``env:NAME``,
+      ``file:/path``; looked up when a connection is made. One without a password may be written out.
     - *key*: a function from the output to its key: str in UTF-8, bytes as they are, all else JSON.
     - *kind*: "string": SET key value; "hash": HSET with the fields of the record, where None deletes a field; "stream":
       XADD with the fields of the record, or with the field `value` where *value* is given.
@@ -90,7 +90,12 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         elif problem := reference_problem(self.url):
             yield f"the URL of the server is {self.url!r}: {problem}"
         elif not is_reference(self.url) and (problem := url_problem(self.url)):
-            yield f"the URL of the server is wrong: {problem}; write redis://user:password@host:6379/0, or env:NAME"
+            yield f"the URL of the server is wrong: {problem}; write redis://host:6379/0, or env:NAME"
+        elif not is_reference(self.url) and has_password(self.url):
+            yield (
+                "the URL of the server has a password written out: put all of it into a variable, 'env:NAME', or into "
+                "a file"
+            )
         if self.kind not in KINDS:
             yield f"kind={self.kind!r} must be one of {', '.join(KINDS)}"
         if self.key is None and not _holds_records(type_):
@@ -138,6 +143,10 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         """Kind and encoding; the address is no part of what it is, nor are functions."""
         codec = self._codec(_value_type(type_))
         return {"sink": "redis", "kind": self.kind, "value": codec.describe() if codec else _described(type_)}
+
+    def ledger_of(self, pipeline: str, sink: str) -> str:
+        """Its hash."""
+        return f"the key {ledger_key(pipeline, sink, self.hash_tag)}"
 
     def store(self, type_: Any) -> Store:
         """The store, which connects when it is first asked. Raises `ConfigError` where the redis library is missing."""

@@ -14,7 +14,8 @@ from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.redis.connection import RedisConnection
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.rows import Part, Parts, argument
-from exactlyonce.sinks.redis.scripts import APPLY, FENCE, LEDGER_PREFIX, RIGHTS, WRITE
+from exactlyonce.sinks.redis.scripts import APPLY, FENCE, RIGHTS, WRITE, ledger_key, ledger_prefix
+from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
 
 TIMEOUT_S = 30.0
@@ -41,8 +42,8 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._encoder = encoder
         self._kind = kind
-        self._prefix = LEDGER_PREFIX + (f"{{{hash_tag}}}:" if hash_tag else "")
-        self._has_tag = hash_tag is not None
+        self._tag = hash_tag
+        self._prefix = ledger_prefix(hash_tag)
         self._before_rows = [argument(b"%d" % maxlen if maxlen else b"")] if kind == "stream" else []
         self._durable = durable
         self._can_wait = durable
@@ -53,7 +54,7 @@ class RedisStore:
         about = _parsed(self._server.command("INFO"))
         if about.get("role") in ("slave", "replica"):
             self._refuse("is a replica, which takes no writes. Give the address of the primary")
-        if about.get("cluster_enabled") == "1" and not self._has_tag:
+        if about.get("cluster_enabled") == "1" and self._tag is None:
             self._refuse(
                 "is part of a cluster, where a script may write only what lies on one server. Give the sink a "
                 'hash_tag="totals", and let key= begin every key with {totals}'
@@ -68,6 +69,20 @@ class RedisStore:
             self._check_durable(about)
         self._check_rights()
 
+    def inspect(self) -> None:
+        """As in `InspectableStore`: `check` makes nothing."""
+        self.check()
+
+    def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
+        """As in `InspectableStore`."""
+        found = self._server.command("HGETALL", self._ledger(pipeline, sink))
+        held = dict(zip(found[::2], found[1::2], strict=True))
+        return SinkLedger(
+            incarnation=int(held.get(b"incarnation", 0)),
+            origin=held.get(b"origin", b"").decode(),
+            checkpoints=_checkpoints(held),
+        )
+
     def encoder(self) -> RedisEncoder:
         """It needs nothing of the server."""
         return self._encoder
@@ -80,9 +95,7 @@ class RedisStore:
         if answer == b"fenced":
             self._fenced(found, incarnation)
         self._wait_for_disk()
-        held = dict(zip(found[::2], found[1::2], strict=True))
-        suffix = b":checkpoint"
-        return {int(name.removesuffix(suffix)): int(held[name]) for name in held if name.endswith(suffix)}
+        return _checkpoints(dict(zip(found[::2], found[1::2], strict=True)))
 
     def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
         """As in `Store`; of more than *part_rows* rows each part is one step, and a retry goes on behind the last."""
@@ -127,7 +140,7 @@ class RedisStore:
         self._server.close()
 
     def _ledger(self, pipeline: str, sink: str) -> bytes:
-        return f"{self._prefix}{pipeline}:{sink}".encode()
+        return ledger_key(pipeline, sink, self._tag).encode()
 
     def _run(self, script: Any, part: Part, head: list[bytes], ledger: list[bytes]) -> list[Any]:
         """The answer of a script that writes *part*; raises where a key cannot take it."""
@@ -191,6 +204,12 @@ class RedisStore:
 
     def _refuse(self, why: str) -> NoReturn:
         raise StoreError(f"{self._server.where} {why}.")
+
+
+def _checkpoints(held: Mapping[bytes, bytes]) -> dict[int, int]:
+    """By subtask, the checkpoint that a ledger has."""
+    suffix = b":checkpoint"
+    return {int(name.removesuffix(suffix)): int(held[name]) for name in held if name.endswith(suffix)}
 
 
 def _parsed(info: bytes) -> dict[str, str]:

@@ -44,6 +44,11 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
         yield f"key={key!r} names a column twice: name each once"
     elif mode in ("upsert", "delete") and not key:
         yield f'mode={mode!r} needs the columns by which it finds a row: key=("customer",)'
+    elif mode == "append" and key:
+        yield (
+            f"mode='append' inserts every record, and looks for no row by key={key!r}: set mode='upsert', which "
+            f"updates the row that has the key, or leave key= out"
+        )
 
 
 def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
@@ -78,3 +83,13 @@ def column_problems(
     for column in columns.values() if inserts else ():
         if column.name not in names and not (column.nullable or column.has_default or column.generated):
             yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"
+
+
+def rows_beside(place: str, pipeline: str, sink: str, *, prepares: bool) -> str:
+    """A sink's rows of the ledger in *place*, where its table is, as SQL finds them; for people.
+
+    >>> rows_beside("the schema of totals", "shop", "out", prepares=False)
+    "table exactlyonce_ledger in the schema of totals, WHERE pipeline = 'shop' AND sink = 'out'"
+    """
+    tables = "tables exactlyonce_ledger and exactlyonce_prepared" if prepares else "table exactlyonce_ledger"
+    return f"{tables} in {place}, WHERE pipeline = '{pipeline}' AND sink = '{sink}'"

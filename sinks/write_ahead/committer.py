@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
-from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.committer import CommitterContext, StoreView
+from exactlyonce.sinks.write_ahead.looking import looked
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
 from exactlyonce.sinks.write_ahead.writer import INDEXED, KIND, decode_index
 
@@ -17,6 +18,7 @@ class RowsCommitter:
 
     context: CommitterContext
     store: Store
+    ledger: str
     kind: str = KIND
 
     def check(self) -> None:
@@ -34,6 +36,10 @@ class RowsCommitter:
         """See `Store.apply`."""
         entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
         return self.store.apply(self._chunks(committable), entry)
+
+    def look(self) -> StoreView | None:
+        """See `Inspectable`."""
+        return looked(self.store, self.context)
 
     def _chunks(self, committable: StoreCommittable) -> Iterator[bytes]:
         """All blocks of a subtask are of one key group, so that they come in the order in which they were put."""

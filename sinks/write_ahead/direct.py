@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.sinks.write_ahead.writer import chunks_of
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
@@ -103,6 +103,8 @@ class DirectWriter:
         self._writing = None
         try:
             future.result()
+        except StoreError as error:
+            raise StoreError(f"Sink {self.sink!r}: {error}") from error
         except StoreUnavailable as error:
             if self.lost is None:
                 raise SinkFailed(f"sink {self.sink!r}: {error}") from error

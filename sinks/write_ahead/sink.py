@@ -40,7 +40,11 @@ class WriteAheadSink(Sink[T]):
 
     def open_committer(self, context: CommitterContext) -> Committer:
         """Who applies its rows to the store."""
-        return RowsCommitter(context, self.store(context.type))
+        return RowsCommitter(context, self.store(context.type), self.ledger_of(context.pipeline, context.sink))
+
+    def ledger_of(self, pipeline: str, sink: str) -> str:
+        """Where its store keeps the ledger of *sink* in *pipeline*: see `Committer.ledger`."""
+        return f"in its store, of pipeline {pipeline!r} and sink {sink!r}"
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask, and the store's encoder, which may look at the store."""

@@ -8,13 +8,16 @@ Invariant: rows and their ledger row become visible together or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
 from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced
+
+if TYPE_CHECKING:
+    from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 
 __all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store", "require_writer"]
 
@@ -121,3 +124,15 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of the connection."""
+
+
+@runtime_checkable
+class InspectableStore(Protocol):
+    """A `Store` that can also be looked at beside a run, as `exactlyonce doctor` does. Neither call changes, locks or
+    waits for anything."""
+
+    def inspect(self) -> None:
+        """As `Store.check`, but what is missing and would be made is left missing."""
+
+    def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
+        """The ledger of a sink as far as it is committed; as `SinkLedger` is made where there is none."""

@@ -51,7 +51,9 @@ class BoundedRows:
         """One entry for each record; ValueError where one is too large."""
         rows = self._encoder.encode(records)
         if rows and (largest := max(map(len, rows))) > ROW_SIZE_MAX:
-            raise ValueError(f"a row of {largest:,} bytes is larger than {ROW_SIZE_MAX:,}, the most that can wait")
+            raise ValueError(
+                f"a row of {largest:,} bytes is larger than {ROW_SIZE_MAX:,}, the most that the checkpoint topic takes"
+            )
         return rows
 
 

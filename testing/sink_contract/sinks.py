@@ -16,7 +16,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
-from exactlyonce.sinks.committer import Committer
+from exactlyonce.sinks.committer import Committer, Inspectable
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.refusals import refused
@@ -89,6 +89,21 @@ class SinkContract(ContractHooks):
         leader.check()
         self.seen(FIRST, "check() changed rows that were there: it is run at every start.")
         self.found(2, {0: 1}, "check() emptied the ledger: what is in the target would be written again.")
+
+    def test_a_look_beside_a_run(self) -> None:
+        """A look shows who may write, and up to where rows are in the store, and disturbs nobody."""
+        looking = self.committer()
+        if not isinstance(looking, Inspectable) or (before := looking.look()) is None:
+            pytest.skip("the store cannot be looked at: no look(), or it shows nothing; `exactlyonce doctor` says so")
+        assert (before.ledger, before.problem) == ({}, ""), f"Nothing was committed yet, and look() shows {before}."
+        leader = self.leader(2)
+        self.commits(leader, self.staged(FIRST, 1), 2)
+        view = looking.look()
+        assert view is not None, "look() has shown the store before, and does not now."
+        shown = (view.incarnation, view.origin, known(dict(view.ledger)), view.problem)
+        assert shown == (2, ORIGIN, {0: 1}, ""), f"Incarnation 2 has committed checkpoint 1, and look() shows {view}."
+        self.commits(leader, self.staged(SECOND, 2, previous=1), 2)
+        self.seen([*FIRST, *SECOND], "A look disturbs nothing.")
 
     # --- commits ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections import Counter
@@ -210,6 +211,12 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
     assert code == 2
     assert "is a topic of the pipeline itself" in out
     assert replay("--into", f"{fed.name}-replayed")[0] == 2
+    code, out = replay("--checkpoint", "999")
+    assert code == 2
+    assert re.search(rf"{fed.name} has no checkpoint 999: .* Name one of those that are retained: .*\b{number}\b", out)
+    code, out = replay("--checkpoint", "0")
+    assert code == 2
+    assert "checkpoint 0" in out
     code, out = replay()
     assert code == 0
     assert "the counts are those that were decided" in out

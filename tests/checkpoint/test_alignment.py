@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,6 @@ def test_one_input_is_aligned_at_once_and_never_held() -> None:
     assert alignment.barrier("only", 1)
     assert not alignment.is_held("only")
     assert alignment.checkpoint_latest == 1
-    assert alignment.pending is None
 
 
 def test_an_input_is_held_from_its_barrier_until_the_last_barrier_has_come() -> None:
@@ -24,7 +25,6 @@ def test_an_input_is_held_from_its_barrier_until_the_last_barrier_has_come() -> 
     alignment = Alignment("abc")
     assert not alignment.barrier("b", 4)
     assert [alignment.is_held(each) for each in "abc"] == [False, True, False]
-    assert alignment.pending == 4
     assert not alignment.barrier("a", 4)
     assert [alignment.is_held(each) for each in "abc"] == [True, True, False]
     assert alignment.barrier("c", 4)
@@ -78,3 +78,63 @@ def test_whatever_the_interleaving_nothing_passes_between_an_inputs_barrier_and_
         elif alignment.barrier(name, int(item[1:])):
             snapshots[int(item[1:])] = dict(seen)
     assert snapshots == {1: dict.fromkeys("abc", 5), 2: dict.fromkeys("abc", 9)}
+
+
+def test_at_least_once_nothing_is_held_and_inputs_may_be_barriers_ahead() -> None:
+    """At least once no input is held back, one may be several barriers ahead, and each snapshot is due at the last of
+    its barriers."""
+    alignment = Alignment("ab", exactly_once=False)
+    assert not alignment.barrier("a", 3)
+    assert not alignment.barrier("a", 5)
+    assert alignment.is_ahead("a")
+    assert not alignment.is_held("a")
+    assert alignment.barrier("b", 3)
+    assert alignment.is_ahead("a")
+    assert not alignment.barrier("a", 6)
+    assert alignment.barrier("b", 5)
+    assert alignment.barrier("b", 6)
+    assert not alignment.is_ahead("a")
+
+
+@pytest.mark.parametrize(
+    "barriers",
+    [
+        pytest.param([("a", 1), ("b", 2)], id="another barrier than the one awaited"),
+        pytest.param([("a", 1), ("a", 2), ("b", 2)], id="one that skips a barrier"),
+        pytest.param([("a", 2), ("a", 2)], id="the same barrier again"),
+        pytest.param([("a", 2), ("a", 1)], id="an older barrier"),
+    ],
+)
+def test_at_least_once_barriers_come_in_one_order_too(barriers: list[tuple[str, int]]) -> None:
+    """Whoever is not held back still delivers barriers in the order of all inputs."""
+    alignment = Alignment("ab", exactly_once=False)
+    for source, checkpoint in barriers[:-1]:
+        alignment.barrier(source, checkpoint)
+    with pytest.raises(InvariantViolation):
+        alignment.barrier(*barriers[-1])
+
+
+def _intervals(rng: random.Random, *, exactly_once: bool) -> Iterator[tuple[bool, bool]]:
+    """Of each interval of some interleaving, whether it took what lies between its barriers, and what is said of it."""
+    between = {n: [f"{n}.{i}" for i in range(rng.randint(0, 2))] for n in range(1, 6)}
+    channels: dict[str, list[Any]] = {name: [each for n in between for each in (*between[n], n)] for name in "abc"}
+    alignment = Alignment(channels, exactly_once=exactly_once)
+    taken: dict[str, list[str]] = {name: [] for name in channels}
+    while any(channels.values()):
+        name = rng.choice([each for each, queue in channels.items() if queue and not alignment.is_held(each)])
+        item = channels[name].pop(0)
+        if isinstance(item, str):
+            alignment.take(name)
+            taken[name].append(item)
+        elif alignment.barrier(name, item):
+            yield all(each == between[item] for each in taken.values()), alignment.exact
+            taken = {name: [] for name in channels}
+
+
+def test_no_interval_that_took_more_or_less_than_lies_between_its_barriers_counts_as_exact() -> None:
+    """Exactly once every interval is exact, and said to be; at least once some are not, and none of these is said to be
+    exact."""
+    found = {each for seed in range(100) for each in _intervals(random.Random(seed), exactly_once=True)}
+    assert found == {(True, True)}
+    found = {each for seed in range(100) for each in _intervals(random.Random(seed), exactly_once=False)}
+    assert {(True, True), (False, False)} <= found <= {(True, True), (False, False), (True, False)}

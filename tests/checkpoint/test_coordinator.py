@@ -61,8 +61,8 @@ def precommit(checkpoint: int, subtask: int = 0, open_ms: int = 0) -> Precommit:
 class Job:
     """A coordinator, and shorthands for what happens to it. `now_ms` is the time of every event."""
 
-    def __init__(self, restart: RestartStrategy | None = None, sinks: bool = True, **settings: int) -> None:
-        asked = {"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings}
+    def __init__(self, restart: RestartStrategy | None = None, sinks: bool = True, **settings: Any) -> None:
+        asked: dict[str, Any] = {"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings}
         self.core = Coordinator(
             CheckpointSettings(**asked), restart or FixedDelay(delay_ms=70), SUBTASKS, SINKS if sinks else set()
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from exactlyonce.checkpoint import events
@@ -54,8 +56,8 @@ def not_committed(checkpoint: int) -> Decided:
 class Job:
     """A job of one subtask without transactional sinks."""
 
-    def __init__(self, restart: RestartStrategy | None = None, **settings: int) -> None:
-        asked = {"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings}
+    def __init__(self, restart: RestartStrategy | None = None, **settings: Any) -> None:
+        asked: dict[str, Any] = {"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings}
         self.core = Coordinator(
             CheckpointSettings(**asked), restart or FixedDelay(delay_ms=70), {("task", 0)}, set()
         )  # fmt: skip
@@ -208,7 +210,8 @@ def test_workers_that_do_not_become_ready_restart_the_job() -> None:
     job.now_ms = 8_999
     assert job(Tick("worker 1 hangs")) == []
     job.now_ms = 9_000
-    late = "the workers were not ready within 9000 ms: worker 1 hangs. If they only need longer, raise deploy_timeout"
+    late = "the workers were not ready within 9000 ms: worker 1 hangs. If they only need longer, raise "
+    late += "deploy_timeout (--deploy-timeout)"
     assert job(Tick("worker 1 hangs")) == [Restart(1, 70, late)]
     job(Recovered(manifest(0)))
     job.now_ms += 9_000 + 69

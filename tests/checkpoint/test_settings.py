@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -11,20 +14,21 @@ from exactlyonce.pipeline.errors import ConfigError
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("interval_ms", 9, "interval is 9 ms"),
-        ("timeout_ms", 0, "timeout_ms is 0"),
-        ("deploy_timeout_ms", 0, "deploy_timeout_ms is 0"),
-        ("max_concurrent", 0, "max_concurrent is 0"),
-        ("num_retained", 0, "num_retained is 0"),
-        ("min_pause_ms", -1, "min_pause_ms is -1"),
-        ("tolerable_failed", -1, "tolerable_failed is -1"),
-        ("restart_budget_ms", -1, "restart_budget_ms is -1"),
-        ("transaction_timeout_ms", -1, "transaction_timeout_ms is -1"),
+        ("mode", "at_most_once", "mode is at_most_once: choose one of exactly_once, at_least_once"),
+        ("interval_ms", 9, "interval (--checkpoint-interval) is 9 ms"),
+        ("timeout_ms", 0, "timeout (--checkpoint-timeout) is 0 ms"),
+        ("deploy_timeout_ms", 0, "deploy_timeout (--deploy-timeout) is 0 ms: it must be at least 1"),
+        ("max_concurrent", 0, "max_concurrent (--max-concurrent) is 0:"),
+        ("num_retained", 0, "num_retained (--num-retained) is 0:"),
+        ("min_pause_ms", -1, "min_pause (--min-pause) is -1 ms"),
+        ("tolerable_failed", -1, "tolerable_failed (--tolerable-failed) is -1:"),
+        ("restart_budget_ms", -1, "restart_budget (--restart-budget) is -1 ms"),
+        ("transaction_timeout_ms", -1, "transaction_timeout (--transaction-timeout) is -1 ms: it must not be negative"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(name: str, value: int, said: str) -> None:
-    """A setting out of range is refused with its name and its value."""
-    with pytest.raises(ConfigError, match=said):
+def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, said: str) -> None:
+    """A setting out of range is refused with its names, in Python and on the command line, and its value."""
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         CheckpointSettings(**{name: value})
 
 

@@ -51,6 +51,9 @@ def staged(checkpoint: int, subtask: int = 0, sink: str = "db", records: int = 3
     return StoreCommittable(sink=sink, subtask=subtask, checkpoint=checkpoint, records=records, kind="rows")
 
 
+LEDGER = r"The ledger of sink 'db' \(table kept of shop\)"
+
+
 class Store:
     """Answers what is asked of stores; `fail` is raised first, as often as there is something in it; what takes so
     long, in `slow`, comes then."""
@@ -62,8 +65,8 @@ class Store:
         self.notes: list[str] = []
         self.beats = 0
         self.commits = StagedCommits(
-            clock=self.clock, descriptions={"db": "digest"}, timeout_ms=TIMEOUT_MS, note=self.notes.append,
-            meanwhile=self._beat,
+            clock=self.clock, descriptions={"db": "digest"}, ledgers={"db": "table kept of shop"},
+            timeout_ms=TIMEOUT_MS, note=self.notes.append, meanwhile=self._beat,
         )  # fmt: skip
         self.commits.begin(INCARNATION, (0, 0), ORIGIN)
 
@@ -123,7 +126,8 @@ def test_a_store_that_stays_away_ends_the_run(manifest: Of) -> None:
     """After its timeout, with what to do; nothing is given up."""
     store = Store()
     store.fail = [StoreUnavailable("no answer.")] * 10_000
-    with pytest.raises(StoreUnavailable, match=r"'db' has not answered for 60 s \(store_timeout\).*run the pipeline"):
+    said = r"'db' has not answered for 60 s \(store_timeout, --store-timeout; on Spark storeTimeout\).*run it again"
+    with pytest.raises(StoreUnavailable, match=said):
         store.commit(manifest(1, staged=(staged(1),)))
     assert len(store.notes) == 2, "one every half minute"
 
@@ -192,7 +196,7 @@ def test_a_store_that_goes_back_during_a_run_is_noticed(manifest: Of) -> None:
     """What is missing there was committed once: neither written again nor left out in silence."""
     store = Store()
     store.fail = [LedgerBehind(2)]
-    with pytest.raises(Halt, match=r"has checkpoint 2 for subtask 0, but checkpoint 6 was committed"):
+    with pytest.raises(Halt, match=rf"^{LEDGER} has checkpoint 2 for subtask 0, but checkpoint 6 was committed"):
         store.commit(manifest(7, staged=in_order([staged(7)], {("db", 0): 6}, {})))
 
 
@@ -200,7 +204,8 @@ def test_a_leader_that_outlives_a_reset_halts(manifest: Of) -> None:
     """Whatever it had decided belongs to a topic that the ledger does not know any more."""
     store = Store()
     store.fail = [ForeignLedger("another")]
-    with pytest.raises(Halt, match=r"begun for another checkpoint topic, with id another; this one has id topic"):
+    said = rf"^{LEDGER} was begun for another checkpoint topic, with id another; this one has id topic"
+    with pytest.raises(Halt, match=said):
         store.commit(manifest(1, staged=(staged(1),)))
 
 
@@ -213,9 +218,9 @@ def test_a_leader_that_outlives_a_reset_halts(manifest: Of) -> None:
     ],
 )
 def test_a_ledger_that_is_not_where_the_decisions_say_halts(manifest: Of, ledger: dict[int, int], why: str) -> None:
-    """Behind, empty, or ahead: the store or the topic was put back."""
+    """Behind, empty, or ahead: the store or the topic was put back. The ledger is named that is to be looked at."""
     finalized = manifest(6, ledger=(("db", 0, 5),))
-    with pytest.raises(Halt, match=f"(?s){why}.*Choices: "):
+    with pytest.raises(Halt, match=f"(?s)^{LEDGER} {why}.*Choices: "):
         Store(ledger).fence(manifest(7), finalized)
 
 
@@ -232,7 +237,8 @@ def test_a_ledger_of_another_checkpoint_topic_halts(manifest: Of) -> None:
     """A pipeline that was reset begins with checkpoint 1 again, which an old ledger has."""
     store = Store()
     store.fail = [ForeignLedger("other-id")]
-    with pytest.raises(Halt, match=r"another checkpoint topic, with id other-id; this one has id topic"):
+    said = rf"(?s)^{LEDGER} was begun for .*, with id other-id; this one has id topic.* what the ledger has of the sink"
+    with pytest.raises(Halt, match=said):
         store.fence(None, None)
 
 
@@ -262,7 +268,7 @@ def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
 class Job:
     """A coordinator of one subtask whose sink stages."""
 
-    def __init__(self, manifest: Of, **settings: int) -> None:
+    def __init__(self, manifest: Of, **settings: Any) -> None:
         asked = CheckpointSettings(**{"interval_ms": 100, "timeout_ms": 1_000, **settings})
         self.core = Coordinator(asked, FixedDelay(delay_ms=0), {("task", 0)}, set(), staging=True)
         self.now_ms = 0

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from exactlyonce.cli.main import main
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 MODULE = """\
@@ -116,6 +120,26 @@ class Orders:
         orders = [(f"c{number % 7}", f'{{"customer":"c{number % 7}","total":1}}') for number in range(count)]
         self.kafka.produce(f"{self.name}-orders", orders)
 
+    def killed_at(self, failpoint: str, *options: str) -> None:
+        """Have a run die, workers and all, once its coordinator stands at *failpoint*."""
+        process = self.stopped_at(failpoint, *options)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=LIMIT_S)
+
+    def stopped_at(self, failpoint: str, *options: str) -> subprocess.Popen[str]:
+        """Have a run whose coordinator stands still at *failpoint*, as if its machine slept."""
+        fired = self.command.folder / f"fired-{failpoint}"
+        fired.mkdir()
+        armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=stop", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+        command = Command(self.command.folder, {**self.command.environment, **armed})
+        process = command.start("run", "orders:pipeline", "--until", "latest", *options)
+        deadline = time.monotonic() + LIMIT_S
+        while not (fired / failpoint).exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # a file of another process has no event to wait for
+        return process
+
     def totals(self) -> list[bytes | None]:
         """What is visible in the output, in no certain order."""
         return [record.value for record in self.kafka.read_committed(f"{self.name}-totals")]
@@ -130,3 +154,18 @@ def orders(command: Command, kafka: KafkaCluster, topic_name: str) -> Orders:
     found = Orders(topic_name, kafka, Command(command.folder, environment))
     found.write(700)
     return found
+
+
+Here = Callable[..., Ended]
+
+
+@pytest.fixture
+def here(orders: Orders, capsys: pytest.CaptureFixture[str]) -> Here:
+    """The command on the cluster of `orders`, in this process, which has imported it: for what names no module."""
+
+    def called(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = main([*arguments, "--bootstrap-servers", orders.kafka.bootstrap_servers])
+        return Ended(code, *capsys.readouterr())
+
+    return called

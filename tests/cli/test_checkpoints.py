@@ -14,6 +14,8 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.commands.checkpoints import ListedCheckpoint, as_json, as_text
+from exactlyonce.engines.spark.sink.position import Position
+from exactlyonce.engines.spark.sink.tally import Tally
 from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
@@ -76,6 +78,21 @@ def test_text(history: History) -> None:
     assert lines[2] == "    Sn of in      orders[0]=410 orders[1]=410"
     assert lines[5] == "    committables  1 decided; 1,000 records"
     assert max(map(len, [header, *lines])) <= 80
+
+
+def test_a_sink_of_spark_is_called_one() -> None:
+    """It has no Sn: how far its query has come is said, and which write was the last that had an id."""
+    position = Position(query="a-query", batch_next=8, parts=(Tally(40),), writes=("monday", "tuesday"))
+    found = History("large-orders")
+    taken = manifest(8, kind="spark")
+    found.admit(Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000))
+    found.admit(msgspec.structs.replace(taken, pipeline="large-orders", offsets=position.offsets()))
+    head, _, _, _, line, *details = as_text(found, "h:9092", 80)
+    assert head == "large-orders, a sink of Spark, at h:9092: 1 checkpoint"
+    assert line.split()[:3] == ["8", "spark", "decided"]
+    assert [" ".join(each.split()) for each in details] == [
+        "committables none", "query a-query, up to batch 7", "writeIds 2 writes, the last tuesday"
+    ]  # fmt: skip
 
 
 def test_damage_is_shown(history: History) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMANDS = (
     "", "init", "broker", "broker start", "run", "backfill", "catch-up", "replay", "audit", "explain", "checkpoints",
-    "reset",
+    "transactions", "transactions describe", "transactions commit", "transactions abort", "doctor", "reset",
 )  # fmt: skip
 CANARY = "canary-5f2e"
 

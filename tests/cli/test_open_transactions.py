@@ -10,7 +10,7 @@ from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Repair
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
-from exactlyonce.cli.open_transactions import _open, _unfinalized
+from exactlyonce.cli.open_transactions import find_transactions, unfinalized_committables
 from exactlyonce.connectors.kafka.transactions import Transactions
 
 NAMES = [f"eo:p:out:0:{incarnation}.0:0" for incarnation in (1, 2, 3)]
@@ -55,5 +55,6 @@ def test_what_a_decision_names(epoch: int, finalized: bool, found: list[int | No
     if finalized:
         history.finalized[1] = Finalized(1, 1, 0, ())
     listed = [ListedTransaction(name, 7, "PrepareCommit") for name in NAMES]
-    assert [each.checkpoint for each in _open(cast(Transactions, Broker(epoch)), listed, history)] == found
-    assert _unfinalized(history) == ({} if finalized else dict.fromkeys(NAMES[:2], 1))
+    shown = find_transactions(cast(Transactions, Broker(epoch)), listed, history)
+    assert [each.decided_in for each in shown] == found
+    assert list(unfinalized_committables(history)) == ([] if finalized else NAMES[:2])

@@ -162,7 +162,7 @@ def test_nothing_to_reset(orders: Orders) -> None:
     """A pipeline that has left nothing is an error: its name may be misspelt."""
     ended = orders.command("reset", orders.name, "--yes")
     assert (ended.code, ended.out) == (2, "")
-    assert f"Pipeline {orders.name} has no checkpoints" in ended.err
+    assert f"{orders.name} has no checkpoints" in ended.err
 
 
 @pytest.mark.broker

@@ -124,6 +124,32 @@ def stopping(name: str, folder: str) -> Pipeline:
     return pipeline
 
 
+def gated(name: str, folder: str) -> Pipeline:
+    """`linear`, in which orders of "gate" wait for the file `open`, and files tell how far it has come."""
+    places = Path(folder)
+
+    def gate(order: Order) -> Order:
+        if order.customer == "gate":
+            (places / "reached").touch()
+            while not (places / "open").exists():
+                time.sleep(0.01)
+        return order
+
+    def counted(total: int | None, order: Order) -> tuple[int, Total]:
+        (places / f"counted-{order.id}").touch()
+        return add(total, order)
+
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .map(gate)
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", counted)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
 class Cyclic:
     """It refers to itself, so that only the collector frees it."""
 

@@ -15,7 +15,9 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import ORDER, BlockNames
 from exactlyonce.engines.bounded.replay.recompute import _order_logs
 from exactlyonce.engines.bounded.unit.messages import Unit
+from exactlyonce.engines.bounded.unit.ordering import take_along
 from exactlyonce.engines.order_log import PART_SIZE_MAX, OrderRuns, runs_of
+from exactlyonce.pipeline.errors import Halt
 
 RUNS = 600_000
 """More than a block has room for."""
@@ -45,6 +47,16 @@ def test_a_log_is_cut_into_parts_that_are_blocks(runs: int, batches: bool) -> No
         assert len(encode(Block("totals", 7, ORDER, "none", "msgpack", part))) <= BLOCK_SIZE_MAX
     assert list(runs_of(parts)) == expected
     assert list(runs_of(order.cut())) == []
+
+
+def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
+    """What took records of another interval has a log of one small part, and a replay along it halts, saying why."""
+    order, _ = noted(RUNS)
+    parts = order.cut(exact=False)
+    assert len(parts) == 1
+    assert list(runs_of(order.cut())) == []
+    with pytest.raises(Halt, match="mode at_least_once"):
+        take_along([], parts, None)
 
 
 @pytest.mark.broker

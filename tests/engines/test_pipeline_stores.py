@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.requests import CommitStaged, FenceStore
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError
-from exactlyonce.sinks import PostgresSink
+from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
 from exactlyonce.testing.store import MemorySink, StoreModel
 
 ORIGIN = "topic"
@@ -77,6 +77,35 @@ def test_an_address_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.source("in", KafkaSource("in", value=Row)).sink("rows", PostgresSink[Row]("t", dsn="env:NOWHERE"))
     with pytest.raises(ConfigError, match="Sink 'rows': dsn is env:NOWHERE, but the environment has no variable"):
         PipelineStores(pipeline.build(), cast(Any, NoBlocks())).check()
+
+
+def test_the_ledger_of_each_sink_is_named_for_people() -> None:
+    """Table, key or folder, and what of it is the sink's; without a connection, and without an address."""
+    pipeline = Pipeline("p")
+    stream = pipeline.source("in", KafkaSource("in", value=Row))
+    sinks: dict[str, Any] = {
+        "postgres": PostgresSink("shop.totals", dsn="env:NOWHERE"),
+        "prepared": PostgresSink("totals", dsn="env:NOWHERE", commit="prepared"),
+        "mysql": MySQLSink("totals", dsn="env:NOWHERE"),
+        "redis": RedisSink("redis://cache.example", key=lambda each: each.customer),
+        "cluster": RedisSink("env:NOWHERE", key=lambda each: each.customer, hash_tag="shop"),
+        "files": FileSink("/data/totals", format="jsonl"),
+        "own": MemorySink("m", StoreModel()),
+    }
+    for name, sink in sinks.items():
+        stream.sink(name, sink)
+    assert PipelineStores(pipeline.build(), cast(Any, NoBlocks())).ledgers == {
+        "postgres": "table exactlyonce_ledger in the schema of shop.totals, WHERE pipeline = 'p' AND sink = 'postgres'",
+        "prepared": (
+            "tables exactlyonce_ledger and exactlyonce_prepared in the schema of totals, WHERE pipeline = 'p' "
+            "AND sink = 'prepared'"
+        ),
+        "mysql": "table exactlyonce_ledger in the database of totals, WHERE pipeline = 'p' AND sink = 'mysql'",
+        "redis": "the key exactlyonce_ledger:p:redis",
+        "cluster": "the key exactlyonce_ledger:{shop}:p:cluster",
+        "files": "the folder /data/totals/.exactlyonce/p.files",
+        "own": "in its store, of pipeline 'p' and sink 'own'",
+    }
 
 
 def test_another_description(stores: PipelineStores) -> None:

@@ -69,7 +69,8 @@ class WatchedLeader(Leader):
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint",
             max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
-            staging=coordinator.stores.digests, store_timeout_ms=world.store_timeout_ms,
+            staging=coordinator.stores.digests, ledgers=coordinator.stores.ledgers,
+            store_timeout_ms=world.store_timeout_ms,
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))

@@ -100,6 +100,13 @@ LUCK = {
     "topic made anew": Luck(
         chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "make_topic_anew", "network_chance": 0.0}
     ),
+    "at least once": Luck(
+        kinds=("kill_worker", "slow_worker"),
+        chances={"_chance": 0.006, "_network_chance": 0.0, "_request_chance": 0.0, "_decided_chance": 0.0},
+        settings={"mode": "at_least_once", "interval_ms": 60},
+        stores={"harm": ""},
+        parallelism=3,
+    ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }
 """By name."""

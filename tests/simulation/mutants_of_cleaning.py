@@ -40,7 +40,7 @@ def _no_second_scan() -> Iterable[Any]:
 
 @mutant("recovery looks behind a manifest that is not finalized", LEFT, first=18)
 def _scan_from_the_newest() -> Iterable[Any]:
-    yield patch.object(orphans, "_first_places", lambda history: history.latest.block_end_offsets)
+    yield patch.object(orphans, "first_places", lambda history: history.latest.block_end_offsets)
 
 
 @mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=18)

@@ -40,16 +40,8 @@ mutant = WORKERS.mutant
 
 @mutant("no alignment", STATE + "|" + COUNT, first=4)
 def _no_alignment() -> Iterable[Any]:
-    def barrier(self: Alignment, source: Any, checkpoint: int) -> bool:
-        self._held.add(source)
-        if len(self._held) < len(self.inputs):
-            return False
-        self.checkpoint_latest = checkpoint
-        self._held.clear()
-        return True
-
     yield patch.object(Alignment, "is_held", lambda self, source: False)
-    yield patch.object(Alignment, "barrier", barrier)
+    yield patch.object(Alignment, "take", lambda self, source: None)
 
 
 @mutant("a union is aligned by its first input alone", STATE + "|" + COUNT, "union")

@@ -42,6 +42,8 @@ def named(committable: Committable) -> Named:
 class Oracle:
     """See the module."""
 
+    readers_of = Readers
+
     def __init__(
         self,
         broker: WatchedBroker,
@@ -78,7 +80,7 @@ class Oracle:
         """By count and key, how many records before Sn have come to it."""
         self._owed: Counter[str] = Counter()
         """By sink, how many records of those before Sn come to it."""
-        self.readers = Readers(topology, inputs, self._ways, self.decided)
+        self.readers = self.readers_of(topology, inputs, self._ways, self.decided)
         self._stand_ins: list[Committable] = []
         self._attempt_decided = (0, 0)
         """The newest attempt, of the newest incarnation, that has completed a checkpoint, or is behind a clean end."""
@@ -230,18 +232,19 @@ class Oracle:
             have = {operator.operator for operator in manifest.operators}
             demand(have == set(self._arrived), f"checkpoint {n} has state of {sorted(have)}")
         for sink in self.sinks:
-            wanted = self._owed[sink] - before[sink]
-            records = sum(c.records for c in manifest.committables if c.sink == sink)
-            demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
+            self._judge_records(n, sink, sum(c.records for c in manifest.committables if c.sink == sink), before[sink])
         for sink in self.topology.stores:
-            wanted = self._owed[sink] - before[sink]
-            records = sum(c.records for c in manifest.staged if c.sink == sink)
-            demand(records == wanted, f"sink {sink} of checkpoint {n} has {records} records, not {wanted}")
+            self._judge_records(n, sink, sum(c.records for c in manifest.staged if c.sink == sink), before[sink])
         self._retained[n], self._stands_on[n] = manifest, self._references(manifest)
         self.manifests[n], self.unfinalized = manifest, manifest
         self._attempt_decided = max(self._attempt_decided, (manifest.incarnation, manifest.attempt))
         self.binding = {c.transactional_id: named(c) for c in manifest.committables}
         self.ever_named.update(self.binding.values())
+
+    def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
+        """Whether the manifest has as many *records* of *sink* as it should."""
+        wanted = self._owed[sink] - owed_before
+        demand(records == wanted, f"sink {sink} of checkpoint {checkpoint} has {records} records, not {wanted}")
 
     def _advance(self, manifest: Manifest) -> None:
         """Count the records between the last Sn and this one."""
@@ -267,7 +270,7 @@ class Oracle:
                 self._owed[step.id] += len(ways[step.id])
 
     def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
-        """What the blocks of the manifest say of *operator* is what the records before Sn make of it."""
+        """What the blocks of the manifest say of *operator* can be read, and is as it should be."""
         step = next(each for each in self.topology.steps if each.id == operator.operator)
         n, tally = manifest.checkpoint, step.kind == "tally"
         try:
@@ -279,9 +282,13 @@ class Oracle:
         except DamagedState as error:
             raise Broken(f"the state of {step.id} at checkpoint {n} cannot be read: {error}") from error
         found = {key: state.total if tally else state for key, state in table.items()}
-        arrived = self._arrived[step.id]
+        self._judge_state(n, step.id, found)
+
+    def _judge_state(self, checkpoint: int, step: str, found: dict[bytes, int]) -> None:
+        """Whether what was *found* is what the records before Sn make of it."""
+        arrived = self._arrived[step]
         wanted = {canonical_key(key): count % CYCLE for key, count in arrived.items() if count % CYCLE}
-        demand(found == wanted, f"the state of {step.id} at checkpoint {n} is not that of the input before Sn")
+        demand(found == wanted, f"the state of {step} at checkpoint {checkpoint} is not that of the input before Sn")
 
     def _references(self, manifest: Manifest) -> set[BlockRef]:
         indexes = [ref for operator in manifest.operators for index in operator.index for ref in index]
@@ -367,10 +374,11 @@ class Oracle:
         self.look()
         stores = [] if self.ledgers.put_back else self.topology.stores
         for sink in (*self.sinks, *stores):
-            demand(
-                self.readers.seen[sink] == self._owed[sink],
-                f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records",
-            )
+            self._judge_shown(sink)
+
+    def _judge_shown(self, sink: str) -> None:
+        there = self.readers.seen[sink] == self._owed[sink]
+        demand(there, f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records")
 
     def close(self) -> None:
         """At the end of everything: all of the input is counted and visible, nothing is open, readers are not held."""

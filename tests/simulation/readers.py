@@ -56,6 +56,8 @@ class Readers:
         self._inputs, self._ways, self._decided = inputs, ways, decided
         self.seen: Counter[str] = Counter()
         """By sink."""
+        self.doubled = 0
+        """How many were visible before, where that may be."""
         self._count_before = {
             step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
             for step in topology.of("sink", "store")
@@ -90,8 +92,13 @@ class Readers:
         demand(keys == (event.first, event.second), f"{it} in {sink} has other keys")
         ways = self._ways.of(event.source, offset)[sink]
         demand(event.way in ways, f"{it} does not come to {sink}")
-        demand(offset < self._decided[place], f"{it} is visible in {sink} before its manifest")
+        self.judge(sink, event, it)
+
+    def judge(self, sink: str, event: Event, it: str) -> None:
+        """Whether *event*, which comes to *sink*, may be visible there now: once, after its manifest, in order."""
+        place, offset, keys = (event.source, event.partition), event.offset, (event.first, event.second)
         name = (*place, offset, event.way)
+        demand(offset < self._decided[place], f"{it} is visible in {sink} before its manifest")
         demand(name not in self._shown[sink], f"{it} is visible twice in {sink}")
         stream = (sink, *place, event.way, *keys)
         demand(offset > self._newest.get(stream, -1), f"{it} comes out of order in {sink}")

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from luck import LUCK
-from topologies import ANY_STORE, SHAPES, STORE_SHAPES
+from topologies import ANY_STORE, NAMED_SHAPES, SHAPES
 from watched import Broken
 from world import replay_command, simulate
 
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="replay one seed, with its trace")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (default: 100)")
     parser.add_argument("--start", type=int, default=0, help="the first of them (default: 0)")
-    parser.add_argument("--shape", choices=[*SHAPES, *STORE_SHAPES, ANY_STORE], help="one topology only")
+    parser.add_argument("--shape", choices=[*SHAPES, *NAMED_SHAPES, ANY_STORE], help="one topology only")
     parser.add_argument("--luck", choices=LUCK, help="one kind of fault above all; see luck.py")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes (default: 1)")
     parser.add_argument("--mutant", help="plant this defect first, where it shows; see mutants.py")

@@ -109,7 +109,7 @@ def _all_incarnations() -> Iterable[Any]:
 
 
 def _no_scan() -> Iterable[Any]:
-    yield patch.object(orphans, "_first_places", lambda history: (1 << 30,) * history.latest.block_partitions)
+    yield patch.object(orphans, "first_places", lambda history: (1 << 30,) * history.latest.block_partitions)
 
 
 @pytest.mark.slow

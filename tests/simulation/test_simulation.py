@@ -72,6 +72,15 @@ def test_no_luck_breaks_an_invariant(luck: str) -> None:
         simulate(seed, ANY_STORE if LUCK[luck].stores else None, luck)
 
 
+def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -> None:
+    """With mode at_least_once no record is missing, whatever is killed; some are counted again where channels meet; a
+    chain of maps and filters is exact, by the judge of exactly once."""
+    doubled = sum(simulate(seed, ANY_STORE, "at least once").oracle.readers.doubled for seed in range(8))
+    assert doubled > 0
+    crashed = sum(simulate(seed, "stateless", "at least once").seen["worker crashed"] for seed in range(4))
+    assert crashed > 0
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_topology_comes_to_its_end(shape: str) -> None:
     """Whatever the seed draws beside it."""

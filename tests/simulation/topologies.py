@@ -84,6 +84,11 @@ class Topology:
         return [each for each in self.steps if each.kind in kinds]
 
     @property
+    def is_stateless(self) -> bool:
+        """Whether it is made of chains without state: no subtask has a second input."""
+        return not self.of("count", "tally", "union")
+
+    @property
     def sources(self) -> list[str]:
         return [each.id for each in self.of("source")]
 
@@ -344,8 +349,24 @@ def store_shuffles(count: str) -> Topology:
     return with_stores(two_shuffles(count), Step("store", "inners", ("inner",)), Step("store", "rows", ("totals",)))
 
 
+def stateless(_: str) -> Topology:
+    """Maps, filters and flat maps alone."""
+    return Topology(
+        "stateless",
+        (
+            Step("source", "in"),
+            Step("branch", "mapped", ("in",)),
+            Step("keep", "some", ("mapped",)),
+            Step("twice", "doubled", ("some",)),
+            Step("sink", "out", ("doubled",)),
+        ),
+        simple=True,
+    )
+
+
 STORE_SHAPES = {"store-chain": store_chain, "store-alone": store_alone, "store-diamond": store_diamond,
                 "store-shuffles": store_shuffles}  # fmt: skip
+NAMED_SHAPES = {**STORE_SHAPES, "stateless": stateless}
 """Reached by name only: what a seed draws without is what it always drew."""
 ANY_STORE = "stores"
 """The name of any of them, as drawn."""
@@ -366,7 +387,7 @@ def drawn(rng: random.Random, name: str | None = None) -> Topology:
     if name == ANY_STORE:
         return rng.choice(list(STORE_SHAPES.values()))(count)
     if name is not None:
-        return (SHAPES | STORE_SHAPES)[name](count)
+        return (SHAPES | NAMED_SHAPES)[name](count)
     return chain(count) if rng.random() < 0.5 else rng.choice(COMPLEX)(count)
 
 

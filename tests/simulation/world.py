@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from at_least_once import OracleAtLeastOnce
 from clients import TOPIC, Owner, Steps
 from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
@@ -40,6 +41,7 @@ from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import share_of
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, StoreUnavailable, TopicError, Undetermined
 from exactlyonce.sinks.kafka import producing
 from exactlyonce.sinks.write_ahead import writer as write_ahead
@@ -136,7 +138,8 @@ class World:
 
     def judge_anew(self) -> None:
         """Nothing is decided, and what is visible now is nobody's business."""
-        self.oracle = self.broker.oracle = Oracle(
+        judge = Oracle if self.settings.mode == EXACTLY_ONCE or self.topology.is_stateless else OracleAtLeastOnce
+        self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
             store=self.stores.model if self.stores else None,
@@ -301,8 +304,9 @@ class World:
         return msg.Start(
             reference={}, parallelism=attempt.scale.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
-            offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, slots=self.settings.slots,
-            transaction_timeout_ms=self.transaction_timeout_ms, channels={}, topic=self.topic,
+            offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
+            slots=self.settings.slots, transaction_timeout_ms=self.transaction_timeout_ms, channels={},
+            topic=self.topic,
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:

@@ -119,6 +119,17 @@ def test_a_store_that_is_away_fails_an_at_least_once_sink() -> None:
         flush(writer, 1)
 
 
+@pytest.mark.parametrize("lost", [None, lambda text: None], ids=["at least once", "at most once"])
+def test_what_a_store_refuses_names_the_sink(lost: Callable[[str], None] | None) -> None:
+    """Also where rows may be lost: another attempt would meet it again, and a store does not know whose it is."""
+    writer, store = made(lost)
+    store.answers = [StoreError("a row breaks a constraint: correct the table.")]
+    writer.write(rows(0, 3))
+    writer.barrier(1)
+    with pytest.raises(StoreError, match=r"^Sink 'db': a row breaks a constraint: correct the table"):
+        flush(writer, 1)
+
+
 def test_a_store_that_is_away_loses_rows_at_most_once() -> None:
     """The rows of the transaction are given up, a note says how many and why, and the next ones are written."""
     notes: list[str] = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from exactlyonce.pipeline import failpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +59,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for driver in ("psycopg", "pymysql", "redis"):
+    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
         pytest.importorskip(driver)
     from servers import Servers
 
@@ -70,3 +72,15 @@ def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def servers(_servers: Any) -> Any:
     """The servers of all stores. A test that kills one starts it again."""
     return _servers
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """`failing(name)` makes the next pass of that failpoint raise."""
+    monkeypatch.setenv("EXACTLYONCE_FAILPOINTS_FIRED", str(tmp_path))
+
+    def arm(name: str) -> None:
+        monkeypatch.setattr(failpoints, "_armed", {name: ("raise", 1)})
+        monkeypatch.setattr(failpoints, "_hits", {})
+
+    return arm

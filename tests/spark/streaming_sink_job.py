@@ -19,11 +19,12 @@ RUNS_MAX = 12
 
 
 def session(kind: str) -> SparkSession:
-    """A small session."""
+    """A small session. All drivers are of one application, as where a cluster starts one again that has died."""
     os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     if kind == "connect":
         return SparkSession.builder.remote("local[2,3]").getOrCreate()
     builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.test.appId", "application_1_0001")
     return builder.config("spark.log.level", "OFF").config("spark.driver.memory", "512m").getOrCreate()
 
 

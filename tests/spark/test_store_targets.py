@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow]
 COLUMNS = "id long, customer string, total long"
 CANARY = "canary-51c0"
+LINES_MAX = 40
+"""Of an error, with the frames that Spark shows."""
 
 
 class Stream:
@@ -124,12 +126,25 @@ def test_what_a_stream_is_refused_for(make_stream: Callable[[str], Stream]) -> N
         with pytest.raises(StreamingQueryException, match=said) as refused:
             stream.run(frame, **options)
         assert CANARY not in str(refused.value)
+        assert len(str(refused.value).splitlines()) < LINES_MAX
     long = rows.selectExpr("id", "repeat('x', 21) as customer", "total")
     with pytest.raises(StreamingQueryException, match=r"row 1 of task 0 of batch 0 .*customer.*Filter such rows"):
         stream.run(long)
     assert stream.target.found() == []
     stream.run(rows)
     stream.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_batch_that_only_the_server_refuses(make_stream: Callable[[str], Stream]) -> None:
+    """The commit's halt is what Spark raises, though its abort halts as well: the choices are the last that is said."""
+    stream = make_stream("postgres")
+    rows = stream.spark.range(0, 3, 1, 1).selectExpr("id", "'ann' as customer", "-1L as total")
+    with pytest.raises(PySparkException, match=r"(?s)refuses its 3 records.*total_check") as refused:
+        stream.write(rows)
+    lines = [line for line in str(refused.value).splitlines() if not line.startswith(" SQLSTATE")]
+    assert lines[-1].endswith('accepts that by .option("acceptLoss", "1").')
+    assert len(lines) < LINES_MAX
 
 
 @pytest.mark.exhaustive

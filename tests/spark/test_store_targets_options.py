@@ -12,6 +12,7 @@ from pyspark.sql import types as spark
 
 from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.records import record_type
+from exactlyonce.engines.spark.sink.tally import tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import ConfigError, RecordError
@@ -100,7 +101,7 @@ def test_options_travel() -> None:
         ({**POSTGRES, "delivery": "once"}, r"delivery='once' must be one of"),
         ({**POSTGRES, "storeTimeout": "soon"}, r"storeTimeout"),
         ({"sink": "mysql", "table": "a", "dsn": f"mysql://me:{CANARY}@db/shop"}, r"has a password written out"),
-        ({**REDIS, "url": f"redis://me:{CANARY}@cache:6379"}, r"url has a user or a password written out"),
+        ({**REDIS, "url": f"redis://me:{CANARY}@cache:6379"}, r"the URL of the server has a password written out"),
         ({**REDIS, "key": "total"}, r"key='total' names no column"),
         ({**REDIS, "key": "total:{client}"}, r"key names 'client'"),
         ({**REDIS, "key": "total:{ratio}"}, r"key names 'ratio', a column of float"),
@@ -150,3 +151,18 @@ def test_records() -> None:
     broken = pa.record_batch([pa.array(["a", None]), sizes, pa.array([1, 2])], names=columns.names)
     with pytest.raises(RecordError, match=r"Row 4 of a task has null in column 'class'.*filter"):
         records.take(broken)
+
+
+def test_a_map_whose_keys_are_no_strings() -> None:
+    """A row with one is counted and hashed as any other, however its pairs are ordered; another key is another row."""
+    days = spark.MapType(spark.DateType(), spark.MapType(spark.IntegerType(), spark.StringType()))
+    records = target_of(parse_of(spark.StructType().add("days", days), POSTGRES)).records()
+    type_ = pa.map_(pa.date32(), pa.map_(pa.int32(), pa.string()))
+    pairs = [(date(2026, 11, day), [(7, "a"), (day, "b")]) for day in (21, 22)]
+    turned = [(day, each[::-1]) for day, each in reversed(pairs)]
+    tallies = [
+        tally_of(records.take(pa.record_batch([pa.array([each], type=type_)], names=["days"]))[0])
+        for each in (pairs, turned, [(date(2026, 11, 20), pairs[0][1]), pairs[1]], [])
+    ]
+    assert tallies[0] == tallies[1]
+    assert len(set(tallies)) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from pyspark.sql.types import LongType, StringType, StructType
 from targets import COLUMNS, TARGETS, Row, Target, rows_of
 from unreferenced import unreferenced_blocks
 
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.decision_log import INCARNATIONS_KEPT
 from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import parse_sink_options
@@ -94,18 +98,6 @@ def world(make_world: Callable[[str], World], request: pytest.FixtureRequest) ->
     return make_world(getattr(request, "param", "postgres"))
 
 
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """`failing(name)` makes the next pass of that failpoint raise."""
-    monkeypatch.setenv("EXACTLYONCE_FAILPOINTS_FIRED", str(tmp_path))
-
-    def arm(name: str) -> None:
-        monkeypatch.setattr(failpoints, "_armed", {name: ("raise", 1)})
-        monkeypatch.setattr(failpoints, "_hits", {})
-
-    return arm
-
-
 @pytest.mark.parametrize("world", TARGETS, indirect=True)
 def test_batches(world: World) -> None:
     """Batches, also empty ones and with fewer tasks, are in the store once they are decided, and not before; what is
@@ -181,6 +173,40 @@ def test_a_task_that_is_tried_again(world: World) -> None:
     world.assert_exact(0, 1, 2, 3, 4, partitions=1)
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["late", "untold"])
+def test_what_an_attempt_writes_that_spark_has_given_up(
+    late: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an executor that was lost, and goes on behind the decision, or of a stage that was tried again, which Spark
+    does not tell tasks of, nothing stays: it is looked for once a job shows that somebody else has written, and only
+    then."""
+    looks: list[ask.Request] = []
+    perform = Performer.__call__
+
+    def looking(self: Performer, request: ask.Request) -> Any:
+        looks.extend([request] * isinstance(request, ask.ScanBlocks))
+        return perform(self, request)
+
+    monkeypatch.setattr(Performer, "__call__", looking)
+    planner, committer = world.driver("a"), world.driver("a")
+    for batch in range(6):
+        flushed = world.tasks(planner, batch, 5)
+        looks.clear()
+        committer.commit(Job(QUERY, batch), flushed)
+        assert len(looks) == (2 if not batch else 0)
+    assignment, job = planner.assign(), Job(QUERY, 6)
+    write = partial(write_store_task, planner.options, assignment, job, 0, False, [frame(rows_of(6, 0))])
+    attempts = [write() for _ in range(1 if late else 2)]
+    committer.commit(job, attempts[-1:])
+    if late:
+        write()
+    committer.commit(Job(QUERY, 7), world.tasks(planner, 7))
+    assert len(looks) == 1
+    assert unreferenced_blocks(world.kafka, world.name) == set()
+    committer.commit(Job(QUERY, 8), world.tasks(planner, 8))
+    assert len(looks) == 1
+
+
 def test_more_rows_than_a_decision_can_name(world: World) -> None:
     """Rows that fill many blocks, which an index lists, are there once; all of the blocks go with the decision, and
     those of a failed attempt at once."""
@@ -212,6 +238,31 @@ def test_a_fenced_driver_commits_nothing_more(world: World, failing: Callable[[s
         planner.assign()
     world.driver("b").commit(Job(QUERY, 1), fresh)
     world.assert_exact(0, 1)
+
+
+def test_a_fenced_driver_that_wakes_within_a_decision(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves its successor in peace, though that one's decision is not durable yet, and the log has forgotten since
+    who it was: it can neither plan nor commit, and aborts nothing."""
+    planner, committer, aborter = (world.driver("a") for _ in range(3))
+    stale = world.tasks(planner, 0)
+    for _ in range(INCARNATIONS_KEPT):
+        world.driver("b").assign()
+    successor = world.driver("b")
+    fresh, hit = world.tasks(successor, 0), failpoints.hit
+
+    def within(name: str) -> None:
+        hit(name)
+        if name == "coordinator-checked":
+            monkeypatch.undo()
+            with pytest.raises(Fenced, match="on b"):
+                planner.assign()
+            with pytest.raises(Fenced, match="on b"):
+                committer.commit(Job(QUERY, 0), stale)
+            aborter.abort()
+
+    monkeypatch.setattr("exactlyonce.engines.performer.hit", within)
+    world.driver("b").commit(Job(QUERY, 0), fresh)
+    world.assert_exact(0)
 
 
 def test_a_zombie_between_decision_and_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,9 +426,8 @@ def test_a_query_that_is_stopped_while_it_commits(
     assert world.target.found() == sorted([*expected(0), *expected(*range(1, 1 + batch), partitions=1)])
 
 
-def test_modes_and_deliveries(world: World) -> None:
-    """An upsert changes the row of its key, from one batch to the next and within one; at least once, every attempt of
-    a task is in the store; prepared transactions of failed attempts are rolled back."""
+def test_upserts(world: World) -> None:
+    """An upsert changes the row of its key, from one batch to the next and within one."""
     world.target.make(COLUMNS.replace("customer varchar(20) NOT NULL", "customer varchar(20) NOT NULL UNIQUE"))
     keyed = {"mode": "upsert", "key": "customer"}
     planner, committer = (world.driver("a", **keyed) for _ in range(2))
@@ -385,18 +435,36 @@ def test_modes_and_deliveries(world: World) -> None:
         rows = [Row(batch, "ann", batch), Row(10 + batch, "bob", batch), Row(20 + batch, "ann", 7 * batch)]
         committer.commit(Job(QUERY, batch), world.job(planner, Job(QUERY, batch), [rows]))
         assert world.target.found() == [Row(10 + batch, "bob", batch), Row(20 + batch, "ann", 7 * batch)]
-    world.target.make(COLUMNS)
-    for change, times in (({"delivery": "at_least_once"}, 3), ({"commit": "prepared"}, 1)):
-        planner, committer = (world.driver("a", **change) for _ in range(2))
-        world.target.sql(f"DELETE FROM {world.target.table}")
-        job = Job(write_id=str(change))
-        assignment = planner.assign()
-        attempts = [
-            write_store_task(planner.options, assignment, job, 0, True, [frame(rows_of(9, 0))]) for _ in range(3)
-        ]
-        committer.commit(job, attempts[:1])
-        assert world.target.found() == sorted(rows_of(9, 0) * times)
-        assert world.target.sql("SELECT gid FROM pg_prepared_xacts") == []
+
+
+@pytest.mark.exhaustive(but=["files"])
+@pytest.mark.parametrize("world", TARGETS, indirect=True, ids=TARGETS)
+def test_at_least_once(world: World) -> None:
+    """Every attempt of a task is in the store, from the first batch of a sink on, which begins no ledger."""
+    planner, committer = (world.driver("a", delivery="at_least_once") for _ in range(2))
+    for batch in range(2):
+        assignment, job, rows = planner.assign(), Job(QUERY, batch), frame(rows_of(batch, 0))
+        attempts = [write_store_task(planner.options, assignment, job, 0, True, [rows]) for _ in range(2)]
+        committer.commit(job, attempts[1:])
+    assert world.target.found() == sorted(2 * expected(0, 1, partitions=1))
+    assert world.target.hidden() == []
+
+
+@pytest.mark.parametrize(
+    ("world", "commit"), [("postgres", "prepared"), ("mariadb", "xa")], indirect=["world"], ids=["prepared", "xa"]
+)
+def test_prepared_transactions_of_a_driver_that_begins_anew(world: World, commit: str) -> None:
+    """The process that commits goes on with the next incarnation of its driver, though it has cleaned for the one
+    before: behind a task that was tried again and a query that was stopped, a batch is committed as any other."""
+    planner, committer = (world.driver("a", commit=commit) for _ in range(2))
+    assignment, job = planner.assign(), Job(QUERY, 0)
+    attempts = [write_store_task(planner.options, assignment, job, 0, True, [frame(rows_of(0, 0))]) for _ in range(2)]
+    committer.commit(job, attempts[:1])
+    world.tasks(planner, 1)  # of a query that is stopped, Spark says nothing
+    committer.commit(Job(QUERY, 1), world.tasks(planner, 1))
+    assert world.target.found() == sorted([*rows_of(0, 0), *expected(1)])
+    listed = "SELECT gid FROM pg_prepared_xacts" if commit == "prepared" else "XA RECOVER"
+    assert len(world.target.sql(listed)) == 0
 
 
 def test_what_is_refused_at_start(world: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import TIMEOUT_DEFAULT_MS, SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job, Position
 from exactlyonce.engines.spark.sink.task import write_task
-from exactlyonce.pipeline import failpoints
+from exactlyonce.engines.spark.sink.writer import batch_of
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
 from exactlyonce.sinks.writer import SinkFailed
@@ -95,18 +95,6 @@ def world(kafka: KafkaCluster, topic_name: str) -> Iterator[World]:
     for each in made.made:
         each.close()
     made.transactions.close()
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """`failing(name)` makes the next pass of that failpoint raise."""
-    monkeypatch.setenv("EXACTLYONCE_FAILPOINTS_FIRED", str(tmp_path))
-
-    def arm(name: str) -> None:
-        monkeypatch.setattr(failpoints, "_armed", {name: ("raise", 1)})
-        monkeypatch.setattr(failpoints, "_hits", {})
-
-    return arm
 
 
 def test_batches_are_visible_once_decided_and_leave_one_id_for_each_task(world: World) -> None:
@@ -382,6 +370,22 @@ def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
     with pytest.raises(ConfigError, match="an older copy"):
         run("app/10", 0, 0)
     world.assert_settled()
+
+
+def test_runs_of_drivers_of_one_application() -> None:
+    """Where a cluster starts an application's driver again, each begins to count what it executes, and nothing of one
+    is taken for the same run as of another."""
+
+    def run(started: int, root: int) -> str:
+        told = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": "7", "spark.app.id": "application_1_0001"}
+        told |= {"spark.app.startTime": str(started), "spark.sql.execution.root.id": str(root)}
+        job = batch_of(SimpleNamespace(getLocalProperty=told.get))  # type: ignore[arg-type]  # what is asked of it
+        assert job is not None
+        assert (job.query, job.batch) == (QUERY, 7)
+        return job.run
+
+    assert run(1, 0) == run(1, 0)
+    assert len({run(1, 0), run(1, 1), run(2, 0)}) == 3
 
 
 def test_what_a_sink_refuses_before_it_writes(world: World) -> None:

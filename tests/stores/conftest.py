@@ -21,7 +21,7 @@ sys.path[:0] = map(str, RIGS)
 
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for driver in ("psycopg", "pymysql", "redis"):
+    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
         pytest.importorskip(driver)
     from servers import Servers
 

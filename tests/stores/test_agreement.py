@@ -1,4 +1,4 @@
-"""Kafka, PostgreSQL, MariaDB and Redis in one pipeline agree, whichever process was killed when."""
+"""Kafka, PostgreSQL, MariaDB, Redis and files in one pipeline agree, whichever process was killed when."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import time
 
 import pytest
 from jobs import Feed, Job
-from servers import STORES
+from servers import FORMATS, STORES, Row
 from together import table
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-SINKS = ("mariadb-append", "mariadb-upsert", "postgres-append", "postgres-upsert", "redis-stream", "redis-string")
+SINKS = (
+    *("files-jsonl", "files-parquet", "mariadb-append", "mariadb-upsert"),
+    *("postgres-append", "postgres-upsert", "redis-stream", "redis-string"),
+)
 """In the order in which they are committed."""
 SEEDS = [int(seed) for seed in os.environ.get("EXACTLYONCE_SEEDS", "1,2").split(",")]
 KILLS = 6
@@ -22,7 +25,7 @@ KILLS = 6
 
 def holding(job: Job) -> list[str]:
     """The sinks whose store has any rows."""
-    stored = {}
+    stored: dict[str, list[Row]] = {f"files-{each}": job.servers.filed(job.name, each) for each in FORMATS}
     for store in STORES:
         target = f"{job.name}:totals" if store == "redis" else table(job.name, "append")
         stored[f"{store}-{'stream' if store == 'redis' else 'append'}"] = job.servers.appended(store, target)
@@ -34,11 +37,11 @@ def test_kills_in_turn(job: Job) -> None:
     """One incarnation after the other dies at another step of a commit, each with another number of subtasks."""
     job.feed()
     for parallelism, step, nth in (
-        (1, "store-committing", 3), (3, "store-committed", 8),
+        (1, "store-committing", 4), (3, "store-committed", 10),
     ):  # fmt: skip
         assert job.armed(step, "--parallelism", str(parallelism), nth=nth).wait() == -9
         if len(job.incarnations) == 1:
-            assert holding(job) == list(SINKS[:2]), "some stores have it, others do not"
+            assert holding(job) == list(SINKS[:3]), "some stores have it, others do not"
     worker = job.armed("worker-flushed", "--parallelism", "2", nth=3)
     worker.await_checkpoint()
     worker.kill()

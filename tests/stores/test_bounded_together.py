@@ -25,7 +25,7 @@ from exactlyonce.testing.cluster import LIMIT_S
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 SINKS = [f"{store}-{how}" for store in ("mariadb", "postgres") for how in ("append", "upsert")]
-SINKS += ["redis-stream", "redis-string"]
+SINKS += ["redis-stream", "redis-string", "files-jsonl", "files-parquet"]
 
 
 def loaded(job: Job) -> Loaded:

@@ -67,6 +67,7 @@ class TestCluster:
 
 
 @pytest.mark.broker
+@pytest.mark.exhaustive
 def test_an_own_broker_can_be_killed(own_broker, topic_name):
     """A broker of the test's own takes settings, and comes back from SIGKILL at its address with its data."""
     own = own_broker({"num.partitions": "3"})

@@ -39,7 +39,7 @@ from exactlyonce.engines.bounded.replay.recompute import CheckpointInterval, Rec
 from exactlyonce.engines.bounded.replay.sharing import RecomputedOutput, flat
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, UserError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.sink import Sink
 
@@ -209,7 +209,7 @@ class Audit:
                 continue
             try:
                 found.append(interval_of(history, number))
-            except Halt as error:
+            except ConfigError as error:
                 unjudged.append(str(error))
         if first is not None and (not retained or first < retained[0]):
             until = min(retained[0] - 1 if retained else history.checkpoint_latest, last or 1 << 62)

@@ -27,7 +27,7 @@ from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_outputs
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import GraphError, Halt
+from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -54,14 +54,21 @@ class CheckpointInterval:
 
 
 def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
-    """The interval that *checkpoint* ended; Halt where one of its ends is expired."""
+    """The interval that *checkpoint* ended; ConfigError where there is none any more, or never was."""
     manifest = history.manifests.get(checkpoint)
     if manifest is None:
-        raise Halt(f"Checkpoint {checkpoint} of {history.pipeline} is expired, or was never completed.")
+        kept = ", ".join(str(each.checkpoint) for each in history.retained) or "none"
+        raise ConfigError(
+            f"{history.pipeline} has no checkpoint {checkpoint}: it is expired, or was never completed. Name one of "
+            f"those that are retained: {kept}."
+        )
     base = history.manifests.get(manifest.previous)
     if base is None or base is manifest:
         what = "was the first" if base is manifest else f"began at checkpoint {manifest.previous}, which is expired"
-        raise Halt(f"The interval of checkpoint {checkpoint} {what}: it cannot be computed again.")
+        raise ConfigError(
+            f"The interval of checkpoint {checkpoint} of {history.pipeline} {what}: it cannot be computed again. Those "
+            f"of later ones can; --num-retained of `exactlyonce run` says how many are kept."
+        )
     return CheckpointInterval(base, manifest)
 
 

@@ -29,6 +29,7 @@ from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.graph import Input, Kind, Node
+from exactlyonce.pipeline.sink import naming
 from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext, WritesToTopic
 from exactlyonce.state.backend import Table
@@ -186,7 +187,8 @@ class _Assembler:
             prepared=_refuse,
             note=_refuse,
         )
-        opened = cast("Writable", node.sink).open_writer(context)
+        with naming(node.id):
+            opened = cast("Writable", node.sink).open_writer(context)
         self.made.writers.append(opened.writer)
         return ops.SinkOutput(node.id, _Waiting(opened.writer, self.blocks_written), opened.encoder)
 

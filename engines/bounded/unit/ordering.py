@@ -16,7 +16,7 @@ from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.unit.staging import StagedFile, read_frames
 from exactlyonce.engines.operators import Batch, Push
-from exactlyonce.engines.order_log import OrderRuns, runs_of
+from exactlyonce.engines.order_log import INEXACT, OrderRuns, runs_of
 from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import Halt
 
@@ -143,6 +143,11 @@ def take_along(lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | 
     by_name = {(lane.name, lane.partition): lane for lane in lanes}
     together: list[Batch] = []
     for (name, partition), count in runs_of(logs):
+        if (name, partition) == INEXACT:
+            raise Halt(
+                "It cannot be recomputed: the run was one with mode at_least_once, and took records of the next "
+                "checkpoint before this one, or of this one before the last."
+            )
         lane = by_name.get((name, partition))
         if lane is None:
             raise _misfit(name, partition, f"the log has {count} records, and it is not read here")

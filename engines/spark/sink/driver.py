@@ -116,6 +116,7 @@ class SinkDriver:
             parallelism=0,
             accept_loss=self.options.accept_loss,
             staging=self._stores.digests,
+            ledgers=self._stores.ledgers,
             store_timeout_ms=self.options.store_timeout_ms,
             count_partitions=self._count_partitions,
         )
@@ -157,7 +158,7 @@ class SinkDriver:
         begins = history is None or newest is None or newest.host != self.driver or history.unfinalized is not None
         # Another process may have fenced another ledger, or none; or it may yet decide what is about to be cleaned.
         if begins or (leader.led.staging and (is_new or self._is_undecided(history))):
-            leader = self._begin(history)
+            leader = self._begin(history or self._drive(leader, leader.log.peek_at_stable()))
             history, newest = leader.log.history, leader.incarnation
             self._attempt = ATTEMPT
         elif newest is not None:
@@ -182,11 +183,10 @@ class SinkDriver:
             return False
         return given.incarnation != newest.incarnation or given.checkpoint == _next(history)
 
-    def _begin(self, seen: History | None) -> Leader:
+    def _begin(self, seen: History) -> Leader:
         """Fence every older driver, and finish what it decided."""
-        if seen is not None:
-            Position.of(seen.latest)  # raises where a pipeline has that name
-            self._refuse_fenced(seen)
+        Position.of(seen.latest)  # raises where a pipeline has that name
+        self._refuse_fenced(seen)
         leader = self._leader = self._new_leader()
         self._drive(leader, leader.begin())
         with self._sparks_choices():
@@ -197,6 +197,7 @@ class SinkDriver:
         """A driver that was paused and has been replaced meanwhile must not take the sink from its successor."""
         newest = history.newest_incarnation
         ours = [each.incarnation for each in history.incarnations.values() if each.host == self.driver]
+        ours += [self._given.incarnation] if self._given is not None else []  # the log forgets all but the last ones
         if not ours or newest is None or newest.host == self.driver:
             return
         quiet_ms = self._clock.now_ms() - newest.heartbeat_ms
@@ -291,9 +292,8 @@ class SinkDriver:
         A store that is away is not waited for again: the next start of the query does.
         """
         seen = self._leader or self._new_leader()
-        history = self._drive(seen, seen.log.peek())
-        newest = history.newest_incarnation if history else None
-        if history is not None and (newest is None or newest.host != self.driver):
+        newest = self._drive(seen, seen.log.peek_at_stable()).newest_incarnation
+        if newest is None or newest.host != self.driver:
             return
         self._leader = None  # whoever goes on looks at what is left
         leader = self._new_leader(store_timeout_ms=0)
@@ -309,10 +309,11 @@ class SinkDriver:
         """Go on with the incarnation that the tasks have written in, knowing all that it has decided, and all that lies
         in the checkpoint topic beside what *flushed* names."""
         leader, checkpoint = self._leader, flushed[0].checkpoint
+        blocks = [block for each in flushed for block in each.blocks]
         is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation
         if leader is not None and is_ours and _next(leader.log.history) == checkpoint:
             is_smooth = flushed[0].attempt == self._settled + 1 and not any(each.tried_before for each in flushed)
-            if isinstance(leader.retention, JobsKept) and not is_smooth:
+            if isinstance(leader.retention, JobsKept) and not (leader.retention.follow(blocks) and is_smooth):
                 leader.retention.expect_own_orphans()
             return leader
         self._refuse_superseded(leader or self._new_leader(), incarnation)
@@ -321,15 +322,13 @@ class SinkDriver:
         leader.resume(incarnation)
         self._finish_decided(leader)
         if isinstance(leader.retention, JobsKept):
-            blocks = [block for each in flushed for block in each.blocks]
             history = leader.log.history
             self._drive(leader, leader.retention.take_up(history, incarnation, _next(history), blocks))
         return leader
 
     def _refuse_superseded(self, leader: Leader, incarnation: int) -> None:
         """Look before anything is fenced: a driver that was replaced leaves its successor in peace."""
-        history = self._drive(leader, leader.log.peek())
-        newest = history.newest_incarnation if history else None
+        newest = self._drive(leader, leader.log.peek_at_stable()).newest_incarnation
         if newest is not None and newest.incarnation != incarnation:
             raise Fenced(superseded(self.options.sink_id, incarnation, newest))
 

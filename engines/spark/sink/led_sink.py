@@ -113,6 +113,8 @@ class JobsKept(KnownBlocks):
 
         self._dropped: Dropped = (), ()
         """What may go with the next decision."""
+        self._known_to: list[int] = []
+        """By partition of blocks, where the next one comes to lie unless somebody writes whom nobody has told of."""
         self._cleaning: Sequence[Request] = ()
         """What is asked of stores behind the next decision."""
 
@@ -128,6 +130,22 @@ class JobsKept(KnownBlocks):
         the decision that is to be number *job*."""
         self.completed(job, named)
         self._dropped = yield from self.recover(history, incarnation)
+        self._known_to = list(self._begun_at)
+        self.expect_own_orphans()
+
+    def follow(self, named: Iterable[BlockRef]) -> bool:
+        """Whether *named*, all that tasks have set aside for the next job, lie right behind all that is known; else
+        what is not named lies between them: of an attempt that Spark gave up, which may have gone on since.
+
+        Nothing in front of them need be looked at again then. What comes behind them shows in a later job, or lies
+        behind the ends that are noted."""
+        begun_at, known_to = list(self._begun_at), self._known_to
+        for partition, offset in sorted((each.partition, each.offset) for each in named):
+            if not known_to or offset != known_to[partition]:
+                return False
+            known_to[partition] = begun_at[partition] = offset + 1
+        self._begun_at = tuple(begun_at)
+        return True
 
     def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
         """Old manifests and their rows, and what failed attempts have left."""
@@ -135,9 +153,16 @@ class JobsKept(KnownBlocks):
         with suppress(StoreUnavailable):  # it goes behind a later job then
             for each in cleaning:
                 _ = yield each
+        looks = self._look_again
         manifests, blocks = yield from super().expire(manifest, pinned)
         before, self._dropped = self._dropped, ((), ())
-        return (*before[0], *manifests), (*before[1], *blocks)
+        dropped = (*before[1], *blocks)
+        if looks:
+            self._known_to = list(self._begun_at)
+        for partition in {each.partition for each in dropped}:
+            tombstones = sum(each.partition == partition for each in dropped)
+            self._known_to[partition] += tombstones + 1  # and the marker of their transaction
+        return (*before[0], *manifests), dropped
 
 
 def _refuse_too_large(manifest: Manifest) -> None:

@@ -38,7 +38,9 @@ class Job(msgspec.Struct, frozen=True):
     """Of a write in `foreachBatch`: the one run of the function that it is part of."""
 
     def __str__(self) -> str:
-        return f"batch {self.batch} of query {self.query}" if self.query else f"write {self.write_id!r}"
+        if self.query:
+            return f"batch {self.batch} of query {self.query}"
+        return f"write {self.write_id!r}" if self.write_id else "this write"
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):

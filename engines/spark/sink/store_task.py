@@ -8,6 +8,7 @@ hashed, as in `task`. A sink that delivers at least once is written to at once, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 WAIT_S = 0.05
+POLL_INTERVAL_S = 1.0
 BLOCKS_TIMEOUT_S = 120.0
 STORE_PAUSE_S = 0.5
 
@@ -56,7 +58,7 @@ def write_store_task(
     batches = chain([] if first is None else [first], batches)
     if writes:
         with _opened(options, options.target, assignment, partition) as writing:
-            for batch in batches:
+            for batch in _as_they_come(batches, writing.poll):
                 before = records.taken
                 values, made = records.take(batch)
                 try:
@@ -72,6 +74,20 @@ def write_store_task(
         assignment.incarnation, job, None, tally=tally, checkpoint=checkpoint, staged=flushed.staged,
         blocks=flushed.written, attempt=attempt, wrote=writes, tried_before=tried_before,
     )  # fmt: skip
+
+
+def _as_they_come(batches: Iterator[RecordBatch], poll: Callable[[], object]) -> Iterator[RecordBatch]:
+    """*batches*, which may take long to compute; *poll* is called meanwhile, now and then: a writer that is silent for
+    minutes counts as dead, and its store would end what it has begun."""
+    with ThreadPoolExecutor(1, "batches") as executor:
+        while True:
+            coming = executor.submit(next, batches, None)
+            while wait([coming], POLL_INTERVAL_S).not_done:
+                poll()
+            batch = coming.result()
+            if batch is None:
+                return
+            yield batch
 
 
 def _row_error(options: SinkOptions, job: Job, partition: int, place: int, error: Exception) -> RecordError:
@@ -146,6 +162,10 @@ class _Writing:
         while writer.full:
             self.blocks.wait()
             writer.poll()
+
+    def poll(self) -> None:
+        """Go on with what is under way, and show that it is not given up."""
+        self.opened.writer.poll()
 
     def _refused(self, records: list[Any], error: Exception) -> _Refused:
         """Encoding has no effects, so that it is tried again one by one."""

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from exactlyonce.engines.spark.sink.driver import with_driver
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.writer import FormatWriter, batch_of, flushed_of
@@ -61,11 +60,11 @@ class StreamWriter(FormatWriter, DataSourceStreamArrowWriter):
         if flushed:
             job = flushed[0].job
             require(job.batch == batchId, "Tasks write the batch that Spark commits")
-            with_driver(self.options, lambda driver: driver.commit(job, flushed))
+            self.asked(lambda driver: driver.commit(job, flushed))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Once a task has failed too often, or after a `commit` that raised."""
-        with_driver(self.options, lambda driver: driver.abort())
+        self.abort_job()
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:

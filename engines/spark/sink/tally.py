@@ -36,5 +36,21 @@ def tally_of(rows: Iterable[tuple[Any, ...]]) -> Tally:
     >>> tally_of([("t", b"a", None)]).digest == tally_of([("t", b"b", None)]).digest
     False
     """
-    hashes = [blake2b(_encode(row), digest_size=HASH_BYTES).digest() for row in rows]
+    hashes = [blake2b(_encoded(row), digest_size=HASH_BYTES).digest() for row in rows]
     return Tally(len(hashes), sum(int.from_bytes(each, "little") for each in hashes) % _MODULUS)
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except TypeError:  # a map whose keys are no strings has no order there
+        return _encode(_sorted(value))
+
+
+def _sorted(value: Any) -> Any:
+    """*value* with a list of pairs for every map in it."""
+    if isinstance(value, dict):
+        return sorted((_encoded(key), _encoded(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return [_sorted(each) for each in value]
+    return value

@@ -14,12 +14,10 @@ from datetime import date
 from functools import cached_property
 from string import Formatter
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from exactlyonce.engines.spark.sink.records import Records, record_type
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE, delivery_problems
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.secrets import is_reference
 from exactlyonce.sinks.files.sink import FileSink
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.postgres.sink import PostgresSink
@@ -144,7 +142,6 @@ def parse_target(store: str, options: dict[str, str], schema: StructType, sink_i
 
 
 def _problems(target: StoreTarget) -> Iterator[str]:
-    yield from _secret_problems(target)
     yield from _key_problems(target)
     delivery = target.parsed.get("delivery", "")
     yield from delivery_problems(delivery) if delivery else ()
@@ -153,13 +150,6 @@ def _problems(target: StoreTarget) -> Iterator[str]:
             f"delivery={delivery!r} is not for Spark: its tasks have ended before a batch is decided, and what they "
             f'would then write is gone. Take "exactly_once", or "at_least_once"'
         )
-
-
-def _secret_problems(target: StoreTarget) -> Iterator[str]:
-    """A password in an address; the descriptions of tables look at theirs themselves."""
-    url = target.parsed.get("url", "")
-    if url and not is_reference(url) and "@" in urlsplit(url).netloc:
-        yield "url has a user or a password written out, and Spark shows options: put it into a variable, url=env:NAME"
 
 
 def _key_problems(target: StoreTarget) -> Iterator[str]:

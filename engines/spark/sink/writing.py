@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from exactlyonce.engines.spark.sink.driver import with_driver
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.writer import FormatWriter, batch_of, flushed_of
@@ -55,11 +54,11 @@ class BatchWriter(FormatWriter, DataSourceArrowWriter):
         """Once all tasks are done."""
         flushed = flushed_of(messages)
         if flushed:
-            with_driver(self.options, lambda driver: driver.commit(flushed[0].job, flushed))
+            self.asked(lambda driver: driver.commit(flushed[0].job, flushed))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Once a task has failed too often, or after a `commit` that raised."""
-        with_driver(self.options, lambda driver: driver.abort())
+        self.abort_job()
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:

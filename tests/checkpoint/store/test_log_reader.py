@@ -387,7 +387,7 @@ class TestLooking:
 
     def test_looking_for_a_pipeline_that_is_not_there(self, kafka: Any, topic_name: str) -> None:
         """A pipeline without checkpoints is an error that names it."""
-        with pytest.raises(TopicError, match=f"Pipeline {topic_name} has no checkpoints"):
+        with pytest.raises(TopicError, match=f"{topic_name} has no checkpoints"):
             read_history({"bootstrap.servers": kafka.bootstrap_servers}, topic_name)
 
     def test_the_end_of_every_partition(self, store: Any) -> None:

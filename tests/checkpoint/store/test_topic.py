@@ -75,7 +75,7 @@ class TestTopic:
         """After its deletion the topic is gone, and a new one is another."""
         first = prepare_topic(config(kafka), topic_name)
         delete_topic(config(kafka), topic_name)
-        with pytest.raises(TopicError, match=f"Pipeline {topic_name} has no checkpoints"):
+        with pytest.raises(TopicError, match=f"{topic_name} has no checkpoints"):
             find_topic(config(kafka), topic_name)
         assert prepare_topic(config(kafka), topic_name).topic_id != first.topic_id
 

@@ -17,6 +17,8 @@ from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 NOBODY = 65534
+_READ_ONLY_NOW = 33
+"""MS_REMOUNT and MS_RDONLY."""
 
 
 def test_a_folder_is_made_where_its_parent_is(target) -> None:
@@ -41,6 +43,26 @@ def test_a_target_that_is_no_folder_is_an_error(target, make: Callable[[Path], N
     make(target.folder)
     with pytest.raises(StoreError, match=rf"{target.folder} is not a folder: move it away"):
         target.committer().check()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+@pytest.mark.parametrize("path", ["/proc/totals", "/proc", "/proc/self/totals"])
+def test_a_folder_that_can_never_be_made_is_an_error(make_target, path: str) -> None:
+    """Where a file system makes no names but its own, the check says so at once, and waits for nothing."""
+    target = make_target()
+    target.sink = type(target.sink)(path, format="jsonl")
+    with pytest.raises(StoreError, match=rf"{path}.* cannot be made: .*Correct the path of the sink"):
+        target.committer().check()
+
+
+def test_a_folder_below_a_file_is_an_error(make_target) -> None:
+    """At any depth."""
+    target = make_target()
+    target.folder.touch()
+    for path in (target.folder / "totals", target.folder / "all" / "totals"):
+        target.sink = type(target.sink)(path, format="jsonl")
+        with pytest.raises(StoreError, match=rf"{path} cannot be made: {path.parent} is missing, or is not a folder"):
+            target.committer().check()
 
 
 def test_a_link_to_a_folder_is_a_folder(target, totals) -> None:
@@ -109,6 +131,27 @@ def test_a_full_disk_is_waited_for_by_the_commit(small_disk, make_target, totals
     (small_disk / "ballast").unlink()
     assert committer.commit(committable, 1, ORIGIN)
     assert target.lines() == [{"cents": 1}]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_read_only_disk_is_an_error_of_the_start(small_disk, make_target, totals, exists: bool) -> None:
+    """The check says so at once; a disk that becomes read-only behind it is waited for."""
+    target = make_target()
+    place = small_disk / "totals"
+    target.folder.symlink_to(place)
+    if exists:
+        place.mkdir()
+        committer = target.led()
+        committable = target.staged(1, totals(1))
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    assert libc.mount(None, os.fsencode(small_disk), None, _READ_ONLY_NOW, None) == 0
+    checked = target if exists else make_target()
+    checked.sink = type(checked.sink)(place, format="jsonl")
+    with pytest.raises(StoreError, match=r"is read-only: mount it so that it can be written, or correct the path"):
+        checked.committer().check()
+    if exists:
+        with pytest.raises(StoreUnavailable, match="is read-only: mount it"):
+            committer.commit(committable, 1, ORIGIN)
 
 
 def _fill(place: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +16,7 @@ from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.files import staging, writer
 from exactlyonce.sinks.files.layout import WaitingFile, decode_body, decode_staged
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
@@ -221,11 +224,38 @@ def test_attempts_of_one_subtask_never_share_a_name(target, totals, stage) -> No
 def test_at_least_once_publishes_at_the_barrier(make_target, totals, stage) -> None:
     """With delivery="at_least_once" files appear before the decision, and rows that are written again come twice."""
     target = make_target(delivery="at_least_once")
-    target.led()
+    target.committer().check()
     assert stage(target.open(), 1, totals(1, 2)) == FlushedInterval()
     assert target.cents() == [1, 2]
     assert stage(target.open(attempt=2), 1, totals(1, 2)) == FlushedInterval()
     assert target.cents() == [1, 1, 2, 2]
+
+
+def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None:
+    """What killed writers had staged goes when the next attempt begins, whichever subtasks that has; what is of this
+    attempt, of another pipeline into the same folder, or of another program stays."""
+    target = make_target(delivery="at_least_once", roll_bytes=1 << 10)
+    target.committer().check()
+    other = target.committer(pipeline="others")
+    other.check()
+    strangers = [target.root / "staged" / "notes", target.folder / ".exactlyonce/others.out/staged/1-1-0-abcdef"]
+    for each in strangers:
+        each.mkdir()
+    for subtask in (0, 1):  # written to the disk, and killed before the barrier
+        opened = target.open(subtask=subtask)
+        opened.writer.write(opened.encoder.encode(totals(*range(200))))
+        opened.writer.poll()
+        await_files(target.root / "staged", f"1-1-{subtask}-*/*")
+    again = target.open(attempt=2)
+    assert target.waiting() == ["notes"]
+    stage(again, 1, totals(1))
+    assert target.open(attempt=2, subtask=1)
+    assert [name[:5] for name in target.waiting()] == ["1-2-0", "notes"]
+    assert list(target.root.glob("staged/1-2-0-*/*")) == [], "its list is of no use once its files are published"
+    target.open(incarnation=2)
+    assert target.waiting() == ["notes"]
+    assert all(each.is_dir() for each in strangers)
+    assert target.cents() == [1]
 
 
 def test_exactly_once_does_not_double_an_interval_that_is_written_again(target, totals, stage) -> None:
@@ -245,3 +275,11 @@ def test_a_committable_is_small_however_many_files_it_has(make_target, stage) ->
     committable = stage(target.open(), 1, [Sale(shop, 1) for shop in range(300)]).staged.committable
     assert len(committable.body) < 200
     assert len(files_of(target, committable)) == 300
+
+
+def await_files(folder: Path, pattern: str) -> None:
+    """Until there is a file of that name."""
+    deadline = time.monotonic() + LIMIT_S
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline, f"nothing is at {folder / pattern}"
+        time.sleep(0.01)

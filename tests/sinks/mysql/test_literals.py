@@ -191,11 +191,11 @@ def test_a_literal_means_the_same_in_every_mode(mariadb: Any, stores: Callable[.
 
 
 REFUSED: list[tuple[str, Any, Any, str]] = [
-    ("TINYINT", int, 128, "value: it is outside of -128 to 127; the column 'value' is tinyint"),
+    ("TINYINT", int, 128, "value: it is outside of -128 to 127 (the column of table totals is tinyint"),
     ("INT UNSIGNED", int, -1, "it is outside of 0 to 4294967295"),
     ("BIGINT", int, 1 << 63, "it is outside of"),
-    ("BIGINT NOT NULL", int, None, "value: it is None; the column 'value' is bigint(20) NOT NULL"),
-    ("BIGINT", int, "1", "value: '1' is str, not int"),
+    ("BIGINT NOT NULL", int, None, "value: it is None (the column of table totals is bigint(20) NOT NULL)"),
+    ("BIGINT", int, "1", "value: '1' is str, not int (the column of table totals is bigint"),
     ("DECIMAL(5)", int, 100_000, "it has more than 5 digits before the point"),
     ("DOUBLE", float, float("nan"), "it is nan, which MySQL does not have"),
     ("DOUBLE", float, float("-inf"), "it is -inf, which MySQL does not have"),

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pymysql
 import pytest
+from table_keys import key_of
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, UserError
 from exactlyonce.sinks.mysql.address import MySQLAddress
@@ -94,7 +95,7 @@ def test_a_missing_right_is_named(
     """At the start, before any row; the table is as it was."""
     mariadb.sql(f"CREATE TABLE totals ({COLUMNS}, PRIMARY KEY (customer))")
     mariadb.sql(f"GRANT {granted} ON shop.totals TO shop")
-    said = refusal(stores(Total, dsn=shop, mode=mode, key=("customer",)))
+    said = refusal(stores(Total, dsn=shop, mode=mode, key=key_of(mode)))
     assert missing in said
     assert grant in said
 
@@ -164,7 +165,7 @@ def test_a_table_that_does_not_match_is_refused(
 ) -> None:
     """At the start, each difference with the SQL that removes it where there is one."""
     mariadb.sql(f"CREATE TABLE totals ({columns})".replace("(MyISAM)", "MyISAM"))
-    assert said in refusal(stores(Total, mode=mode, key=("customer",)))
+    assert said in refusal(stores(Total, mode=mode, key=key_of(mode)))
 
 
 @pytest.mark.parametrize(
@@ -377,7 +378,7 @@ def test_what_is_created_takes_what_the_type_has(mariadb: Any, stores: Stores) -
     store.check()
     store.write(store.encoder().encode([Moment(1, datetime(2026, 1, 2, 3, 4, 5, 6))]))
     assert mariadb.sql("SELECT * FROM totals") == [(1, datetime(2026, 1, 2, 3, 4, 5, 6))]
-    appending = stores(Moment, "log", create=True, key=("id",))
+    appending = stores(Moment, "log", create=True)
     appending.check()
     appending.fence("p", "log", 1, "topic-1")
     appending.write(appending.encoder().encode([Moment(1, datetime(2026, 1, 2))]) * 2)

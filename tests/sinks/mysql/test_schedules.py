@@ -5,14 +5,13 @@ Threads stand for processes: each has a store, and so a connection, of its own.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
+from held_chunks import Held, until
 from statement_proxy import Fate
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
@@ -69,29 +68,6 @@ def aside() -> Iterator[Callable[..., Future[Any]]]:
 def counted(mariadb: Any) -> int:
     ((count,),) = mariadb.sql("SELECT count(*) FROM totals")
     return int(count)
-
-
-class Held:
-    """Chunks of which the second comes only when the test says so: an apply in the middle of its rows."""
-
-    def __init__(self, chunks: list[bytes]) -> None:
-        self._chunks = chunks
-        self.reached = threading.Event()
-        self.goes_on = threading.Event()
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._chunks[0]
-        self.reached.set()
-        assert self.goes_on.wait(LIMIT_S)
-        yield from self._chunks[1:]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a state."""
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
 
 
 def waits_for_a_lock(mariadb: Any) -> bool:

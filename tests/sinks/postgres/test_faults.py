@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from postgres_server import PostgresServer
+from table_keys import key_of
 
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.postgres.connection import Limits
@@ -86,7 +87,7 @@ from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 
 incarnation, intervals, rows = map(int, sys.argv[1:])
-sink = PostgresSink("totals", dsn="env:TOTALS_DSN", mode={mode!r}, key=("customer", "cents"))
+sink = PostgresSink("totals", dsn="env:TOTALS_DSN", mode={mode!r}, key={key!r})
 store = PostgresStore(sink, Total, Limits(connect=2, answer=2, lock=1, grace=0.3))
 
 def asked(call, *arguments):
@@ -112,7 +113,7 @@ class Clients:
 
     def __init__(self, mode: str, intervals: int, rows: int) -> None:
         rig = str(Path(__file__).parent / "rig")
-        self._code = CLIENT.format(rig=rig, mode=mode)
+        self._code = CLIENT.format(rig=rig, mode=mode, key=key_of(mode, "customer", "cents"))
         self._work = (str(intervals), str(rows))
         self.incarnation = 0
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -148,7 +149,7 @@ def test_every_row_once_whoever_is_killed(own_database: Database, mode: str, see
     """Clients and the server are killed and paused at random moments; in the end each row is there once."""
     chance, server = random.Random(seed), own_database.server
     intervals, rows = 10 * kills, 500
-    own_database.store(mode=mode, key=("customer", "cents")).check()
+    own_database.store(mode=mode, key=key_of(mode, "customer", "cents")).check()
     if mode == "append":
         own_database.execute("ALTER TABLE totals ALTER cents SET NOT NULL")
     clients = Clients(mode, intervals, rows)

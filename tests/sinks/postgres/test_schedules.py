@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from statement_proxy import Fate, StatementProxy
+from table_keys import key_of
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import Limits
@@ -95,10 +96,10 @@ class Applying:
 def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> None:
     """A fence does not wait without end for an apply of an older incarnation that stands still: its session is ended,
     its rows are gone, and it learns that it is fenced."""
-    zombie = database.ready(mode=mode, key=("customer",))
+    zombie = database.ready(mode=mode, key=key_of(mode))
     waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(3000)])
     applying = Applying(zombie, waiting, 1)
-    new = database.store(limits=Limits(grace=0.3), mode=mode, key=("customer",))
+    new = database.store(limits=Limits(grace=0.3), mode=mode, key=key_of(mode))
     assert new.fence("p", "s", 2, ORIGIN) == {}
     assert new.apply(waiting, entry(1, incarnation=2))
     assert isinstance(applying.ended(), StoreUnavailable)

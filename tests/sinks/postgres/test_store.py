@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
+from table_keys import key_of
 
 from exactlyonce.pipeline.errors import Fenced, StoreError
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
@@ -24,7 +25,7 @@ def test_rows_come_with_their_ledger_row(database: Database) -> None:
 def test_an_empty_interval_is_noted(database: Database) -> None:
     """Without rows the ledger goes on all the same, in every mode."""
     for checkpoint, mode in enumerate(("upsert", "append", "delete"), 1):
-        store = database.ready(mode=mode, key=("customer",))
+        store = database.ready(mode=mode, key=key_of(mode))
         assert store.apply([], entry(checkpoint))
 
 
@@ -177,7 +178,7 @@ def test_names_are_quoted(database: Database, table: str) -> None:
     """A table, schema, pipeline and sink of any name are written to, and nothing else happens."""
     database.execute('CREATE SCHEMA "my.%s schema{}"')
     for mode in ("append", "upsert", "delete"):
-        store = database.store(table=table + mode, schema="my.%s schema{}", mode=mode, key=("customer",))
+        store = database.store(table=table + mode, schema="my.%s schema{}", mode=mode, key=key_of(mode))
         store.check()
         name = f's"{mode}'
         assert store.fence("p'%s{}\\", name, 1, ORIGIN) == {}

@@ -16,7 +16,7 @@ from exactlyonce.sinks import RedisSink
 URL = "redis://ann:c4nary-Zr9@cache:6379/0"
 
 
-def problems(type_: Any = Total, url: str = URL, **options: Any) -> list[str]:
+def problems(type_: Any = Total, url: str = "env:CACHE", **options: Any) -> list[str]:
     return list(RedisSink(url, **{"key": key_of, **options}).problems(type_))
 
 
@@ -29,7 +29,8 @@ def problems(type_: Any = Total, url: str = URL, **options: Any) -> list[str]:
         {"kind": "stream", "value": AvroCodec(Total)},
         {"value": AvroCodec(Total), "hash_tag": "shop", "durable": False, "part_rows": 1},
         {"delivery": "at_least_once"},
-        {"url": "env:CACHE"},
+        {"url": "redis://cache:6379/0"},
+        {"url": "redis://ann@cache:6379/0"},
         {"url": "file:/run/secrets/cache"},
         {"url": "rediss://cache"},
         {"url": "unix:///run/redis.sock?db=1"},
@@ -54,6 +55,12 @@ def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
         ({"url": "redis://:c4nary-Zr9@cache:port"}, "a port or a host that is none"),
         ({"url": "redis://cache:6379/orders"}, "a database that is no number"),
         ({"url": 7}, "must be text"),
+        ({"url": URL}, "has a password written out: put all of it into a variable, 'env:NAME', or into a file"),
+        ({"url": "redis://:c4nary-Zr9@cache"}, "has a password written out"),
+        ({"url": "unix:///run/redis.sock?password=c4nary-Zr9"}, "has a password written out"),
+        ({"url": "rediss://cache?ssl_password=c4nary-Zr9"}, "has a password written out"),
+        ({"url": "redis://ann:6379?c4nary-Zr9@cache"}, "in a password a / is written %2F"),
+        ({"url": "redis://ann:12/c4nary-Zr9@cache"}, "in a password a / is written %2F"),
         ({"kind": "list"}, "kind='list' must be one of string, hash, stream"),
         ({"key": None}, "key= is missing"),
         ({"key": "total"}, "key='total' must be a function"),

@@ -198,7 +198,14 @@ def test_the_arguments_of_a_description() -> None:
     wrong = list(description_problems("merge", ["a"], 1))
     assert [text.split("=")[0] for text in wrong] == ["mode", "create", "key"]
     assert "needs the columns" in next(description_problems("delete", (), False))
-    assert "twice" in next(description_problems("append", ("a", "a"), False))
+    assert "twice" in next(description_problems("upsert", ("a", "a"), False))
+
+
+def test_a_key_means_nothing_to_an_append() -> None:
+    """Whoever gives one expects an upsert; that is told, and not silently left out."""
+    (wrong,) = description_problems("append", ("a",), False)
+    assert "key=('a',): set mode='upsert'" in wrong
+    assert "or leave key= out" in wrong
 
 
 def test_a_key_is_made_of_scalars_that_are_there() -> None:

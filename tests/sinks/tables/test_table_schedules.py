@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from held_chunks import Held, until
 from statement_proxy import Fate
-from table_stores import TOTALS, Held, Tables, entry, until
+from table_stores import TOTALS, Tables, entry
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.testing.cluster import LIMIT_S

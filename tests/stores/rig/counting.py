@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from servers import STORES, Row, Servers
+from servers import FORMATS, STORES, Row, Servers
 from together import table
 
 from exactlyonce.testing.cluster import KafkaCluster
@@ -84,6 +84,11 @@ def assert_agreement(servers: Servers, kafka: KafkaCluster, name: str, fed: Fed)
     for store in STORES:
         appended[store] = servers.appended(store, f"{name}:totals" if store == "redis" else table(name, "append"))
     sums = {row.id: row.sum for row in appended["kafka"]}
+    for format in FORMATS:
+        rows = servers.filed(name, format)
+        counts[format] = count((row.id for row in rows), totals.given)
+        assert counts[format] == exact(len(fed)), f"{format}: {counts[format]}"
+        assert {row.id: row.sum for row in rows} == sums, f"{format} files and Kafka have the same totals"
     newest = {row.customer: row for row in appended["kafka"]}
     for where, rows in appended.items():
         counts[where] = totals.assert_appended(where, rows)

@@ -22,12 +22,11 @@ CUSTOMERS = 43
 
 
 class Job:
-    """`together:together` with the topics, tables and keys of one test."""
+    """`together:together`, or another *target*, with the topics, tables and keys of one test."""
 
-    def __init__(
-        self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], folder: Path
-    ) -> None:
+    def __init__(self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], folder: Path) -> None:
         self.servers, self.kafka, self.name, self.folder = servers, kafka, name, folder
+        self.target: tuple[str, ...] = ("together:together",)
         self.fed: list[tuple[str, str]] = []
         self.incarnations: list[Run] = []
         self._run = run
@@ -46,7 +45,7 @@ class Job:
     def run(self, *arguments: str, interval: tuple[str, ...] = QUICK, **options: Any) -> Run:
         """Begin an incarnation."""
         self.incarnations.append(
-            self._run("together:together", "--param", f"name={self.name}", *interval, *arguments, **options)
+            self._run(*self.target, "--param", f"name={self.name}", *interval, *arguments, **options)
         )
         return self.incarnations[-1]
 
@@ -73,7 +72,8 @@ class Job:
     def assert_agreement(self) -> dict[str, Count]:
         """All stores have the same, each row once; no block is left that nobody refers to."""
         counts = assert_agreement(self.servers, self.kafka, self.name, self.fed)
-        assert unreferenced_blocks(self.kafka, self.name) == set()
+        left = unreferenced_blocks(self.kafka, self.name)
+        assert left == set(), left
         assert_no_secret(self.kafka, self.name, self.incarnations)
         return counts
 

@@ -5,21 +5,25 @@ Who writes to them has a password. Shares no code with the sinks.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
+import pyarrow.dataset
 from mariadb_server import MariaDB
 from mariadb_server import required as require_mariadb
 from postgres_server import PostgresServer
 from redis_server import RedisServer, skip_without_a_server
-from together import MARIADB, POSTGRES, REDIS, table
+from together import FILES, MARIADB, POSTGRES, REDIS, folder_of, table
 
 PASSWORD = "s3cret:p@ss/word"
 """In a URL it is percent-encoded."""
 DATABASE = "together"
 STORES = ("postgres", "mariadb", "redis")
+FORMATS = ("jsonl", "parquet")
+"""Of files."""
 
 
 class Row(NamedTuple):
@@ -36,6 +40,8 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         require_mariadb()
         skip_without_a_server()
+        self.files = folder / "files"
+        self.files.mkdir()
         self.postgres = PostgresServer()
         self.postgres.start()
         self.postgres.execute(f"CREATE DATABASE {DATABASE}")
@@ -53,10 +59,11 @@ class Servers:
         self.redis.kill()
 
     def addresses(self, password: str = PASSWORD) -> dict[str, str]:
-        """What the variables of the environment say."""
+        """What the variables of the environment say, of the folder of files too."""
         mariadb = f"mysql://writer:{quote(password, safe='')}@127.0.0.1:{self.mariadb.port}/shop?ssl_mode=disabled"
         redis = f"redis://writer:{quote(password, safe='')}@127.0.0.1:{self.redis.port}/0"
-        return {POSTGRES: self.postgres.dsn(DATABASE, password=password), MARIADB: mariadb, REDIS: redis}
+        postgres = self.postgres.dsn(DATABASE, password=password)
+        return {POSTGRES: postgres, MARIADB: mariadb, REDIS: redis, FILES: str(self.files)}
 
     def make_tables(self, name: str) -> None:
         """Those of the pipeline *name*; what is appended is numbered."""
@@ -94,6 +101,16 @@ class Servers:
             return [msgspec.json.decode(value, type=Row, strict=False) for value in map(_as_array, values)]
         return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {table(name, 'upsert')}")]
 
+    def filed(self, name: str, format: str) -> list[Row]:
+        """What the files of one format hold, in no order."""
+        folder = folder_of(self.files, name, format)
+        shown = [each for each in folder.rglob(f"*.{format}") if is_shown(each.relative_to(folder))]
+        if format == "jsonl":
+            found = [json.loads(line) for each in shown for line in each.read_text().splitlines()]
+        else:
+            found = pyarrow.dataset.dataset([str(each) for each in shown]).to_table().to_pylist() if shown else []
+        return [Row(each["id"], each["customer"], each["sum"]) for each in found]
+
     def kill(self, store: str) -> None:
         """SIGKILL."""
         {"postgres": self.postgres.kill, "mariadb": self.mariadb.kill, "redis": self.redis.kill}[store]()
@@ -109,6 +126,11 @@ class Servers:
     def go_on(self, store: str) -> None:
         """SIGCONT."""
         {"postgres": self.postgres.go_on, "mariadb": self.mariadb.go_on, "redis": self.redis.resume}[store]()
+
+
+def is_shown(path: Path) -> bool:
+    """Whether a reader takes the file for one: no part of its path is hidden."""
+    return not any(part.startswith((".", "_")) for part in path.parts)
 
 
 def _as_array(value: str) -> bytes:

@@ -1,7 +1,9 @@
-"""A pipeline whose output goes to Kafka, PostgreSQL, MariaDB and Redis at once; every worker imports this module."""
+"""A pipeline whose output goes to Kafka, PostgreSQL, MariaDB, Redis and files; every worker imports this module."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from pipelines import Order, Total, add, stopper
@@ -9,15 +11,22 @@ from pipelines import Order, Total, add, stopper
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.sink import Sink
-from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 POSTGRES, MARIADB, REDIS = "TOGETHER_POSTGRES", "TOGETHER_MARIADB", "TOGETHER_REDIS"
 """The variables that say where the servers are, with passwords."""
+FILES = "TOGETHER_FILES"
+"""The one that says in which folder the folders of files are."""
 
 
 def table(name: str, mode: str) -> str:
     """Of the pipeline *name*, whose own may be longer than a table's."""
     return f"t{name[-8:]}_{mode}"
+
+
+def folder_of(files: str | os.PathLike[str], name: str, format: str) -> Path:
+    """Where below *files* the pipeline *name* writes files of *format*."""
+    return Path(files) / f"{name}-{format}"
 
 
 def together(name: str, folder: str = "") -> Pipeline:
@@ -35,8 +44,32 @@ def together(name: str, folder: str = "") -> Pipeline:
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append")))
         sums.sink(f"{store}-upsert", table_sink(store, table(name, "upsert"), mode="upsert", key=("customer",)))
+    for format in ("jsonl", "parquet"):
+        sums.sink(f"files-{format}", file_sink(name, format))
     sums.sink("redis-string", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:{total.customer}"))
     sums.sink("redis-stream", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:totals", kind="stream"))
+    return pipeline
+
+
+def file_sink(name: str, format: str, **options: Any) -> FileSink[Total]:
+    """A folder of the pipeline *name*."""
+    return FileSink(folder_of(os.environ[FILES], name, format), format=format, **options)
+
+
+def weaker(name: str, delivery: Any) -> Pipeline:
+    """Topic NAME-in through a running total to every store, appended with a delivery that is not exactly once."""
+    pipeline = Pipeline(name)
+    sums = (
+        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+    )
+    for store in ("postgres", "mariadb"):
+        sums.sink(f"{store}-append", table_sink(store, table(name, "append"), delivery=delivery))
+    for format in ("jsonl", "parquet"):
+        sums.sink(f"files-{format}", file_sink(name, format, delivery=delivery))
+    key = f"{name}:totals"
+    sums.sink("redis-stream", RedisSink(f"env:{REDIS}", key=lambda total: key, kind="stream", delivery=delivery))
     return pipeline
 
 

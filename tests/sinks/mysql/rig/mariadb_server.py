@@ -45,8 +45,14 @@ class MariaDB:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.folder / 'data'}"]
         install += [f"--user={self._user}", "--auth-root-authentication-method=normal", "--skip-test-db"]
-        done = subprocess.run([*install, "--skip-name-resolve", LOG_SIZE], capture_output=True, text=True)
+        install += ["--skip-name-resolve", LOG_SIZE, self._own_tmpdir]
+        done = subprocess.run(install, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+    @property
+    def _own_tmpdir(self) -> str:
+        """A server that starts removes all temporary tables in its folder for them, also another server's."""
+        return f"--tmpdir={self.folder}"
 
     @property
     def dsn(self) -> str:
@@ -58,6 +64,7 @@ class MariaDB:
         files = [f"--{name}={self.folder / value}" for name, value in
                  (("datadir", "data"), ("socket", "sock"), ("pid-file", "pid"), ("log-error", "log.err"))]  # fmt: skip
         command = [_program("mariadbd"), "--no-defaults", f"--port={self.port}", *files, *OPTIONS, *options]
+        command.append(self._own_tmpdir)
         with_this = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         if file_bytes_max:
             ignoring_the_signal = ["sh", "-c", 'trap "" XFSZ; exec "$@"', "sh"]

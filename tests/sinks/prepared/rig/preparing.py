@@ -103,7 +103,7 @@ class Preparing(ABC):
         """One that has checked and fenced, and finishes what was decided before it cleans."""
         no_blocks: Any = None
         context = CommitterContext(pipeline=pipeline, sink="s", type=Total, blocks=no_blocks)
-        committer = PreparedCommitter(context, self.store())
+        committer = PreparedCommitter(context, self.store(), "")
         committer.check()
         committer.fence(incarnation, ORIGIN)
         return committer

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,6 +10,7 @@ import pytest
 from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
+from table_keys import key_of
 
 from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.mysql.store import MySQLStore
@@ -20,7 +18,6 @@ from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.sql.table import row_fields
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
-from exactlyonce.testing.cluster import LIMIT_S
 
 ORIGIN = "topic-1"
 TOTALS = [("ann", 1), ("bob", 2), ("cid", 3), ("dan", 4)]
@@ -39,28 +36,6 @@ def entry(checkpoint: int, subtask: int = 0) -> LedgerEntry:
     return LedgerEntry(
         pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=1, origin=ORIGIN
     )
-
-
-class Held:
-    """Chunks of which the second comes only when the test says so: an apply in the middle of its rows."""
-
-    def __init__(self, chunks: list[bytes]) -> None:
-        self._chunks = chunks
-        self.reached, self.goes_on = threading.Event(), threading.Event()
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._chunks[0]
-        self.reached.set()
-        assert self.goes_on.wait(LIMIT_S)
-        yield from self._chunks[1:]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a state."""
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
 
 
 class Tables(ABC):
@@ -154,7 +129,7 @@ class PostgresTables(Tables):
 
     def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
         dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
-        sink = PostgresSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=("customer",))
+        sink = PostgresSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=key_of(mode))
         return PostgresStore(sink, Total, Limits(lock=0.3, grace=0.3) if quick else Limits())
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
@@ -187,7 +162,7 @@ class MariaDBTables(Tables):
 
     def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
         dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
-        sink = MySQLSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=("customer",))
+        sink = MySQLSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=key_of(mode))
         return MySQLStore(
             "totals", row_fields(Total, mode, sink.key), address=sink.address, mode=mode, key=sink.key, create=True,
             with_ledger=True, timeout_s=2.0 if quick else 30.0,

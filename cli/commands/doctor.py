@@ -1,0 +1,100 @@
+"""`exactlyonce doctor`: what is wrong with a pipeline's surroundings, whose it is, and what to do. It only looks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from exactlyonce.cli import text
+from exactlyonce.cli.arguments import (
+    Commands,
+    add_checkpointing,
+    add_cluster,
+    add_command,
+    add_pipeline_name,
+    client,
+    name_and_graph,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from exactlyonce.cli.doctor.findings import Findings
+    from exactlyonce.cli.doctor.subject import Subject
+
+_EXAMPLES = """\
+Find out what is wrong around a pipeline or a sink of Spark: whose transactions hold
+back its readers, or those of its inputs; settings of brokers, topics and stores that are
+at odds with it; access rights that it lacks; decided output that is not visible yet, and
+how much time is left for it; input that retention takes; damaged blocks, and orphans.
+Each is shown with whose it is, and what to do. It fences nobody and changes nothing: a
+pipeline runs on. What could not be looked at is said. Named as module:pipeline it also
+looks at the stores, and at a pipeline that has never run. Exit code 1 if there is a
+problem, 0 if there is none, whether or not there are notes.
+
+examples:
+  exactlyonce doctor order-totals
+  exactlyonce doctor orders:pipeline --deep
+  exactlyonce doctor order-totals --json
+"""
+_CHECKPOINTING = (
+    "checkpoint-interval", "checkpoint-timeout", "tolerable-failed", "restart-budget", "transaction-timeout"
+)  # fmt: skip
+FOUND = 1
+"""The exit code where something is wrong."""
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    parser = add_command(commands, "doctor", "PIPELINE [options]", "find out what is wrong", _EXAMPLES, doctor)
+    add_pipeline_name(parser)
+    parser.add_argument("--deep", action="store_true", help="read and check all blocks of all checkpoints")
+    parser.add_argument(
+        "--older-than",
+        metavar="T",
+        default="1m",
+        help="transactions of others that are open for less are no problem (default: 1m)",
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+    group = parser.add_argument_group("checkpoints", "as the run has them, to be compared with the brokers' settings")
+    add_checkpointing(group, _CHECKPOINTING)
+    add_cluster(parser)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Examine, print, and say by the exit code whether anything is wrong."""
+    from exactlyonce.cli.doctor.examination import examine, traces_of
+    from exactlyonce.engines.configuration import options_from
+    from exactlyonce.engines.system_clock import SystemClock
+    from exactlyonce.pipeline.durations import duration_ms
+
+    older_than_ms = duration_ms(args.older_than, "--older-than")
+    config = client(args)
+    given = settings_of(args, (*_CHECKPOINTING, "bootstrap-servers", "config"))
+    settings = options_from({**given, "kafka": dict(args.kafka)}).checkpoint
+    name, graph = name_and_graph(args)
+    traces = traces_of(config, name, graph)
+    subject, findings = examine(
+        config, traces, graph, settings, now_ms=SystemClock().now_ms(), older_than_ms=older_than_ms, deep=args.deep
+    )
+    if args.json:
+        print(json.dumps({"pipeline": name, "running": subject.sign_of_life or None, **findings.as_json()}))
+    else:
+        print(*_as_text(subject, findings), sep="\n")
+    return FOUND if findings.problems else 0
+
+
+def _as_text(subject: Subject, findings: Findings) -> Iterator[str]:
+    width = text.terminal_width()
+    state = subject.sign_of_life or "it does not run"
+    yield from text.labelled(f"{subject.name} at {subject.config.bootstrap_servers}: ", state, 0, width, "")
+    yield ""
+    yield from findings.as_text(width)
+    notes = len(findings.diagnoses) - findings.problems
+    verdict = text.counted(findings.problems, "problem") if findings.problems else "nothing is wrong"
+    said = [verdict] + ([text.counted(notes, "note")] if notes else [])
+    yield ""
+    yield f"{subject.name}: {', '.join(said)}; {text.counted(len(findings.checked), 'check')} made, " + (
+        f"{len(findings.unchecked)} not made or not whole." if findings.unchecked else "all of them."
+    )

@@ -1,0 +1,121 @@
+"""The blocks of the checkpoint topic: those that are damaged, and those that no manifest stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+
+from exactlyonce.checkpoint.records.encoding import BlockKey
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.cli import text
+from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
+from exactlyonce.cli.doctor.subject import Subject
+from exactlyonce.cli.unclaimed_blocks import BlockSurvey, survey
+from exactlyonce.engines.blocks import block_storage, references_or_why
+
+
+def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
+    """Look at indexes and places; where it is to be *deep*, read every block and compare it with its SHA-256."""
+    history, newest = subject.history, subject.newest
+    if history is None or newest is None:
+        return
+    topic = find_topic(subject.config.confluent(), subject.name)
+    with closing(block_storage(subject.config, topic)) as storage:
+        what = "all blocks" if deep else "indexes of blocks, and orphans behind the last checkpoint"
+        with findings.checking(what):
+            found = survey(storage, history, deep=deep)
+            damaged = _damaged_blocks(storage, found.claimed) if deep else {}
+            _damage(subject, storage, found, damaged, findings)
+            _orphans(subject, newest, found, findings)
+            for place in found.scanned.unreadable:
+                findings.add(
+                    "blocks", f"{place} cannot be read", whose="the checkpoint topic's",
+                    do="look at the disks of the brokers; blocks that lie there cannot be removed",
+                )  # fmt: skip
+        if not deep:
+            why = f"{text.counted(len(found.claimed), 'block')}: --deep reads them all"
+            findings.not_checked("the bytes of blocks, and orphans before the last checkpoint", why)
+
+
+def _damaged_blocks(storage: BlockStorage, refs: Iterable[BlockRef]) -> dict[BlockRef, str]:
+    """Those that are not what was written, or gone, and why."""
+    left, damaged = set(refs), dict[BlockRef, str]()
+    while left:
+        try:
+            for ref, _ in storage.fetch(left):
+                left.discard(ref)
+        except DamagedBlock as error:
+            damaged[error.ref] = str(error)
+            left.discard(error.ref)
+    return damaged
+
+
+def _damage(
+    subject: Subject, storage: BlockStorage, found: BlockSurvey, blocks: dict[BlockRef, str], findings: Findings
+) -> None:
+    """Say which checkpoints are damaged; what has expired while it was looked at is none."""
+    if not found.damaged and not blocks:
+        return
+    now = subject.history_now
+    assert now is not None  # it was read before
+    for checkpoint, why in found.damaged.items():
+        if checkpoint in now.manifests:
+            _tell(subject, now, [checkpoint], why, findings)
+    if blocks:
+        standing = {number: references_or_why(manifest, storage) for number, manifest in now.manifests.items()}
+        for ref, why in blocks.items():
+            needing = [number for number, refs in standing.items() if not isinstance(refs, str) and ref in refs]
+            if needing:
+                _tell(subject, now, sorted(needing), why, findings)
+
+
+def _tell(subject: Subject, history: History, checkpoints: list[int], why: str, findings: Findings) -> None:
+    newest = history.latest is not None and history.latest.checkpoint in checkpoints
+    numbers = ", ".join(map(str, checkpoints))
+    findings.add(
+        "blocks", f"Damaged in {subject.checkpoint_topic}: {why}",
+        whose=f"checkpoint {numbers}, the newest among them: no run can go on from it" if newest
+        else f"checkpoint {numbers}: nothing can be restored from it, and a run does without",
+        do=f"restore the topic from a replica or a backup, or `exactlyonce reset {subject.name}`; look at the disks of "
+        "the brokers" if newest else "look at the disks of the brokers; it goes when the checkpoint expires",
+    )  # fmt: skip
+
+
+def _orphans(subject: Subject, newest: Manifest, found: BlockSurvey, findings: Findings) -> None:
+    """A running pipeline's blocks behind its last checkpoint are on their way to the next one."""
+    if found.damaged:
+        findings.not_checked("orphans", "which blocks a damaged checkpoint stands on is not known")
+        return
+    behind, before = list[BlockRef](), list[BlockRef]()
+    for ref in found.unclaimed:
+        key = BlockKey.parse(ref.key)
+        if key is not None and ref.offset < found.first_places[ref.partition]:
+            before += [ref] if key.checkpoint <= newest.checkpoint else []
+        else:
+            behind.append(ref)
+    if behind and not subject.sign_of_life:
+        findings.add(
+            "blocks", f"{_counted(behind)} of no checkpoint: orphans of a run that was ended in the middle", level=NOTE,
+            whose=_makers(behind), do=f"nothing: the next run of {subject.name} drops them",
+        )  # fmt: skip
+    if before:
+        findings.add(
+            "blocks", f"{_counted(before)} of no checkpoint, where no run looks for orphans any more: they stay, and "
+            f"only take room", level=PROBLEM, whose=_makers(before),
+            do="report it as a defect of exactlyonce; nothing else is affected",
+        )  # fmt: skip
+
+
+def _counted(refs: list[BlockRef]) -> str:
+    return f"{text.counted(len(refs), 'block')} ({sum(ref.size for ref in refs):,} bytes)"
+
+
+def _makers(refs: list[BlockRef]) -> str:
+    keys = [key for ref in refs if (key := BlockKey.parse(ref.key)) is not None]
+    attempts = sorted({(key.incarnation, key.attempt) for key in keys})
+    operators = ", ".join(sorted({key.operator for key in keys}))
+    made = ", ".join(f"incarnation {incarnation} attempt {attempt}" for incarnation, attempt in attempts)
+    return f"{operators} of this pipeline, written by {made}"

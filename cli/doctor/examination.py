@@ -1,0 +1,75 @@
+"""The examination of a pipeline: all checks, one after the other. It fences nobody, and changes nothing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.store.topic import topic_name
+from exactlyonce.cli import traces as found_traces
+from exactlyonce.cli.doctor.blocks import check_blocks
+from exactlyonce.cli.doctor.decisions import check_decisions
+from exactlyonce.cli.doctor.findings import Findings
+from exactlyonce.cli.doctor.inputs import check_inputs
+from exactlyonce.cli.doctor.questions import Questions, TopicFacts
+from exactlyonce.cli.doctor.readers import ReadersCheck
+from exactlyonce.cli.doctor.rights import RightsCheck
+from exactlyonce.cli.doctor.settings import SettingsCheck
+from exactlyonce.cli.doctor.stores import check_stores
+from exactlyonce.cli.doctor.subject import Subject
+from exactlyonce.cli.open_transactions import find_transactions, open_ids
+from exactlyonce.cli.staged_output import StagedOutput, find_staged
+from exactlyonce.cli.traces import Traces
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.graph import LogicalGraph
+
+TIMEOUT_MS = 10_000
+
+
+def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Traces:
+    """What there is of the pipeline; of one whose module was named there may be nothing yet."""
+    try:
+        return found_traces.find(config, name)
+    except TopicError:
+        if graph is None:
+            raise
+        return Traces(name, None, None, "", ())
+    except ConfigError as error:  # the topic is there, and we may not read it
+        return Traces(name, topic_name(name), None, str(error), ())
+
+
+def examine(
+    config: ClientConfig,
+    traces: Traces,
+    graph: LogicalGraph | None,
+    settings: CheckpointSettings,
+    *,
+    now_ms: int,
+    older_than_ms: int,
+    deep: bool,
+) -> tuple[Subject, Findings]:
+    """Run every check."""
+    findings = Findings()
+    with ExitStack() as stack:
+        transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
+        topics = stack.enter_context(closing(Topics(config)))
+        questions = stack.enter_context(closing(Questions(config)))
+        subject = Subject(config, traces, graph, settings, now_ms, [], StagedOutput())
+        with findings.checking("open transactions of the pipeline"):
+            subject.waiting = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
+        with findings.checking("output that waits for stores"):
+            subject.staged = find_staged(config, traces, graph)
+        facts: dict[str, TopicFacts | None] = {}
+        if subject.topics:
+            facts = questions.topics(subject.topics)
+        check_decisions(subject, findings)
+        ReadersCheck(subject, topics, transactions, findings, older_than_ms).run()
+        check_inputs(subject, topics, facts, findings)
+        SettingsCheck(subject, topics, transactions, facts, findings).run()
+        RightsCheck(subject, questions, transactions, facts, findings).run()
+        check_stores(subject, findings)
+        check_blocks(subject, findings, deep=deep)
+    return subject, findings

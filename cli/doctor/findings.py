@@ -1,0 +1,99 @@
+"""The findings of an examination: what is wrong, whose it is, what to do; and what could not be looked at.
+
+Invariant: a check that was not made, or not whole, is among `unchecked` with the reason: silence means that it was made
+and found nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from exactlyonce.cli import text
+from exactlyonce.pipeline.errors import BrokerRefused, Halt, UserError
+
+PROBLEM, NOTE = "problem", "note"
+"""A note is worth knowing, and nothing has to be done: it goes away by itself, or with the next run."""
+_LABEL_WIDTH = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """One thing that is not as it should be."""
+
+    about: str
+    """The kind of check, in a word."""
+    what: str
+    whose: str = ""
+    do: str
+    run: tuple[str, ...] = ()
+    """Commands that do it, or begin it."""
+    level: str = PROBLEM
+
+    def lines(self, width: int) -> Iterator[str]:
+        """For people."""
+        yield from text.labelled(f"{self.level}: ", self.what, len(self.level) + 2, width, "")
+        for label, content in (("whose", self.whose), ("do", self.do)):
+            if content:
+                yield from text.labelled(label, content, _LABEL_WIDTH, width, "    ")
+        for command in self.run:  # in one line, however long, to be copied
+            yield f"    {'run':<{_LABEL_WIDTH}}{command}"
+
+
+@dataclass
+class Findings:
+    """All of one examination."""
+
+    diagnoses: list[Diagnosis] = field(default_factory=list)
+    unchecked: list[tuple[str, str]] = field(default_factory=list)
+    """What was not looked at, or not whole, and why."""
+    checked: list[str] = field(default_factory=list)
+    """What was looked at."""
+
+    @property
+    def problems(self) -> int:
+        """How many things are wrong."""
+        return sum(each.level == PROBLEM for each in self.diagnoses)
+
+    def add(
+        self, about: str, what: str, *, do: str, run: Iterable[str] = (), whose: str = "", level: str = PROBLEM
+    ) -> None:
+        """Something was found."""
+        self.diagnoses.append(Diagnosis(about=about, what=what, whose=whose, do=do, run=tuple(run), level=level))
+
+    def not_checked(self, what: str, why: str) -> None:
+        """Something was not looked at."""
+        self.unchecked.append((what, why))
+
+    @contextmanager
+    def checking(self, what: str) -> Iterator[None]:
+        """While *what* is looked at: whatever keeps it from being looked at to the end is why it is not checked."""
+        try:
+            yield
+        except (UserError, BrokerRefused, Halt) as error:
+            self.not_checked(what, str(error))
+        else:
+            self.checked.append(what)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "problems": self.problems,
+            "findings": [vars(each) for each in self.diagnoses],
+            "checked": self.checked,
+            "not_checked": [{"what": what, "why": why} for what, why in self.unchecked],
+        }
+
+    def as_text(self, width: int) -> Iterator[str]:
+        """For people, the gravest first."""
+        for level in (PROBLEM, NOTE):
+            for each in self.diagnoses:
+                if each.level == level:
+                    yield from each.lines(width)
+                    yield ""
+        if self.checked:
+            yield from text.labelled("checked", "; ".join(self.checked), 13, width, "")
+        for what, why in self.unchecked:
+            yield from text.labelled("not checked", f"{what}: {why}", 13, width, "")

@@ -1,0 +1,149 @@
+"""Snapshots of random graphs under random schedules, judged by the checker; and what planted defects do to them.
+
+The barrier modes are the same algorithm under three disciplines: what a subtask does once a barrier has come on one of
+its inputs. Of these, aligned barriers are shipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from defects import DEFECTS
+from hypothesis import Phase, given, settings
+from hypothesis.strategies import SearchStrategy
+from network import MONEY_EACH, Aligned, AtLeastOnce, AtOnce, Link, Network
+from schedules import Make, Schedule, any_graph, lived_through, pipeline, schedules, under, violations
+
+from exactlyonce.checkpoint.chandy_lamport.cuts import Flaw
+
+
+def demand_right(schedule: Schedule, network: Network) -> None:
+    """Every snapshot is complete, its cut is consistent and exact, and no money is missing in it, or there twice."""
+    everybody = set(range(schedule.graph.processes))
+    assert [link for link, queue in network.queues.items() if queue] == []
+    assert [process.under_way for process in network.processes.values() if process.under_way] == []
+    for snapshot in schedule.snapshots:
+        assert network.complete[snapshot] == everybody
+        assert network.recorded_money(snapshot) == MONEY_EACH * len(everybody)
+    assert violations(schedule, network) == []
+
+
+def recorded(schedule: Schedule, network: Network) -> int:
+    """How many messages are in the channels of all snapshots."""
+    return sum(len(each) for snapshot in schedule.snapshots for each in network.in_flight[snapshot].values())
+
+
+@given(schedules(any_graph()))
+def test_a_snapshot_of_any_graph_is_a_consistent_cut(schedule: Schedule) -> None:
+    """Whatever the graph, the order of events, the initiators and the snapshots beside it, the cut of each snapshot is
+    consistent, each channel holds exactly what was on its way, and the money in it is all there is."""
+    demand_right(schedule, lived_through(schedule))
+
+
+@given(schedules(any_graph(), overtaking=True))
+def test_a_marker_may_overtake_what_it_names(schedule: Schedule) -> None:
+    """So it is where markers get ahead of messages, if they name them."""
+    demand_right(schedule, lived_through(schedule))
+
+
+# --- the barrier modes ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(schedules(pipeline(), by_sources=True))
+def test_aligned_barriers_are_markers_that_are_taken_together(schedule: Schedule) -> None:
+    """Where the shipped alignment holds inputs back until their barriers have all come, and the algorithm is given
+    these together, its cuts are right and there is nothing in any channel."""
+    network = lived_through(schedule, under(Aligned))
+    demand_right(schedule, network)
+    assert recorded(schedule, network) == 0
+
+
+@settings(max_examples=50)
+@given(schedules(pipeline(), by_sources=True, overtaking=True))
+def test_unaligned_barriers_are_markers_that_overtake_and_sources_that_initiate(schedule: Schedule) -> None:
+    """Where sources initiate, and barriers are taken at once and ahead of what they name, the cuts are right."""
+    demand_right(schedule, lived_through(schedule, under(AtOnce)))
+
+
+@settings(max_examples=50)
+@given(schedules(pipeline(cyclic=True), by_sources=True))
+def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Schedule) -> None:
+    """Where the ordinary inputs are aligned and feedback is not, the snapshots come to their end, their cuts are right,
+    and only channels of feedback hold anything."""
+    network = lived_through(schedule, under(Aligned))
+    demand_right(schedule, network)
+    holding = {link for snapshot in schedule.snapshots for link, each in network.in_flight[snapshot].items() if each}
+    assert holding <= schedule.graph.feedback
+
+
+@settings(max_examples=50)
+@given(schedules(pipeline(), by_sources=True))
+def test_without_holding_back_a_cut_has_one_flaw_at_most(schedule: Schedule) -> None:
+    """Where nothing is held back while barriers are awaited, as at least once, all that can be wrong with a cut is that
+    a message was received before it and sent after it; and only at a process with several inputs."""
+    network = lived_through(schedule, under(AtLeastOnce))
+    inputs = Counter(link.receiver for link in schedule.graph.links)
+    for each in violations(schedule, network):
+        assert each.flaw is Flaw.SENT_AFTER
+        assert isinstance(each.place, Link)
+        assert inputs[each.place.receiver] > 1
+
+
+# --- what the modes differ in, and planted defects: over the same schedules always ----------------------------------
+
+
+def drawn(strategy: SearchStrategy[Schedule], count: int) -> list[Schedule]:
+    """The same schedules in every process."""
+    found: list[Schedule] = []
+
+    @settings(max_examples=count, derandomize=True, database=None, phases=[Phase.generate])
+    @given(strategy)
+    def collect(schedule: Schedule) -> None:
+        found.append(schedule)
+
+    collect()
+    return found
+
+
+@pytest.fixture(scope="module")
+def pipelines() -> list[Schedule]:
+    """Schedules of pipelines whose sources initiate."""
+    return drawn(schedules(pipeline(), by_sources=True), 60)
+
+
+@pytest.fixture(scope="module")
+def anything() -> list[Schedule]:
+    """Schedules of any graph, with markers that overtake."""
+    return drawn(schedules(any_graph(), overtaking=True), 200)
+
+
+def flaws(histories: list[Schedule], make: Make) -> set[Flaw]:
+    """Everything that is ever wrong with a snapshot."""
+    return {each.flaw for schedule in histories for each in violations(schedule, lived_through(schedule, make))}
+
+
+def test_at_least_once_is_no_consistent_cut(pipelines: list[Schedule]) -> None:
+    """Without holding back, some message is received before the cut and sent after it: the difference is real."""
+    assert flaws(pipelines, under(AtLeastOnce)) == {Flaw.SENT_AFTER}
+    assert flaws(pipelines, under(Aligned)) == set()
+
+
+def test_taken_at_once_barriers_find_something_in_the_channels(pipelines: list[Schedule]) -> None:
+    """What alignment would have held back, or waited for, is recorded when barriers are taken at once."""
+    networks = [(schedule, lived_through(schedule, under(AtOnce))) for schedule in pipelines]
+    assert sum(recorded(*each) for each in networks) > 0
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_found(anything: list[Schedule], name: str) -> None:
+    """Each planted defect shows by the flaws that its row names and by no others, each with its message named."""
+    assert flaws(anything, DEFECTS[name].make) == DEFECTS[name].flaws
+
+
+def test_without_a_planted_defect_nothing_is_found(anything: list[Schedule]) -> None:
+    """The schedules that show the defects are clean without."""
+    assert flaws(anything, Network) == set()
+    for schedule in anything:
+        demand_right(schedule, lived_through(schedule))

@@ -1,0 +1,365 @@
+"""`exactlyonce doctor`: what it finds, whose it says it is, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from confluent_kafka import Producer
+
+from exactlyonce.checkpoint.records.encoding import BlockKey
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.requests import Scanned
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.cli.doctor import blocks as doctor_blocks
+from exactlyonce.cli.doctor import readers as doctor_readers
+from exactlyonce.cli.doctor import stores as doctor_stores
+from exactlyonce.cli.doctor.examination import examine, traces_of
+from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
+from exactlyonce.cli.doctor.readers import ReadersCheck
+from exactlyonce.cli.staged_output import StagedOutput
+from exactlyonce.cli.unclaimed_blocks import BlockSurvey
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import block_storage, references
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.sinks.committer import StoreView
+from exactlyonce.testing.cluster import LIMIT_S
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Here, Orders
+
+SILENT_MS = 60_000
+"""After so long without a heartbeat, a pipeline counts as dead."""
+
+
+def examined(orders: Orders, *, later_ms: int = 0, deep: bool = False, older_than_ms: int = 60_000) -> Findings:
+    """What is found, *later_ms* from now."""
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    now_ms = SystemClock().now_ms() + later_ms
+    traces = traces_of(config, orders.name, None)
+    settings = CheckpointSettings()
+    _, found = examine(config, traces, None, settings, now_ms=now_ms, older_than_ms=older_than_ms, deep=deep)
+    return found
+
+
+def about(found: Findings, kind: str) -> list[Diagnosis]:
+    """The findings of one kind of check."""
+    return [each for each in found.diagnoses if each.about == kind]
+
+
+@contextmanager
+def somebody_writing(orders: Orders) -> Iterator[None]:
+    """While a program has a transaction of its own, with one record in the output, open and does not end it."""
+    producer = Producer(
+        {"bootstrap.servers": orders.kafka.bootstrap_servers, "transactional.id": f"billing-{orders.name}"}
+    )
+    producer.init_transactions(LIMIT_S)
+    producer.begin_transaction()
+    producer.produce(f"{orders.name}-totals", b"0", partition=1)
+    assert producer.flush(LIMIT_S) == 0
+    yield
+    producer.abort_transaction(LIMIT_S)
+
+
+@pytest.mark.broker
+def test_where_nothing_is_wrong(orders: Orders, here: Here) -> None:
+    """It ends with 0, says what it has looked at, and what it has not; --deep leaves nothing of the topic out."""
+    never = here("doctor", orders.name)
+    assert (never.code, f"no topic {orders.name}.checkpoints" in never.err) == (2, True)
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    ended = here("doctor", orders.name)
+    assert ended.code == 0, ended.out
+    assert f"readers of {orders.name}-totals" in ended.out.replace("\n             ", " ")
+    assert "not checked  the bytes of blocks" in ended.out
+    assert ended.out.splitlines()[-1].startswith(f"{orders.name}: nothing is wrong; ")
+    deep = json.loads(orders.command("doctor", "orders:pipeline", "--deep", "--json").out)
+    assert (deep["problems"], deep["findings"], deep["not_checked"], deep["running"]) == (0, [], [], None)
+    assert "all blocks" in deep["checked"]
+
+
+@pytest.mark.broker
+def test_a_pipeline_that_has_not_run_yet(orders: Orders) -> None:
+    """Named by its module it is looked at as well: its input is there, and its output is not."""
+    found = json.loads(orders.command("doctor", "orders:pipeline", "--json").out)
+    assert [each["level"] for each in found["findings"]] == [NOTE]
+    assert f"readers of {orders.name}-orders" in found["checked"]
+    assert f"rights on topic {orders.name}-totals" in [each["what"] for each in found["not_checked"]]
+
+
+@pytest.mark.broker
+def test_a_transaction_of_somebody_else(orders: Orders, here: Here) -> None:
+    """Whoever holds readers of the output back is named with what he holds and for how long; it is no problem while it
+    is younger than --older-than."""
+    orders.kafka.create_topic(f"{orders.name}-totals", 2)
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    with somebody_writing(orders):
+        ended = here("doctor", orders.name, "--older-than", "0s")
+        (problem,) = about(examined(orders, older_than_ms=0), "readers")
+        young = here("doctor", orders.name, "--older-than", "1h", "--json")
+    assert (ended.code, ended.out.splitlines()[-1][: len(orders.name) + 11]) == (1, f"{orders.name}: 1 problem")
+    assert f"Readers of {orders.name}-totals[1] are held back" in problem.what
+    assert problem.whose.startswith(f"billing-{orders.name}, none of exactlyonce's")
+    assert ("or wait until the broker does" in problem.do, problem.run, problem.level) == (True, (), PROBLEM)
+    assert f"problem: Readers of {orders.name}-totals[1]" in ended.out
+    assert (young.code, [each["level"] for each in json.loads(young.out)["findings"]]) == (0, [NOTE])
+
+
+@pytest.mark.broker
+def test_what_a_dead_run_has_left(orders: Orders, here: Here) -> None:
+    """While it may be running its open transaction is only noted; once it is silent that is a problem with the command
+    that ends it, and the blocks of its checkpoint are orphans. What it has decided is told with the time that is left,
+    and once committed nothing is wrong any more."""
+    orders.kafka.create_topic(f"{orders.name}-totals", 2)
+    orders.killed_at("coordinator-checked")
+    assert [each.level for each in about(examined(orders), "readers")] == [NOTE, NOTE]
+    found = examined(orders, later_ms=SILENT_MS)
+    problem, decision = about(found, "readers")
+    assert (problem.level, "of this pipeline, decided by no checkpoint" in problem.whose) == (PROBLEM, True)
+    assert f"eo:{orders.name}:coordinator, the coordinator of this pipeline" in decision.whose
+    assert problem.run == (f"exactlyonce transactions abort {orders.name}",)
+    assert "the broker aborts it in" in problem.whose
+    (orphans,) = about(found, "blocks")
+    assert (orphans.level, "of no checkpoint" in orphans.what) == (NOTE, True)
+    orders.killed_at("coordinator-decided")
+    found = examined(orders, later_ms=SILENT_MS)
+    (decided,) = about(found, "decisions")
+    assert "700 records may not be visible yet" in decided.what
+    assert "the broker aborts the first in" in decided.whose
+    assert decided.run == (f"exactlyonce transactions commit {orders.name}",)
+    assert [f"decided in checkpoint {1}" in each.whose for each in about(found, "readers")] == [True]
+    assert here("transactions", "commit", orders.name, "--take-over").code == 0
+    assert examined(orders, later_ms=SILENT_MS).problems == 0
+
+
+@pytest.mark.broker
+def test_beside_a_run(orders: Orders) -> None:
+    """A pipeline that runs, and lets its checkpoints expire, is found in order as often as one looks, and goes on
+    as the same incarnation."""
+    arguments = ("--checkpoint-interval", "50ms", "--num-retained", "1")
+    with orders.command.start("run", "orders:pipeline", *arguments) as process:
+        assert process.stderr is not None
+        while '"event": "checkpoint"' not in process.stderr.readline():
+            assert process.poll() is None
+        for _ in range(3):
+            orders.write(700)
+            found = examined(orders, deep=True)
+            assert [each for each in found.diagnoses if each.level == PROBLEM] == []
+        process.send_signal(signal.SIGTERM)
+        assert '"kind": "final"' in process.stderr.read()
+        assert process.wait(LIMIT_S) == 0
+    newest = read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name).newest_incarnation
+    assert newest is not None
+    assert newest.incarnation == 1
+
+
+@pytest.mark.broker
+def test_a_wrong_policy_and_damaged_blocks(orders: Orders, here: Here) -> None:
+    """A setting of the checkpoint topic that is not as it must be is shown with the command that fixes it. A block
+    that only --deep reads is found by that alone, with the checkpoint that needs it; a lost index by both."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    topic = f"{orders.name}.checkpoints"
+    orders.kafka.configure_topic(topic, cleanup_policy="compact,delete")
+    block = state_block(orders)
+    orders.kafka.delete_records(topic, {block.partition: block.offset + 1})
+    found = examined(orders)
+    (policy,) = about(found, "settings")
+    assert "cleanup.policy is compact,delete, must be = compact" in policy.what
+    assert policy.run[0].endswith("--add-config cleanup.policy=compact")
+    assert about(found, "blocks") == []
+    orders.kafka.configure_topic(topic, cleanup_policy="compact")
+    (damaged,) = about(examined(orders, deep=True), "blocks")
+    assert block.key in damaged.what
+    assert damaged.whose.startswith("checkpoint 1, the newest among them")
+    orders.kafka.configure_topic(topic, cleanup_policy="compact,delete")
+    orders.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
+    orders.kafka.configure_topic(topic, cleanup_policy="compact")
+    ended = here("doctor", orders.name)
+    assert (ended.code, f"Damaged in {topic}" in ended.out) == (1, True)
+
+
+def state_block(orders: Orders) -> BlockRef:
+    """A block of state that lies before all others of its partition, so that its index stays where it goes."""
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    newest = read_history(config.confluent(), orders.name).latest
+    assert newest is not None
+    with closing(block_storage(config, find_topic(config.confluent(), orders.name))) as storage:
+        refs = references(newest, storage)
+    indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
+    (block,) = (ref for ref in refs - indexes if ref.key.startswith("block/1/1/totals/"))
+    assert all(ref.offset > block.offset for ref in refs - {block} if ref.partition == block.partition)
+    return block
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+def test_settings_of_the_run_against_the_brokers(orders: Orders, here: Here) -> None:
+    """Checkpoints that may take longer than the brokers keep a transaction are a problem, with the settings to
+    change."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    ended = here("doctor", orders.name, "--checkpoint-timeout", "20m")
+    assert ended.code == 1
+    assert "transaction.max.timeout.ms" in ended.out.replace("\n", " ")
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+def test_input_that_retention_has_taken(orders: Orders) -> None:
+    """Input behind the newest checkpoint that is gone is a problem with the offsets; where only an older checkpoint
+    needs it, it says what cannot be done any more."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    orders.kafka.delete_records(f"{orders.name}-orders", {0: 1})
+    (older,) = about(examined(orders), "inputs")
+    assert f"{orders.name}-orders no longer has the input behind checkpoint 0" in older.what
+    orders.write(700)
+    orders.kafka.delete_records(f"{orders.name}-orders", {0: -1, 1: -1})
+    found = about(examined(orders), "inputs")
+    assert all("was not read, and is gone" in each.what for each in found)
+    assert found
+
+
+class Brokers:
+    """Two partitions of topic "t" whose readers are held at offsets 5 and 7 of 9; *owner* is the id's state."""
+
+    def __init__(self, owner: TransactionState | None) -> None:
+        self.owner = owner
+
+    def end_offsets(self, topic: str, *, committed: bool) -> dict[int, int]:
+        return {0: 5, 1: 7} if committed else {0: 9, 1: 9}
+
+    def producers(self, _: Any) -> Sequence[ProducerState]:
+        return [ProducerState("t", number, 3, 1, 0, 1_000, offset) for number, offset in ((0, 5), (1, 7))]
+
+    def list(self, prefix: str, producer_ids: Sequence[int]) -> Sequence[ListedTransaction]:
+        return [ListedTransaction(self.owner.transactional_id, 3, self.owner.state)] if self.owner else []
+
+    def describe(self, names: Sequence[str]) -> dict[str, TransactionState | None]:
+        return dict.fromkeys(names, self.owner)
+
+
+def held(owner: TransactionState | None) -> Diagnosis:
+    """What is found where *owner* holds readers back, an hour after it began."""
+    found = Findings()
+    brokers: Any = Brokers(owner)
+    subject: Any = SimpleNamespace(
+        topics=["t"], name="p", named="p", now_ms=3_601_000, waiting=[], sign_of_life="",
+        config=ClientConfig({"bootstrap.servers": "127.0.0.1:1"}),
+    )  # fmt: skip
+    ReadersCheck(subject, brokers, brokers, found, 60_000).run()
+    (only,) = found.diagnoses
+    assert (only.level, only.what) == (
+        PROBLEM,
+        "Readers of t[0,1] are held back: they do not get to see 6 offsets",
+    ) or "lost" in only.what
+    return only
+
+
+def test_whose_a_transaction_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose id nobody knows is shown with the commands that end it in each partition; so is one of another program
+    that the broker has ended, and whose markers it has lost. Of another pipeline the doctor of that tells more, and
+    what ours has lost the next run writes again."""
+    monkeypatch.setattr(doctor_readers, "MARKERS_LOST_AFTER_MS", 0)
+    by_hand = tuple(
+        f"kafka-transactions --bootstrap-server 127.0.0.1:1 abort --topic t --partition {partition} "
+        f"--start-offset {offset}"
+        for partition, offset in ((0, 5), (1, 7))
+    )
+    hanging = held(None)
+    assert (hanging.run, "producer id 3, epoch 1" in hanging.whose) == (by_hand, True)
+    assert "open for 1h 00m" in hanging.whose
+    complete = TransactionState("billing", "CompleteAbort", 3, 2, 60_000, -1, ())
+    assert (held(complete).run, "lost its markers" in held(complete).do) == (by_hand, True)
+    other = held(TransactionState("eo:q:out:0:1.0:0", "Ongoing", 3, 1, 900_000, 1_000, (("t", 0),)))
+    assert other.run == ("exactlyonce doctor q",)
+    ours = held(TransactionState("eo:p:out:0:1.0:0", "CompleteCommit", 3, 2, 900_000, -1, ()))
+    assert ("it has lost its markers" in ours.what, "run the pipeline" in ours.do) == (True, True)
+
+
+class _Subject:
+    """A pipeline that does not run."""
+
+    name = "p"
+    sign_of_life = ""
+
+
+class _Newest:
+    """As much of a manifest as is asked."""
+
+    checkpoint = 2
+
+
+def block(offset: int, checkpoint: int) -> BlockRef:
+    key = BlockKey(incarnation=1, checkpoint=checkpoint, operator="sum", key_group=0, part=offset, attempt=0, nonce="a")
+    return BlockRef(1, offset, str(key), 10, b"")
+
+
+def test_orphans_that_no_run_looks_for() -> None:
+    """Blocks of no checkpoint are left to the next run where it looks for them, and are a problem before that place."""
+    found = Findings()
+    refs = [block(3, 1), block(4, 2), block(9, 3)]
+    seen = BlockSurvey({2: frozenset({refs[1]})}, Scanned(tuple(refs), (0, 10)), (0, 5))
+    subject, newest = cast(Any, _Subject()), cast(Any, _Newest())
+    doctor_blocks._orphans(subject, newest, seen, found)
+    assert [(each.level, each.what[:20]) for each in found.diagnoses] == [
+        (NOTE, "1 block (10 bytes) o"),
+        (PROBLEM, "1 block (10 bytes) o"),
+    ]
+    assert "incarnation 1 attempt 0" in found.diagnoses[0].whose
+
+
+def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that refuses is a problem with its own words; so is a ledger that is behind the decisions, ahead of them,
+    or of another checkpoint topic. What was decided while it was looked at is no problem."""
+    before, after = cast(Any, History("p")), cast(Any, History("p"))
+    before.manifests[4] = after.manifests[4] = Decided(4)
+    before.finalized[4] = after.finalized[4] = after.manifests[5] = Decided(5)
+    monkeypatch.setattr(doctor_stores, "find_topic", lambda *_: TopicInfo("p.checkpoints", "id", 2, 1))
+    found = Findings()
+    views = {
+        "refuses": StoreView(problem="max_prepared_transactions is 0."),
+        "behind": StoreView(origin="id", ledger={0: 3}),
+        "ahead": StoreView(origin="id", ledger={0: 6}),
+        "foreign": StoreView(origin="other"),
+        "meanwhile": StoreView(origin="id", ledger={0: 5}),
+    }
+    subject: Any = SimpleNamespace(
+        graph=object(), staged=StagedOutput(views=views), history=before, history_now=after, newest=before.latest,
+        name="p", sign_of_life="it runs", config=ClientConfig({"bootstrap.servers": "127.0.0.1:1"}),
+    )  # fmt: skip
+    doctor_stores.check_stores(subject, found)
+    assert [each.what[:44] for each in found.diagnoses] == [
+        "The store of sink refuses does not take what",
+        "The ledger of sink 'behind' has checkpoint 3",
+        "The ledger of sink 'ahead' has checkpoint 6 ",
+        "The ledger of sink 'foreign' was begun for a",
+    ]
+    assert all("Choices:" in each.do for each in found.diagnoses[1:])
+
+
+class Decided:
+    """As much of a manifest as is asked: the ledger of sink "behind" was at checkpoint 4."""
+
+    def __init__(self, checkpoint: int) -> None:
+        self.checkpoint = checkpoint
+        self.ledger = (("behind", 0, 4),)
+
+
+def test_what_could_not_be_looked_at() -> None:
+    """A check that fails is named with the reason, and does not count as made."""
+    found = Findings()
+    with found.checking("rights"):
+        raise DamagedBlock("gone", block(1, 1))
+    with found.checking("settings"):
+        pass
+    assert (found.unchecked, found.checked) == ([("rights", "gone")], ["settings"])
+    assert "not checked  rights: gone" in list(found.as_text(80))

@@ -1,0 +1,121 @@
+"""Checkpoints exactly once and at least once: what is behind a barrier that another input has yet to deliver."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Run, assert_totals
+
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = pytest.mark.broker
+CUSTOMERS = [f"c{i}" for i in range(10)]
+"""Of both workers."""
+
+
+class Gated:
+    """`pipelines.gated` at a checkpoint whose barrier one of two workers cannot pass on yet."""
+
+    def __init__(self, run: Any, kafka: KafkaCluster, name: str, folder: Path, mode: str, interval: str) -> None:
+        folder.mkdir()
+        self._run, self._kafka, self._folder = run, kafka, folder
+        self.topic, self.out = kafka.create_topic(f"{name}-in", 2), f"{name}-out"
+        self.fed: list[tuple[str, str]] = []
+        self._target = (
+            *("pipelines:gated", "--param", f"name={name}", "--param", f"folder={folder}"),
+            *("--parallelism", "2", "--mode", mode, "--checkpoint-interval", interval, "--checkpoint-timeout", "10m"),
+        )
+        self.job: Run = run(*self._target)
+
+    def _feed(self, customers: list[str], partition: int) -> list[int]:
+        numbers = list(range(len(self.fed), len(self.fed) + len(customers)))
+        more = [
+            (customer, json.dumps({"id": number, "customer": customer, "total": number + 1}))
+            for number, customer in zip(numbers, customers, strict=True)
+        ]
+        self._kafka.produce(self.topic, more, partition)
+        self.fed += more
+        return numbers
+
+    def _any_counted(self, numbers: list[int]) -> bool:
+        return any((self._folder / f"counted-{number}").exists() for number in numbers)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, self.job.said
+            time.sleep(0.01)
+
+    def reaches_the_gate(self) -> bool:
+        """Lets the first worker wait at the gate until a checkpoint was triggered. Whether none was under way before:
+        its barrier might have been passed on."""
+        self.job.await_event(lambda event: event["event"] == "checkpoint")  # its sinks are ready for the next one
+        self._feed(["gate"], partition=0)
+        reached = self._folder / "reached"
+        self._until(reached.exists)
+        numbers = [(event.get("step", event["event"]), event.get("checkpoint")) for event in list(self.job.events)]
+        if any(("triggered", n) in numbers and ("checkpoint", n) not in numbers for _, n in numbers):
+            return False
+        since_ms = reached.stat().st_mtime_ns // 1_000_000
+        self.job.await_event(lambda event: event.get("step") == "triggered" and event["at_ms"] >= since_ms)
+        return True
+
+    def feed_behind_the_barrier(self, *, until_counted: bool) -> None:
+        """Feeds the second worker, whose barrier is on its way, three times; after the first it has passed it on."""
+        for _ in range(3):
+            fed = self._feed(CUSTOMERS, partition=1)
+            if until_counted:
+                self._until(partial(self._any_counted, fed))
+
+    def goes_on_from_there(self) -> bool:
+        """Opens the gate, kills the job once the checkpoint is complete, and lets another one come to the end. Whether
+        no other checkpoint came before the kill."""
+        (self._folder / "open").touch()
+        last = self.job.await_event(lambda event: event["event"] == "checkpoint")
+        self.job.kill()
+        rest = self._run(*self._target, "--until", "latest")
+        assert rest.wait() == 0, rest.said
+        started = next(event for event in rest.events if event["event"] == "started")
+        return bool(last["checkpoint"] == started["checkpoint"])
+
+
+@pytest.fixture
+def gated(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Callable[[str], Gated]:
+    """`gated(mode)`: one that was killed in time."""
+
+    def make(mode: str) -> Gated:
+        for tried, interval in enumerate(("3s", "20s", "2m")):
+            made = Gated(run, kafka, f"{topic_name}-{tried}", tmp_path / str(tried), mode, interval)
+            if made.reaches_the_gate():
+                made.feed_behind_the_barrier(until_counted=mode == "at_least_once")
+                if made.goes_on_from_there():
+                    return made
+            made.job.kill()
+        raise AssertionError("no job was killed between two checkpoints")
+
+    return make
+
+
+def test_at_least_once_counts_again_what_was_taken_before_the_last_barrier(
+    gated: Callable[[str], Gated], kafka: KafkaCluster
+) -> None:
+    """At least once, records behind a barrier are counted before the snapshot, and again after a restart from it; none
+    is missing."""
+    job = gated("at_least_once")
+    seen = Counter(json.loads(record.value or b"")["id"] for record in kafka.read_committed(job.out))
+    assert seen.keys() == {json.loads(value)["id"] for _, value in job.fed}
+    assert any(times > 1 for times in seen.values())
+
+
+@pytest.mark.exhaustive
+def test_exactly_once_holds_back_what_is_behind_a_barrier(gated: Callable[[str], Gated], kafka: KafkaCluster) -> None:
+    """The same course of things with alignment: every order counts once."""
+    job = gated("exactly_once")
+    assert_totals(kafka, job.out, job.fed)

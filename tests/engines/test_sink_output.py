@@ -1,0 +1,94 @@
+"""The end of a branch: whose fault it is that a record cannot be written, and which record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from exactlyonce.engines.batch_codec import Coordinates
+from exactlyonce.engines.operators import Batch, SinkOutput
+from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.sinks import KafkaSink, RedisSink
+from exactlyonce.sinks.writer import SinkEncoder
+
+
+class Total(msgspec.Struct):
+    customer: Any
+    cents: Any
+
+
+class Columns:
+    """An encoder that works column by column, as those of tables do: it meets the second record's fault first."""
+
+    def encode(self, records: Sequence[Total]) -> list[bytes]:
+        for record in records:
+            if record.cents > 9:
+                raise ValueError(f"cents: {record.cents} does not fit (the column of table t is digit)")
+        for record in records:
+            if record.customer is None:
+                raise TypeError("customer: None is no str (the column of table t is text)")
+        return [b"" for _ in records]
+
+
+class Written(NamedTuple):
+    """Takes all."""
+
+    outputs: list[Any]
+
+    def write(self, outputs: Any) -> None:
+        self.outputs.append(outputs)
+
+
+def refusal(encoder: SinkEncoder, *records: Total) -> str:
+    """What is said where a batch of these cannot be written, whose first is at orders[2] offset 10."""
+    origins = [Coordinates("orders", 2, 10 + place) for place in range(len(records))]
+    written = Written([])
+    with pytest.raises(RecordError) as refused:
+        SinkOutput("table", written, encoder)(Batch(list(records), origins))
+    assert written.outputs == []
+    return str(refused.value)
+
+
+def test_a_value_that_does_not_fit_is_told_of_the_sink() -> None:
+    """Sink, place of the record, field and column, and what can be done; of two such records of a batch it is the
+    first, with what is wrong with itself."""
+    said = refusal(Columns(), Total("ann", 1), Total(None, 1), Total("bob", 10))
+    assert said.startswith(
+        "Sink 'table' cannot write the record at orders[2] offset 11: customer: None is no str (the column of table t "
+        "is text)"
+    )
+    assert "The job has stopped before it; nothing is lost. Change the target" in said
+    assert "offset 10: cents: 10 does not fit" in refusal(Columns(), Total("ann", 10))
+
+
+def test_an_output_that_has_no_encoding_is_told_of_the_sink() -> None:
+    """It is nobody's function: the class of an error that says little by itself is told."""
+    encoder = KafkaSink[Total]("totals").encoder(Total)
+    said = refusal(encoder, Total("ann", 1), Total(object(), 1))
+    assert said.startswith("Sink 'table' cannot write the record at orders[2] offset 11: ")
+    assert "object" in said
+
+
+@pytest.mark.parametrize("store", ["kafka", "redis"])
+def test_a_function_of_a_sink_that_raises_is_told_as_the_users(store: str) -> None:
+    """Which argument it is, and where in the user's code it raised."""
+
+    def key(total: Total) -> str:
+        return str(total.customer["name"])
+
+    encoder: Any = KafkaSink[Total]("totals", key=key).encoder(Total)
+    if store == "redis":
+        encoder = RedisSink[Total]("env:CACHE", key=key).store(Total).encoder()
+    said = refusal(encoder, Total({"name": "ann"}, 1), Total({}, 1))
+    assert said.startswith("key= of sink 'table' raised KeyError: 'name' (")
+    assert f"{__file__.rsplit('/', 1)[-1]}:" in said
+    assert "on the record at orders[2] offset 11. The job has stopped before it; nothing is lost. Fix the func" in said
+
+
+def test_headers_that_raise_are_told_as_the_users() -> None:
+    """As a key that does."""
+    encoder = KafkaSink[Total]("totals", headers=lambda total: [("a", total.nothing)]).encoder(Total)  # type: ignore[attr-defined]  # it has none
+    assert refusal(encoder, Total("ann", 1)).startswith("headers= of sink 'table' raised AttributeError")

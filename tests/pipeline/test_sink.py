@@ -1,0 +1,42 @@
+"""Errors of a sink, and of the functions that a sink was given, told as what they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.sink import FunctionRaised, mapped, naming
+
+
+class Held(StoreUnavailable):
+    """As a store may have its own."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(StoreError, StoreError), (StoreUnavailable, StoreUnavailable), (Held, StoreUnavailable), (ConfigError,) * 2],
+)
+def test_the_sink_is_named(raised: type[Exception], kind: type[Exception]) -> None:
+    """A store does not know whose it is: whoever does says so, and what is to be asked again stays so."""
+    with pytest.raises(kind, match=r"^Sink 'table': there is no table\.$") as error, naming("table"):
+        raise raised("there is no table.")
+    assert type(error.value) is kind
+
+
+def test_other_errors_are_not_touched() -> None:
+    """They are nobody's here."""
+    with pytest.raises(ValueError, match=r"^it does not fit$"), naming("table"):
+        raise ValueError("it does not fit")
+
+
+def test_a_function_that_raises_is_told_by_its_argument() -> None:
+    """Of `key=` and the like; the error is kept, with the place in the user's code. Python's own exit counts as one."""
+    assert mapped("key", str, [1, 2]) == ["1", "2"]
+    for kind in (KeyError, SystemExit):
+
+        def fail(record: object, kind: type[BaseException] = kind) -> str:
+            raise kind("no")
+
+        with pytest.raises(FunctionRaised) as error:
+            mapped("key", fail, [1])
+        assert (error.value.argument, type(error.value.__cause__)) == ("key", kind)

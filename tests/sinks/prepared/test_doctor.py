@@ -1,0 +1,130 @@
+"""Transactions that a dead run has left prepared in a store: shown, rolled back if nobody decided, else committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepared_job import PreparedJob
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.cli.doctor.examination import examine, traces_of
+from exactlyonce.cli.doctor.findings import Diagnosis
+from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.loading import load
+
+pytestmark = pytest.mark.broker
+SILENT_MS = 60_000
+"""After so long without a heartbeat, a pipeline counts as dead."""
+
+
+WRITE_AHEAD = ("--param", "commit=write_ahead")
+
+
+def killed_at(job: PreparedJob, folder: Path, failpoint: str, *more: str) -> None:
+    """A run that dies there."""
+    fired = folder / failpoint
+    fired.mkdir()
+    armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+    ended = job.run("--until", "latest", *more, env=armed)
+    assert ended.wait() == -9, ended.said
+
+
+def pipeline(job: PreparedJob, *more: str) -> tuple[str, ...]:
+    """How commands name it."""
+    parameters = ("--param", f"name={job.name}", "--param", f"store={job.preparing.name}", *more)
+    return ("prepared_totals:totals", *parameters, "--bootstrap-servers", job.kafka.bootstrap_servers)
+
+
+def problems(job: PreparedJob) -> list[Diagnosis]:
+    """What the doctor says of the stores, once the run has been silent for long."""
+    config = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
+    graph = load("prepared_totals:totals", {"name": job.name, "store": job.preparing.name}).pipeline.build()
+    now_ms = SystemClock().now_ms() + SILENT_MS
+    _, found = examine(
+        config, traces_of(config, job.name, graph), graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0,
+        deep=False,
+    )  # fmt: skip
+    assert [what for what, _ in found.unchecked] == ["the bytes of blocks, and orphans before the last checkpoint"]
+    return [each for each in found.diagnoses if each.about in ("stores", "decisions")]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """What a command says, as data."""
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.exhaustive(but=["postgres"])
+def test_what_nobody_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each transaction that a dead run has prepared is listed, is a problem for it holds locks, and is rolled back by
+    an abort; the next run writes its rows, each once."""
+    killed_at(job, tmp_path, "coordinator-checked")
+    prepared = job.preparing.listed()
+    assert prepared
+    listed = [each for each in said(capsys, "transactions", "list", *pipeline(job)) if each["kind"] == "prepared"]
+    assert sorted((each["name"], each["decided_in"]) for each in listed) == [(name, None) for name in prepared]
+    found = problems(job)
+    assert sorted(prepared) == sorted(name for name in prepared for each in found if name in each.what)
+    assert all("transactions abort" in command for each in found for command in each.run)
+    ended = said(capsys, "transactions", "abort", *pipeline(job), "--take-over")
+    assert sorted(each["name"] for each in ended["aborted"] if each["kind"] == "prepared") == prepared
+    assert job.preparing.listed() == []
+    job.finish()
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_what_is_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a checkpoint has decided for Kafka and a store is refused to an abort, and to a commit that knows the
+    pipeline by name alone; it is committed to both by one that knows the module, and comes once."""
+    killed_at(job, tmp_path, "coordinator-decided")
+    prepared = job.preparing.listed()
+    listed = [each for each in said(capsys, "transactions", "list", *pipeline(job)) if each["kind"] == "prepared"]
+    assert [(each["name"], each["decided_in"], each["state"]) for each in listed] == [
+        (name, 1, "waits") for name in prepared
+    ]
+    (decided,) = problems(job)
+    assert "is not finalized" in decided.what
+    module, *options = pipeline(job)
+    assert main(["transactions", "abort", module, prepared[0], *options, "--take-over"]) == 2
+    assert "has decided" in capsys.readouterr().err
+    servers = ("--bootstrap-servers", job.kafka.bootstrap_servers)
+    assert main(["transactions", "commit", job.name, *servers, "--take-over"]) == 2
+    assert "known by the pipeline's module alone" in capsys.readouterr().err
+    ended = said(capsys, "transactions", "abort", job.name, *servers, "--take-over")
+    assert (ended["aborted"], list(ended["unasked"]), job.preparing.listed()) == ([], ["rows"], prepared)
+    ended = said(capsys, "transactions", "commit", *pipeline(job), "--take-over")
+    assert (ended["checkpoint"], set(ended["fates"].values())) == (1, {"committed"})
+    assert (job.preparing.listed(), problems(job)) == ([], [])
+    job.finish()
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_rows_that_wait(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows in the checkpoint topic that nobody decided are listed, and an abort of them is refused, for they hold
+    nobody back; decided ones are listed with what the ledger has, which a commit brings up to them."""
+    killed_at(job, tmp_path, "coordinator-checked", *WRITE_AHEAD)
+    module, *options = pipeline(job, *WRITE_AHEAD)
+    (rows,) = (each for each in said(capsys, "transactions", "list", module, *options) if each["kind"] == "rows")
+    assert (rows["sink"], rows["decided_in"], "of the checkpoint topic" in rows["where"]) == ("rows", None, True)
+    assert main(["transactions", "abort", module, rows["name"], *options, "--take-over"]) == 2
+    assert "holds nobody back" in capsys.readouterr().err
+    killed_at(job, tmp_path, "coordinator-decided", *WRITE_AHEAD)
+    listed = [each for each in said(capsys, "transactions", "list", module, *options) if each["kind"] == "rows"]
+    assert [(each["decided_in"], each["state"], each["records"]) for each in listed] == [(1, "waits", 2000)]
+    assert "the ledger has nothing of the subtask" in listed[0]["where"]
+    servers = ("--bootstrap-servers", job.kafka.bootstrap_servers)
+    unknown = said(capsys, "transactions", "list", job.name, *servers)
+    assert [each["state"] for each in unknown if each["kind"] == "rows"] == ["unknown"]
+    assert [each["sink"] for each in unknown if each["kind"] == "not known"] == ["rows"]
+    assert said(capsys, "transactions", "commit", module, *options, "--take-over")["checkpoint"] == 1
+    assert said(capsys, "transactions", "list", module, *options) == []
+    job.finish(*WRITE_AHEAD)
+    assert job.preparing.sql("SELECT count(*), count(DISTINCT id) FROM totals")[0] == (2000, 2000)

@@ -1,0 +1,101 @@
+"""Errors of a sink as Spark shows them: the message alone, whichever of Spark's processes meets it. Without a JVM."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.types import LongType, StructType
+
+from exactlyonce.engines.spark.sink import writer
+from exactlyonce.engines.spark.sink.driver import SinkDriver
+from exactlyonce.engines.spark.sink.options import SinkOptions
+from exactlyonce.engines.spark.sink.writing import BatchWriter, batch_writer
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, StoreError, StoreUnavailable
+
+SAID = "Sink 'totals': there is no table 'totals': create it."
+LINES_MAX = 30
+"""Spark's own frames among them."""
+
+
+@pytest.fixture
+def made() -> BatchWriter:
+    """The writer of a batch write to a table, which nothing was asked yet."""
+    options = {
+        "sinkId": "totals",
+        "sink": "postgres",
+        "table": "totals",
+        "dsn": "env:DSN",
+        "kafka.bootstrap.servers": "x:1",
+    }
+    return batch_writer(options, StructType().add("id", LongType()), False)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[ExactlyOnceError]], None]:
+    """Whatever a driver is asked, it meets an error of this kind, for a reason that holds a password."""
+
+    def fail(kind: type[ExactlyOnceError]) -> None:
+        def with_driver(options: SinkOptions, use: Callable[[SinkDriver], Any]) -> None:
+            try:
+                raise ValueError("password=hunter2")
+            except ValueError as error:
+                raise kind(SAID) from error
+
+        monkeypatch.setattr(writer, "with_driver", with_driver)
+
+    return fail
+
+
+def shown(use: Callable[[], Any]) -> list[str]:
+    """The lines that Spark's Python processes send of what *use* raises."""
+    try:
+        use()
+    except Exception as error:
+        return "".join(traceback.format_exception(error)).splitlines()
+    pytest.fail("nothing was raised")
+
+
+@pytest.mark.parametrize("kind", [StoreError, StoreUnavailable])
+def test_a_job_that_cannot_begin(
+    made: BatchWriter, failing: Callable[..., None], capfd: pytest.CaptureFixture[str], kind: type[ExactlyOnceError]
+) -> None:
+    """Spark's serializer, in which a job begins, neither wraps the error nor prints a trace of its own."""
+    failing(kind)
+    serializer: Any = CloudPickleSerializer  # it ships without types
+    lines = shown(lambda: serializer().dumps(made))
+    assert lines[-1].endswith(f"JobNotBegun: {SAID}")
+    assert len(lines) < LINES_MAX
+    assert "hunter2" not in "".join(lines) + "".join(capfd.readouterr())
+
+
+def test_a_commit_that_fails() -> None:
+    """The message is the last line, and what led to the error is in none."""
+
+    def fail() -> None:
+        try:
+            raise ValueError("password=hunter2")
+        except ValueError as error:
+            raise StoreError(SAID) from error
+
+    lines = shown(lambda: writer.without_causes(fail))
+    assert lines[-1] == f"exactlyonce.pipeline.errors.StoreError: {SAID}"
+    assert "hunter2" not in "".join(lines)
+
+
+def test_an_abort_that_fails(
+    made: BatchWriter, failing: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is told on stderr: raised, it would stand in the place of the error that the job has failed with."""
+    failing(StoreError)
+    made.abort([])
+    assert capfd.readouterr().err == f"exactlyonce, sink totals: behind a failed job: {SAID}\n"
+
+
+def test_a_defect_keeps_its_trace(made: BatchWriter, failing: Callable[..., None]) -> None:
+    """Whoever reports it needs the way to it."""
+    failing(InvariantViolation)
+    assert "in with_driver" in "".join(shown(lambda: made.abort([])))
