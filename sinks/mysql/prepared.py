@@ -112,7 +112,7 @@ class PreparingMySQLStore(MySQLStore, PreparingStore):
         session.close()
         self._require_transactional()
         session.ask(f"SET SESSION wait_timeout = {SILENCE_S}")
-        if session.ask("SELECT GET_LOCK(%s, 0)", _lock_of(name)) != [(1,)]:
+        if session.ask("SELECT GET_LOCK(%s, 0)", lock_of(name)) != [(1,)]:
             raise StoreError(f"The lock of the transaction {name} is taken: another client uses names of exactlyonce.")
         session.ask(f"XA START {_xid(name)}")
         session.require_transaction()
@@ -168,7 +168,7 @@ class PreparingMySQLStore(MySQLStore, PreparingStore):
         )
 
     def _end_owner(self, name: TransactionName) -> None:
-        ((connection,),) = self._session.ask("SELECT IS_USED_LOCK(%s)", _lock_of(name))
+        ((connection,),) = self._session.ask("SELECT IS_USED_LOCK(%s)", lock_of(name))
         if connection is not None:
             try:
                 self._session.ask(f"KILL {int(connection)}")
@@ -219,5 +219,6 @@ def _xid(name: TransactionName) -> str:
     return f"'{name.transaction}','{name.branch}',{FORMAT_ID}"
 
 
-def _lock_of(name: TransactionName) -> str:
+def lock_of(name: TransactionName) -> str:
+    """The user lock that the connection holds which writes and prepares the transaction."""
     return f"exactlyonce {sha256(str(name).encode()).hexdigest()[:32]}"

@@ -364,10 +364,10 @@ def _lost_batch() -> Iterable[Any]:
 def _sorted_log() -> Iterable[Any]:
     real = OrderRuns.cut
 
-    def cut(self: OrderRuns) -> tuple[bytes, ...]:
+    def cut(self: OrderRuns, *, exact: bool = True) -> tuple[bytes, ...]:
         pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True))
         self.runs = [each for pair in pairs for each in pair]
-        return real(self)
+        return real(self, exact=exact)
 
     yield patch.object(OrderRuns, "cut", cut)
     yield unfitting()

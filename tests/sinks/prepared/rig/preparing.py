@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.mysql.prepared import lock_of
 from exactlyonce.sinks.prepared.committer import PreparedCommitter
 from exactlyonce.sinks.prepared.names import TransactionName
 from exactlyonce.sinks.prepared.sink import PreparableSink
@@ -72,6 +73,9 @@ class Preparing(ABC):
     @abstractmethod
     def by_hand(self, name: str, *, commit: bool) -> None:
         """End a prepared transaction as an administrator would."""
+
+    def await_owner_gone(self, name: str) -> None:
+        """Wait until the server has noticed that the connection which prepared it has ended."""
 
     @abstractmethod
     def end_connections(self) -> None:
@@ -231,6 +235,14 @@ class PreparingMariaDB(Preparing):
                 time.sleep(0.02)
             else:
                 return
+
+    def await_owner_gone(self, name: str) -> None:
+        parsed = TransactionName.parse(name)
+        assert parsed is not None
+        deadline = time.monotonic() + LIMIT_S
+        while self.server.sql(f"SELECT IS_USED_LOCK('{lock_of(parsed)}')", database=None) != [(None,)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def end_connections(self) -> None:
         listed = "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
