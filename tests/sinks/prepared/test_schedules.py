@@ -90,7 +90,7 @@ def test_an_answer_that_is_lost(preparing: Preparing, statement: str, fate: Fate
     committer = preparing.committer(1)
     preparing.use(preparing.port)
     committable = preparing.prepare(preparing.writer(1), 1, "ann")
-    preparing.await_owner_gone(committable.body.decode())  # else the lost answer may be that the server knows no such name
+    preparing.await_owner_gone(committable.body.decode())  # else the answer that is lost may be "unknown"
     proxy.meet(preparing.words[statement], fate)
     with pytest.raises(StoreUnavailable):
         committer.commit(committable, 1, ORIGIN)
