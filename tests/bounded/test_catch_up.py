@@ -191,6 +191,7 @@ def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch
     assert len(seen) == 3
 
 
+@pytest.mark.exhaustive
 def test_following(fed: Fed, tmp_path: Path) -> None:
     """What comes later is read, too, until a stop is asked for; then the last checkpoint is whole."""
     fed.feed(300)

@@ -81,6 +81,7 @@ def outputs(receipts: list[Receipt]) -> dict[tuple[str, int], list[Any]]:
     return found
 
 
+@pytest.mark.exhaustive(but=["3"])
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, tmp_path: Path) -> None:
     """Over three stages every order gives one copy and one update with its running total."""

@@ -73,7 +73,7 @@ def test_every_run_halts_once_the_store_or_the_topic_is_another_one(luck: str) -
 def test_who_has_lived_on_through_a_reset_applies_nothing() -> None:
     """Topic, target and ledger are emptied, and checkpoints and incarnations count from 1 again, while an older leader
     sleeps right before it asks the store: what it asks then is refused, for the ledger is of another topic."""
-    assert sum(each["reset"] for each in lived(range(20), "reset")) >= 10
+    assert sum(each["reset"] for each in lived(range(8), "reset")) >= 4
 
 
 @pytest.mark.parametrize("shape", STORE_SHAPES)

@@ -231,6 +231,7 @@ class TestTrouble:
         after = delivered(writer, b"after")
         assert read(BlockReader(store.config, store.topic), [kept, after]) == {kept.key: b"before", after.key: b"after"}
 
+    @pytest.mark.exhaustive
     def test_a_broker_that_was_away(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """A reader that stays connected reads on, whether it was asked while the broker was away or not."""
         cluster = stoppable
