@@ -38,7 +38,7 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import KafkaCluster
 
-sys.path.insert(0, str(Path(__file__).parent / "scripted"))
+sys.path[:0] = [str(Path(__file__).parent / "scripted"), str(Path(__file__).parents[1] / "engines")]
 
 R = TypeVar("R")
 

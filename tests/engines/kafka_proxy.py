@@ -1,0 +1,181 @@
+"""A proxy that speaks enough of Kafka's protocol to lose a certain request, to lose its answer, or to bring it late.
+
+What a broker has done when its answer is lost, or what an old request does that arrives behind newer ones, cannot be
+made otherwise. A request is known by its kind and by what its bytes hold.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.testing.cluster import LIMIT_S
+
+PRODUCE, END_TXN = 0, 26
+
+
+class Fate(Enum):
+    """Of a request."""
+
+    REQUEST_LOST = "request lost"
+    ANSWER_LOST = "answer lost"
+    LATE = "late"
+    """The client is cut off before the broker gets it, which it does once the fault is released."""
+
+
+@dataclass
+class Fault:
+    """What the next request of kind *api* meets whose bytes hold *holding*, and nothing of *lacking*."""
+
+    api: int
+    fate: Fate
+    holding: bytes = b""
+    lacking: bytes | None = None
+    dark: bool = False
+    """Whether nobody gets through from then on, until the proxy is healed."""
+    met: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+    arrived: threading.Event = field(default_factory=threading.Event)
+    """A late one has been handed to the broker."""
+
+    def fits(self, frame: bytes) -> bool:
+        """Whether it is met by the request."""
+        (api,) = struct.unpack_from(">h", frame)
+        return api == self.api and self.holding in frame and (self.lacking is None or self.lacking not in frame)
+
+
+class KafkaProxy:
+    """Forwards to a broker. Of the requests of all clients, a fault meets the first that fits it."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.broker_port: int | None = None
+        self._faults: list[Fault] = []
+        self._dark = False
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Its address."""
+        return f"127.0.0.1:{self.port}"
+
+    def arm(self, fault: Fault) -> Fault:
+        """Let it be met."""
+        with self._lock:
+            self._faults.append(fault)
+        return fault
+
+    def heal(self) -> None:
+        """Nothing is met any more, and everybody gets through."""
+        with self._lock:
+            self._faults.clear()
+        self._dark = False
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        self._server.close()
+        self._cut_all()
+
+    def _cut_all(self) -> None:
+        for each in self._sockets:
+            _cut(each)
+        self._sockets.clear()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                if self._dark or self.broker_port is None:
+                    client.close()
+                    continue
+                broker = socket.create_connection(("127.0.0.1", self.broker_port))
+                self._sockets += [client, broker]
+                awaited: dict[int, Fault] = {}
+                threading.Thread(target=self._requests, args=(client, broker, awaited), daemon=True).start()
+                threading.Thread(target=self._answers, args=(broker, client, awaited), daemon=True).start()
+
+    def _requests(self, client: socket.socket, broker: socket.socket, awaited: dict[int, Fault]) -> None:
+        for frame in _frames(client):
+            fault = self._met_by(frame)
+            if fault is None:
+                _send(broker, frame)
+            elif fault.fate is Fate.ANSWER_LOST:
+                (awaited_id,) = struct.unpack_from(">i", frame, 4)
+                awaited[awaited_id] = fault
+                _send(broker, frame)
+            else:
+                self._lose(fault, client, broker)
+                if fault.fate is Fate.LATE and fault.released.wait(LIMIT_S):
+                    self._deliver(frame)
+                    fault.arrived.set()
+                return
+        _cut(broker)
+
+    def _answers(self, broker: socket.socket, client: socket.socket, awaited: dict[int, Fault]) -> None:
+        for frame in _frames(broker):
+            fault = awaited.pop(struct.unpack_from(">i", frame)[0], None)
+            if fault is not None:
+                self._lose(fault, client, broker)
+                return
+            _send(client, frame)
+        _cut(client)
+
+    def _met_by(self, frame: bytes) -> Fault | None:
+        with self._lock:
+            fault = next((each for each in self._faults if each.fits(frame)), None)
+            if fault is not None:
+                self._faults.remove(fault)
+            return fault
+
+    def _lose(self, fault: Fault, client: socket.socket, broker: socket.socket) -> None:
+        self._dark = self._dark or fault.dark
+        _cut(client)
+        _cut(broker)
+        if fault.dark:
+            self._cut_all()
+        fault.met.set()
+
+    def _deliver(self, frame: bytes) -> None:
+        """Over a connection of its own, for the client's is gone; until the broker has answered."""
+        assert self.broker_port is not None
+        with socket.create_connection(("127.0.0.1", self.broker_port)) as connection:
+            _send(connection, frame)
+            next(_frames(connection), None)
+
+
+def proxied_broker(folder: Path) -> tuple[KafkaProxy, EmbeddedBroker]:
+    """A proxy, and behind it a broker that clients reach through it only."""
+    proxy = KafkaProxy()
+    settings = {"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap_servers}"}
+    broker = EmbeddedBroker(folder, port=0, settings=settings, lifetime="process")
+    broker.start()
+    proxy.broker_port = int(broker.bootstrap_servers.rpartition(":")[2])
+    return proxy, broker
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+def _frames(connection: socket.socket) -> Iterator[bytes]:
+    """The length-prefixed messages that arrive, until the connection ends."""
+    with suppress(OSError), connection.makefile("rb") as stream:
+        while len(head := stream.read(4)) == 4:
+            yield stream.read(struct.unpack(">i", head)[0])
+
+
+def _send(connection: socket.socket, frame: bytes) -> None:
+    with suppress(OSError):  # the connection may have been cut meanwhile
+        connection.sendall(struct.pack(">i", len(frame)) + frame)
