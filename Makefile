@@ -1,11 +1,11 @@
-# make demo | test | test-all | test-matrix | simulate | bench | lint | help: each sets up what it needs in .venv, once.
+# make demo | test | test-all | test-matrix | crash-matrix | simulate | bench | lint | help: each sets up what it needs in .venv, once.
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
 # make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
 # make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves out the crash
 # matrix of stores alone, an hour of its own: make test-matrix.
 
-.PHONY: demo test test-all test-matrix simulate bench lint image clean kafka help
+.PHONY: demo test test-all test-matrix crash-matrix simulate bench lint image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -42,6 +42,11 @@ test-all: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 # The crash matrix of stores beside Kafka, an hour or so: servers and processes killed at every step, a million rows.
 test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	$(PYTEST) --matrix --durations=25 tests/stores tests/sinks/prepared tests/sinks/postgres tests/engines/test_delivery.py $(ARGS)
+
+# A crash or a lost request at every step of the protocol, on real servers: some hours. One that was broken off goes on.
+# make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for docs/guarantees.md.
+crash-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
+	.venv/bin/python tests/crash_matrix/run.py $(ARGS)
 
 SEEDS ?= 1000
 simulate: .venv/dev.stamp

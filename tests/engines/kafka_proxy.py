@@ -75,6 +75,12 @@ class KafkaProxy:
             self._faults.append(fault)
         return fault
 
+    def disarm(self, fault: Fault) -> None:
+        """Nobody meets it any more."""
+        fault.released.set()
+        with self._lock:
+            self._faults = [each for each in self._faults if each is not fault]
+
     def heal(self) -> None:
         """Nothing is met any more, and everybody gets through."""
         with self._lock:

@@ -1,0 +1,283 @@
+"""The cells of the matrix: each is one way in which a row's fault meets one pipeline, and how it is lived through."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from crossing import DSN, SHAPES, table
+from kafka_proxy import Fate, Fault, KafkaProxy
+from oracles import Reader, Row, Seen, TopicReader, Wanted, await_no_open_transaction, values
+from postgres_server import PostgresServer
+from rows import ROWS, Crash, Request
+from running import Run, orders
+from unreferenced import unreferenced_blocks
+
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+HERE = Path(__file__).parent
+PARALLELISMS = (1, 2)
+IN_PARTITIONS, OUT_PARTITIONS = 3, 4
+FENCED = 5
+SETTINGS = (
+    "--checkpoint-interval", "200ms", "--checkpoint-timeout", "5s", "--deploy-timeout", "30s", "--restart",
+    "fixed_delay:attempts=20,delay=100ms",
+)  # fmt: skip
+FEED = 300
+"""Records of a helping."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One of the matrix."""
+
+    row: int
+    fault: str
+    action: str
+    shape: str
+    sinks: str
+    parallelism: int
+
+    @property
+    def name(self) -> str:
+        """As it is written down."""
+        return "/".join(map(str, asdict(self).values()))
+
+    @property
+    def way(self) -> Crash | Request:
+        """What it is made with."""
+        (row,) = [each for each in ROWS if each.number == self.row]
+        (way,) = [each for each in row.ways if each.name == self.fault]
+        return way
+
+
+def cells() -> Iterator[Cell]:
+    """All that apply."""
+    for row in ROWS:
+        for way in row.ways:
+            for action in way.actions:
+                for shape in SHAPES:
+                    for sinks in way.sinks:
+                        for parallelism in PARALLELISMS:
+                            yield Cell(row.number, way.name, action, shape, sinks, parallelism)
+
+
+class Place:
+    """The servers on which cells live, and where their files go."""
+
+    def __init__(self, kafka: KafkaCluster, proxy: KafkaProxy, postgres: PostgresServer, folder: Path) -> None:
+        """*kafka* is reached through *proxy*."""
+        self.kafka, self.proxy, self.postgres, self.folder = kafka, proxy, postgres, folder
+
+
+class Life:
+    """Of a cell: what was fed to its pipeline, its incarnations, and who reads its output all the time."""
+
+    def __init__(self, cell: Cell, place: Place) -> None:
+        self.cell, self.place = cell, place
+        self.name = f"row{cell.row}-{uuid.uuid4().hex[:8]}"
+        self.fed: list[tuple[str, str]] = []
+        self.runs: list[Run] = []
+        self._faults: list[Fault] = []
+        self._folder = place.folder / self.name
+        self._folder.mkdir()
+        self._readers: dict[str, Reader] = {}
+        self._inputs = ("in", "more") if cell.shape == "diamond" else ("in",)
+        self._contents = ("totals", "copies") if cell.shape == "diamond" else ("totals",)
+        self._to_kafka = self._contents if cell.sinks in ("kafka", "both") else ()
+        self._to_postgres = self._contents if cell.sinks in ("postgres", "both") else ()
+        for each in self._inputs:
+            place.kafka.create_topic(f"{self.name}-{each}", IN_PARTITIONS)
+        for each in self._to_kafka:
+            topic = place.kafka.create_topic(f"{self.name}-{each}", OUT_PARTITIONS)
+            self._read(topic, TopicReader(place.kafka.bootstrap_servers, topic, OUT_PARTITIONS))
+        for each in self._to_postgres:
+            self._make_table(each)
+            self._read(table(self.name, each), partial(self._in_postgres, each))
+
+    def _read(self, where: str, look: Callable[[], Iterable[Seen]]) -> None:
+        self._readers[where] = Reader(where, look)
+        self._readers[where].start()
+
+    def _make_table(self, content: str) -> None:
+        columns = "id bigint NOT NULL, customer text NOT NULL, " + ("sum" if content == "totals" else "total")
+        self.place.postgres.execute(
+            f"CREATE TABLE {table(self.name, content)} (place bigserial PRIMARY KEY, {columns} bigint NOT NULL)"
+        )
+
+    def _in_postgres(self, content: str) -> list[Seen]:
+        """In the order in which the rows came."""
+        found = self.place.postgres.execute(f"SELECT * FROM {table(self.name, content)} ORDER BY place")
+        return [Seen((place,), tuple(row)) for place, *row in found]
+
+    def _in_kafka(self, content: str) -> list[Seen]:
+        found = self.place.kafka.read_committed(f"{self.name}-{content}")
+        return [Seen((each.partition, each.offset), values(each.value)) for each in found]
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def feed(self, number: int = FEED) -> None:
+        """More orders, some to each input."""
+        more = orders(number, first=len(self.fed))
+        for place, each in enumerate(self._inputs):
+            self.place.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
+        self.fed += more
+
+    def run(self, *arguments: str, parallelism: int | None = None, **armed: str) -> Run:
+        """Begin an incarnation."""
+        cell = self.cell
+        parameters = {"name": self.name, "shape": cell.shape, "sinks": cell.sinks, "commit": cell.way.commit}
+        dsn = self.place.postgres.dsn("postgres")
+        begun = Run(
+            self.place.kafka.bootstrap_servers,
+            "crossing:crossing",
+            *[part for item in parameters.items() for part in ("--param", "=".join(item))],
+            *SETTINGS,
+            *("--parallelism", str(parallelism or cell.parallelism)),
+            *arguments,
+            env={"PYTHONPATH": str(HERE), DSN: dsn, **armed},
+        )
+        self.runs.append(begun)
+        return begun
+
+    def finish(self, *, parallelism: int | None = None) -> None:
+        """Run to the end of what was fed."""
+        last = self.run("--until", "latest", parallelism=parallelism)
+        assert last.wait() == 0, last.said
+
+    def await_output(self, run: Run) -> None:
+        """Until it has made output visible that was fed from now on."""
+        since_ms = time.time() * 1000
+        self.feed()
+        run.await_event(
+            lambda event: (
+                event["event"] == "checkpoint" and event["records_committed"] > 0 and event["at_ms"] > since_ms
+            )
+        )
+
+    def end(self, run: Run) -> None:
+        """Let it end cleanly."""
+        run.process.terminate()
+        assert run.wait() == 0, run.said
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        for each in self._faults:
+            self.place.proxy.disarm(each)
+        for each in self.runs:
+            if each.process.poll() is None:
+                each.process.send_signal(signal.SIGCONT)
+                each.kill()
+
+    # --- a process meets a failpoint ----------------------------------------------------------------------------
+
+    def crash(self, way: Crash) -> None:
+        """A process dies, stops or fails; the job goes on, or the next one does."""
+        fired = self._folder / way.point
+        armed = {
+            "EXACTLYONCE_FAILPOINTS": f"{way.point}={self.cell.action}@{way.nth}",
+            "EXACTLYONCE_FAILPOINTS_FIRED": str(self._folder),
+        }
+        self.feed()
+        run = self.run(**armed)
+        deadline = time.monotonic() + LIMIT_S
+        while not fired.exists():
+            assert time.monotonic() < deadline, f"{way.point} is met: {run.said}"
+            assert run.process.poll() in (None, -signal.SIGKILL), run.said
+            self.feed(100)
+            time.sleep(0.05)
+        if not way.in_coordinator:
+            self.await_output(run)
+            self.end(run)
+        elif self.cell.action == "stop":
+            self._take_over(run)
+        elif self.cell.action == "kill":
+            assert run.wait() == -signal.SIGKILL
+        else:
+            assert run.wait() not in (0, FENCED), "a defect of its own ends a coordinator"
+
+    def _take_over(self, sleeper: Run) -> None:
+        """A coordinator that sleeps is replaced, and finds that it is fenced."""
+        _await_stopped(sleeper.process.pid)
+        self.feed()
+        self.finish()
+        sleeper.process.send_signal(signal.SIGCONT)
+        assert sleeper.wait() == FENCED, sleeper.said
+
+    # --- a request has another fate -----------------------------------------------------------------------------
+
+    def lose(self, way: Request) -> None:
+        """A request of a job that works is lost, or late, and the job goes on."""
+        run = self.run()
+        self.await_output(run)
+        holding, lacking = (
+            each.replace("NAME", self.name).encode() if each else None for each in (way.holding, way.lacking)
+        )
+        assert holding is not None
+        fault = self.place.proxy.arm(Fault(way.api, Fate(self.cell.action), holding, lacking))
+        self._faults.append(fault)
+        deadline = time.monotonic() + LIMIT_S
+        while not fault.met.wait(0.1):
+            assert time.monotonic() < deadline, run.said
+            assert run.process.poll() is None, run.said
+            self.feed(100)
+        self.await_output(run)
+        if fault.fate is Fate.LATE:
+            fault.released.set()
+            assert fault.arrived.wait(LIMIT_S)
+            self.await_output(run)
+        self.end(run)
+
+    # --- what is so then ----------------------------------------------------------------------------------------
+
+    def assert_exact(self) -> int:
+        """All that must be so; -> how many records were verified."""
+        wanted, totals, verified = Wanted(self.fed), dict[str, dict[int, Row]](), 0
+        found = {f"{self.name}-{each}": (each, self._in_kafka(each)) for each in self._to_kafka}
+        found |= {table(self.name, each): (each, self._in_postgres(each)) for each in self._to_postgres}
+        for where, (content, seen) in found.items():
+            rows = [row for _, row in seen]
+            if content == "totals":
+                wanted.assert_totals(where, [(id, customer, sum) for id, customer, sum in rows])
+                totals[where] = {row[0]: row for row in rows}
+            else:
+                wanted.assert_once(where, [row[0] for row in rows])
+            self._readers[where].assert_kept(dict(seen))
+            verified += len(rows)
+        assert all(each == next(iter(totals.values())) for each in totals.values()), "all stores have the same totals"
+        topics = {f"{self.name}-{each}": OUT_PARTITIONS for each in self._to_kafka}
+        await_no_open_transaction(self.place.kafka, self.name, topics)
+        left = unreferenced_blocks(self.place.kafka, self.name)
+        assert left == set(), f"blocks that nobody refers to: {left}"
+        return verified
+
+
+def _await_stopped(process: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        assert time.monotonic() < deadline, "the process stops at its failpoint"
+        time.sleep(0.01)
+
+
+def live(cell: Cell, place: Place) -> int:
+    """Live through *cell*; -> how many records were verified. Raises AssertionError for what must not be."""
+    life = Life(cell, place)
+    try:
+        if isinstance(cell.way, Crash):
+            life.crash(cell.way)
+        else:
+            life.lose(cell.way)
+        life.feed()
+        life.finish(parallelism=3 - cell.parallelism)
+        return life.assert_exact()
+    finally:
+        life.close()
+        (life.place.folder / f"{life.name}.json").write_text(
+            json.dumps([{"said": run.said, "events": run.events} for run in life.runs])
+        )

@@ -1,0 +1,140 @@
+"""What must be so after a crash, asked of the servers by plain clients and of a fold of the input.
+
+Shares no code with the engine, but for which blocks the decisions refer to.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
+from kafka.admin import KafkaAdminClient
+
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort"]
+"""States of transactions that hold readers back."""
+
+Row = tuple[Any, ...]
+
+
+class Wanted:
+    """What the input makes of every order: its copy, and the totals of each customer in any order of the orders."""
+
+    def __init__(self, fed: Iterable[tuple[str, str]]) -> None:
+        orders = [json.loads(value) for _, value in fed]
+        self.orders: dict[int, tuple[str, int]] = {each["id"]: (each["customer"], each["total"]) for each in orders}
+
+    def assert_once(self, where: str, ids: Sequence[int]) -> None:
+        """Each order, once."""
+        seen = Counter(ids)
+        missing = [each for each in self.orders if each not in seen]
+        doubled = [each for each, times in seen.items() if times > 1]
+        foreign = [each for each in seen if each not in self.orders]
+        assert not any((missing, doubled, foreign)), (
+            f"{where}: {len(missing)} missing ({missing[:3]}), {len(doubled)} doubled ({doubled[:3]}), "
+            f"{len(foreign)} that nobody fed ({foreign[:3]})"
+        )
+
+    def assert_totals(self, where: str, rows: Sequence[tuple[int, str, int]]) -> None:
+        """Each order once, and its customer's sum is that of the orders before it and its own."""
+        self.assert_once(where, [id for id, _, _ in rows])
+        sums: dict[str, int] = defaultdict(int)
+        for id, customer, sum in rows:
+            sums[customer] += self.orders[id][1]
+            assert (customer, sum) == (self.orders[id][0], sums[customer]), f"{where}: the total at order {id}"
+
+
+class Seen(NamedTuple):
+    """What a reader has seen, in its order; of a topic with its place."""
+
+    place: tuple[int, ...]
+    row: Row
+
+
+class Reader(threading.Thread):
+    """Reads a target all the time, as any reader may: what it has once seen never goes, changes or comes again."""
+
+    def __init__(self, where: str, look: Callable[[], Iterable[Seen]]) -> None:
+        super().__init__(daemon=True)
+        self._where, self._look = where, look
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self.seen: dict[tuple[int, ...], Row] = {}
+
+    def run(self) -> None:
+        try:
+            while not self._ended.wait(0.2):
+                self._note(self._look())
+        except Exception as failure:  # raised where it is waited for
+            self._failure = failure
+
+    def _note(self, found: Iterable[Seen]) -> None:
+        for place, row in found:
+            assert self.seen.setdefault(place, row) == row, f"{self._where}: what is at {place} has changed"
+
+    def assert_kept(self, now: Mapping[tuple[int, ...], Row]) -> None:
+        """End; all that was seen is there *now*."""
+        self._ended.set()
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+        gone = [place for place, row in self.seen.items() if now.get(place) != row]
+        assert not gone, f"{self._where}: {len(gone)} rows were visible and are not any more, {gone[:3]} for one"
+
+
+class TopicReader:
+    """A read_committed consumer of a whole topic."""
+
+    def __init__(self, servers: str, topic: str, partitions: int) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": servers, "group.id": "crash-matrix", "enable.auto.commit": False,
+                "isolation.level": "read_committed", "auto.offset.reset": "error",
+            }
+        )  # fmt: skip
+        self._consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(partitions)])
+
+    def __call__(self) -> Iterable[Seen]:
+        """What has become visible since the last time."""
+        for message in self._consumer.consume(1000, timeout=0.1):
+            if message.error() is None:
+                yield Seen((message.partition(), message.offset()), values(message.value()))
+
+
+def values(record: bytes | None) -> Row:
+    """Of a row, as a topic has it."""
+    return tuple(json.loads(record or b"null").values())
+
+
+def await_no_open_transaction(kafka: KafkaCluster, pipeline: str, topics: Mapping[str, int]) -> None:
+    """No transaction of *pipeline* is open, and read_committed readers get to the ends of *topics*, by partitions."""
+    deadline = time.monotonic() + LIMIT_S
+    client = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    try:
+        while held := [*_open(client, pipeline), *_held_back(kafka, topics)]:
+            assert time.monotonic() < deadline, f"held back: {held}"
+            time.sleep(0.1)
+    finally:
+        client.close()
+
+
+def _open(client: KafkaAdminClient, pipeline: str) -> list[str]:
+    listed = [each for found in client.list_transactions(state_filters=OPEN).values() for each in found]
+    return [each.transactional_id for each in listed if each.transactional_id.startswith(f"eo:{pipeline}:")]
+
+
+def _held_back(kafka: KafkaCluster, topics: Mapping[str, int]) -> list[str]:
+    places = [TopicPartition(topic, each) for topic, partitions in topics.items() for each in range(partitions)]
+    admin, ends = kafka.admin(), dict[IsolationLevel, dict[TopicPartition, int]]()
+    for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
+        asked = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), isolation_level=level)
+        ends[level] = {place: future.result(LIMIT_S).offset for place, future in asked.items()}
+    stable, newest = ends.values()
+    return [f"{place.topic}[{place.partition}]" for place in places if stable[place] != newest[place]]

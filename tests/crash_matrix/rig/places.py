@@ -1,0 +1,29 @@
+"""Where cells live: a broker behind a proxy and a PostgreSQL, which end with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cells import Place
+from kafka_proxy import proxied_broker
+from postgres_server import PostgresServer
+
+from exactlyonce.testing.cluster import KafkaCluster
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Place]:
+    """Servers that keep their data below *folder*, and nothing of it afterwards but what cells have said."""
+    proxy, broker = proxied_broker(folder / "kafka")
+    postgres = PostgresServer(prepared_max=50)
+    postgres.start()
+    lives = folder / "lives"
+    lives.mkdir(exist_ok=True)
+    try:
+        yield Place(KafkaCluster(proxy.bootstrap_servers), proxy, postgres, lives)
+    finally:
+        proxy.close()
+        broker.kill()
+        postgres.remove()

@@ -1,0 +1,186 @@
+"""What may crash or go wrong around a checkpoint, what must come of it, and what shows it.
+
+A row is shown by cells of the matrix, in which a process dies, stops or fails at a failpoint or a request of Kafka's
+protocol is lost or late, or by tests of their own, where a crash of a process is not what it takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crossing import SINKS
+from kafka_proxy import END_TXN, PRODUCE, Fate
+
+WITH_A_STORE = ("postgres", "both")
+WITH_KAFKA = ("kafka", "both")
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A process meets a failpoint."""
+
+    point: str
+    nth: int = 2
+    """Which of the hits; some come once in the life of a process."""
+    sinks: tuple[str, ...] = SINKS
+    commit: str = "write_ahead"
+    """How PostgreSQL is written to."""
+
+    @property
+    def name(self) -> str:
+        return self.point
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What becomes of the process."""
+        return ("kill", "stop", "raise")
+
+    @property
+    def in_coordinator(self) -> bool:
+        """Else in a worker."""
+        return self.point.startswith("coordinator-") or self.point in COMMITTING
+
+
+COMMITTING = ("store-committing", "store-committed", "store-entering")
+"""Failpoints of stores which the coordinator meets."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of Kafka's protocol has another fate than to be answered."""
+
+    what: str
+    api: int
+    holding: str
+    """What its bytes hold; NAME stands for the pipeline's."""
+    lacking: str | None = None
+    fates: tuple[Fate, ...] = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
+    sinks: tuple[str, ...] = SINKS
+    commit: str = "write_ahead"
+
+    @property
+    def name(self) -> str:
+        return self.what
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What becomes of it."""
+        return tuple(each.value for each in self.fates)
+
+
+ANY_FATE = tuple(Fate)
+COORDINATOR_ID = "eo:NAME:coordinator"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of the table."""
+
+    number: int
+    fault: str
+    required: str
+    ways: tuple[Crash | Request, ...] = ()
+    tests: tuple[str, ...] = ()
+    """Files of tests, or tests in them, that show it where no way does, or more than the ways do."""
+    missing: str = ""
+    """Why nothing shows it."""
+
+
+ROWS = (
+    Row(1, "the barrier is on its way", "it is aborted; its number is not used again; the job goes on",
+        (Crash("coordinator-triggered"),)),
+    Row(2, "Sn is noted, and the barrier in some channels only", "restart from n-1, open transactions aborted",
+        (Crash("worker-barrier"),)),
+    Row(3, "a subtask dies when its inputs are aligned", "n is aborted; nothing is dropped or reordered",
+        (Crash("worker-aligned"),)),
+    Row(4, "a barrier in a cycle", "restart from n-1; records going round are counted once",
+        missing="cycles are not built yet"),
+    Row(5, "after the synchronous part, and while blocks are written", "n is aborted; orphans go",
+        (Crash("worker-frozen"), Crash("worker-blocks")), ("tests/engines/test_orphan_blocks.py",)),
+    Row(6, "whether a block was written is unknown", "it is asked again, or n is aborted; never acknowledged blindly",
+        (Request("a block", PRODUCE, "NAME.checkpoints", lacking=COORDINATOR_ID),),
+        ("tests/checkpoint/store/test_blocks.py",)),
+    Row(7, "the sinks have flushed, the acknowledgement is not sent", "what is open is aborted; nothing is visible",
+        (Crash("worker-flushed"),)),
+    Row(8, "a flush with a delivery error", "the transaction is not used; no silent acknowledgement",
+        (Request("output", PRODUCE, "NAME-totals", sinks=WITH_KAFKA),), ("tests/sinks/kafka/test_writer.py",)),
+    Row(9, "all is acknowledged, nothing is decided", "restart from n-1; what is open is aborted",
+        (Crash("worker-acknowledged"),)),
+    Row(10, "whether the manifest was written is unknown", "the next incarnation reads what is true",
+        (Crash("coordinator-checked"), Request("the decision", END_TXN, COORDINATOR_ID, fates=ANY_FATE)),
+        ("tests/checkpoint/store/test_unknown.py",)),
+    Row(11, "two coordinators", "the older is fenced, and ends",
+        (Crash("coordinator-opened", nth=1), Crash("coordinator-swept", nth=1)),
+        ("tests/engines/test_zombies.py::test_a_zombie_coordinator",)),
+    Row(12, "the manifest is durable, nothing is committed", "committed by the next incarnation",
+        (Crash("coordinator-decided"),)),
+    Row(13, "some sinks are committed", "the others are, too",
+        (Crash("store-committing", sinks=WITH_A_STORE), Crash("store-committed", sinks=WITH_A_STORE))),
+    Row(14, "the answer to a commit is lost", "it is asked again",
+        (Request("a commit", END_TXN, "eo:NAME:totals", sinks=WITH_KAFKA),)),
+    Row(15, "a commit arrives late, behind later transactions", "it ends none but its own",
+        (Request("a late commit", END_TXN, "eo:NAME:totals", fates=(Fate.LATE,), sinks=WITH_KAFKA),),
+        ("tests/connectors/kafka/test_log_requests.py::test_an_end_that_arrives_late",)),
+    Row(16, "the coordinator of a transaction moves or loads", "it is looked for again; the outcome is the same",
+        tests=("tests/connectors/kafka/test_transactions_with_faults.py",)),
+    Row(17, "the broker ends a transaction before the decision", "n fails, and is done again",
+        tests=("tests/connectors/kafka/test_transactions_with_faults.py::test_commit_after_the_brokers_timeout",)),
+    Row(18, "the broker ends a transaction behind the decision", "it is copied, or the run halts and says what is lost",
+        tests=("tests/engines/test_copy_repair.py",)),
+    Row(19, "one sink is committed, another was ended by the broker", "that one alone is repaired",
+        tests=("tests/engines/test_copy_repair.py::test_one_of_four_is_lost",)),
+    Row(20, "PostgreSQL: prepared, not decided", "rolled back",
+        (Crash("store-preparing", sinks=WITH_A_STORE, commit="prepared"),
+         Crash("store-prepared", sinks=WITH_A_STORE, commit="prepared"))),
+    Row(21, "PostgreSQL: prepared and decided", "committed; the ledger tells done from lost",
+        (Crash("store-entering", sinks=WITH_A_STORE, commit="prepared"),
+         Crash("coordinator-decided", sinks=WITH_A_STORE, commit="prepared")),
+        ("tests/sinks/prepared/test_schedules.py",)),
+    Row(22, "PostgreSQL prepares nothing, or too few", "refused at the start",
+        tests=("tests/sinks/prepared/test_servers.py",)),
+    Row(23, "committed, but not marked as finalized", "asked again, without effect",
+        (Crash("coordinator-committed"),)),
+    Row(24, "during clean-up", "done again; what is referred to stays",
+        (Crash("coordinator-finalized"),), ("tests/checkpoint/test_retention.py",)),
+    Row(25, "a zombie worker wakes", "nothing of it is visible", (Crash("worker-finalized"),),
+        ("tests/engines/test_zombies.py::test_a_zombie_worker",)),
+    Row(26, "a zombie's session in PostgreSQL wakes", "it prepares and commits nothing that stays",
+        tests=("tests/sinks/prepared/test_schedules.py::test_a_zombie_that_prepares_late",
+               "tests/sinks/postgres/test_schedules.py")),
+    Row(27, "brokers restart", "the job goes on", tests=("tests/engines/test_broker_faults.py",)),
+    Row(28, "a log was truncated", "the run halts; no silent reset",
+        tests=("tests/engines/test_input_topics.py::test_a_log_that_was_truncated_and_grew_again",)),
+    Row(29, "retention has taken input", "the run stops, and names the gap",
+        tests=("tests/engines/test_bad_input.py::test_input_that_retention_has_taken",)),
+    Row(30, "an input topic is deleted or made anew", "the run halts",
+        tests=("tests/engines/test_input_topics.py",)),
+    Row(31, "an input topic gets partitions", "read from offset 0, from the next checkpoint on",
+        tests=("tests/engines/test_added_partitions.py",)),
+    Row(32, "the checkpoint topic gets partitions", "the number is frozen in the manifest",
+        tests=("tests/checkpoint/store/test_log_reader.py",)),
+    Row(33, "compaction while state is restored", "a block that is referred to stays",
+        tests=("tests/checkpoint/store/test_blocks.py",)),
+    Row(34, "the checkpoint topic is not compacted", "refused at the start",
+        tests=("tests/engines/test_bad_input.py::test_a_checkpoint_topic_that_is_not_compacted",)),
+    Row(35, "blocks or manifests are damaged", "the run halts with choices; an older checkpoint is noted",
+        tests=("tests/engines/test_damaged_topic.py", "tests/engines/test_damaged_rows.py")),
+    Row(36, "state of another type or version", "refused, by operator and field",
+        tests=("tests/engines/test_bad_input.py",)),
+    Row(37, "another parallelism after an open checkpoint", "ids of subtasks that are gone are ended, too",
+        (Crash("coordinator-checked", nth=3),), ("tests/engines/test_sweeping.py",)),
+    Row(38, "a crash while state is restored", "nothing was opened; restored again",
+        (Crash("worker-restored", nth=1), Crash("coordinator-swept", nth=1))),
+    Row(39, "a disk is full", "n fails, nothing is acknowledged",
+        tests=("tests/sinks/files/test_disk.py", "tests/sinks/test_deferred.py")),
+    Row(40, "clocks jump, tokens expire", "no false timeout; authenticated anew",
+        tests=("tests/testing/test_broker_model.py::test_a_jump_of_the_wall_clock_times_nothing_out",
+               "tests/connectors/kafka/test_client_config_on_a_broker.py::test_sessions_that_end")),
+    Row(41, "a right is taken away", "an error that names it", tests=("tests/test_docs_access.py",)),
+    Row(42, "bounded work crashes, or meets a live job", "done again under ids of its own; refused beside a live one",
+        tests=("tests/bounded/test_kills.py",)),
+    Row(43, "the broker has forgotten a producer", "as where it ended the transaction",
+        tests=("tests/checkpoint/transactions/test_commit.py",)),
+    Row(44, "a producer id comes to its last epoch", "another one; ids stay unique",
+        tests=("tests/connectors/kafka/test_transactions.py::test_the_last_epochs",
+               "tests/connectors/kafka/test_log_requests.py::test_the_last_epoch_of_a_producer_id")),
+)  # fmt: skip
