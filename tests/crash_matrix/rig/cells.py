@@ -6,7 +6,7 @@ import json
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -129,7 +129,7 @@ class Life:
             self.place.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
         self.fed += more
 
-    def run(self, *arguments: str, parallelism: int | None = None, **armed: str) -> Run:
+    def run(self, *arguments: str, parallelism: int | None = None, armed: Mapping[str, str] | None = None) -> Run:
         """Begin an incarnation."""
         cell = self.cell
         parameters = {"name": self.name, "shape": cell.shape, "sinks": cell.sinks, "commit": cell.way.commit}
@@ -141,7 +141,7 @@ class Life:
             *SETTINGS,
             *("--parallelism", str(parallelism or cell.parallelism)),
             *arguments,
-            env={"PYTHONPATH": str(HERE), DSN: dsn, **armed},
+            env={"PYTHONPATH": str(HERE), DSN: dsn, **(armed or {})},
         )
         self.runs.append(begun)
         return begun
@@ -168,12 +168,12 @@ class Life:
 
     def close(self) -> None:
         """Nothing of it goes on."""
-        for each in self._faults:
-            self.place.proxy.disarm(each)
-        for each in self.runs:
-            if each.process.poll() is None:
-                each.process.send_signal(signal.SIGCONT)
-                each.kill()
+        for fault in self._faults:
+            self.place.proxy.disarm(fault)
+        for run in self.runs:
+            if run.process.poll() is None:
+                run.process.send_signal(signal.SIGCONT)
+                run.kill()
 
     # --- a process meets a failpoint ----------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Life:
             "EXACTLYONCE_FAILPOINTS_FIRED": str(self._folder),
         }
         self.feed()
-        run = self.run(**armed)
+        run = self.run(armed=armed)
         deadline = time.monotonic() + LIMIT_S
         while not fired.exists():
             assert time.monotonic() < deadline, f"{way.point} is met: {run.said}"

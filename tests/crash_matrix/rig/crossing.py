@@ -63,5 +63,5 @@ def _sink(stream: Any, name: str, content: str, sinks: str, commit: str) -> None
     if sinks in ("kafka", "both"):
         stream.sink(f"{content}-kafka", KafkaSink(f"{name}-{content}", key=lambda row: row.customer))
     if sinks in ("postgres", "both"):
-        target = PostgresSink(table(name, content), dsn=f"env:{DSN}", mode="append", commit=commit)
+        target: PostgresSink[Any] = PostgresSink(table(name, content), dsn=f"env:{DSN}", mode="append", commit=commit)
         stream.sink(f"{content}-postgres", target)

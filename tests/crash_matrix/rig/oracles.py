@@ -105,7 +105,7 @@ class TopicReader:
         """What has become visible since the last time."""
         for message in self._consumer.consume(1000, timeout=0.1):
             if message.error() is None:
-                yield Seen((message.partition(), message.offset()), values(message.value()))
+                yield Seen((message.partition() or 0, message.offset() or 0), values(message.value()))
 
 
 def values(record: bytes | None) -> Row:
@@ -132,9 +132,10 @@ def _open(client: KafkaAdminClient, pipeline: str) -> list[str]:
 
 def _held_back(kafka: KafkaCluster, topics: Mapping[str, int]) -> list[str]:
     places = [TopicPartition(topic, each) for topic, partitions in topics.items() for each in range(partitions)]
+    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     admin, ends = kafka.admin(), dict[IsolationLevel, dict[TopicPartition, int]]()
     for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
-        asked = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), isolation_level=level)
+        asked = admin.list_offsets(dict.fromkeys(places, latest), isolation_level=level)
         ends[level] = {place: future.result(LIMIT_S).offset for place, future in asked.items()}
     stable, newest = ends.values()
     return [f"{place.topic}[{place.partition}]" for place in places if stable[place] != newest[place]]
