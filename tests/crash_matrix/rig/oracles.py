@@ -1,4 +1,4 @@
-"""What must be so after a crash, asked of the servers by plain clients and of a fold of the input.
+"""Oracles: what holds after any crash, asked of the servers by plain clients and of a fold of the input.
 
 Shares no code with the engine, but for which blocks the decisions refer to.
 """
@@ -132,7 +132,7 @@ def _open(client: KafkaAdminClient, pipeline: str) -> list[str]:
 
 def _held_back(kafka: KafkaCluster, topics: Mapping[str, int]) -> list[str]:
     places = [TopicPartition(topic, each) for topic, partitions in topics.items() for each in range(partitions)]
-    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # it is in no stubs
     admin, ends = kafka.admin(), dict[IsolationLevel, dict[TopicPartition, int]]()
     for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
         asked = admin.list_offsets(dict.fromkeys(places, latest), isolation_level=level)

@@ -1,4 +1,4 @@
-"""What came of the matrix, as Markdown and JSON."""
+"""The report of a run of the matrix, as Markdown and JSON."""
 
 from __future__ import annotations
 

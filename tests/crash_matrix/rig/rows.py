@@ -1,4 +1,4 @@
-"""What may crash or go wrong around a checkpoint, what must come of it, and what shows it.
+"""Rows: crashes and faults around a checkpoint, what must come of each, and what shows it.
 
 A row is shown by cells of the matrix, in which a process dies, stops or fails at a failpoint or a request of Kafka's
 protocol is lost or late, or by tests of their own, where a crash of a process is not what it takes.

@@ -1,0 +1,114 @@
+"""A run of the matrix on real servers, which goes on where one was broken off; `make crash-matrix`.
+
+    python tests/crash_matrix/run.py [--jobs 2] [--only 12/] [--write]
+
+Every cell's result goes into a file of the commit, `.crash-matrix/COMMIT.jsonl`, as soon as it is there: a run that was
+broken off goes on where it was. Cells that failed are lived through again. `--write` puts the result into
+docs/guarantees.md and docs/crash-matrix.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cells import cells, live
+from places import opened
+from report import documented, lines
+from rows import ROWS
+
+ROOT = Path(__file__).parents[3]
+
+Result = dict[str, Any]
+
+
+class Results:
+    """Of one commit, by name of cell or test."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        file.parent.mkdir(exist_ok=True)
+        written = file.read_text().splitlines() if file.exists() else []
+        self.found: dict[str, Result] = {each["name"]: each for each in map(json.loads, written)}
+
+    def passed(self, name: str) -> bool:
+        """Whether it need not be done again."""
+        return name in self.found and bool(self.found[name]["passed"])
+
+    def add(self, result: Result) -> None:
+        """Keep it."""
+        self.found[result["name"]] = result
+        with self._file.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+def result_of(name: str, work: Callable[[], int]) -> Result:
+    """What came of *work*, which gives how many records it has verified."""
+    began = time.monotonic()
+    try:
+        records, failure = work(), ""
+    except Exception as error:  # whatever it is, the matrix goes on and shows it
+        records, failure = 0, f"{type(error).__name__}: {error}"
+    seconds = round(time.monotonic() - began, 1)
+    return {"name": name, "passed": not failure, "records": records, "seconds": seconds, "failure": failure}
+
+
+def run_test(test: str) -> int:
+    """A test of a row, with all its cases."""
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--show-capture=no", "--matrix", test]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-2000:]
+    return 0
+
+
+def commit() -> str:
+    """Of the tree; with what was changed since it tells no two trees apart, and says so."""
+    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return told.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    """0 if all that was to be done has passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2, help="cells at once (default: 2)")
+    parser.add_argument("--only", default="", metavar="PREFIX", help="cells and tests whose name begins so")
+    parser.add_argument("--no-tests", action="store_true", help="cells alone, not the tests that show other rows")
+    parser.add_argument("--write", action="store_true", help="put the result into the documentation")
+    options = parser.parse_args()
+    results = Results(ROOT / ".crash-matrix" / f"{commit()}.jsonl")
+    wanted = [cell for cell in cells() if cell.name.startswith(options.only)]
+    tests = sorted({test for row in ROWS for test in row.tests if test.startswith(options.only)})
+    tests = [] if options.no_tests else tests
+    due = [cell for cell in wanted if not results.passed(cell.name)]
+    with (
+        tempfile.TemporaryDirectory(prefix="crash-matrix-") as folder,
+        opened(Path(folder)) as place,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        begun = {pool.submit(result_of, cell.name, partial(live, cell, place)) for cell in due}
+        for done, future in enumerate(as_completed(begun), 1):
+            tell(results, future.result(), f"{done} of {len(due)}")
+    for test in tests:
+        if not results.passed(test):
+            tell(results, result_of(test, partial(run_test, test)), "a test")
+    print("\n".join(lines(results.found)))
+    if options.write:
+        documented(ROOT / "docs", results.found, commit())
+    names = [*(cell.name for cell in wanted), *tests]
+    return 0 if all(results.passed(name) for name in names) else 1
+
+
+def tell(results: Results, result: Result, progress: str) -> None:
+    """Keep a result, and show it."""
+    results.add(result)
+    verdict = "passed" if result["passed"] else f"FAILED {result['failure'][:300]}"
+    print(f"{progress}: {result['name']}: {verdict} ({result['seconds']} s)", flush=True)
