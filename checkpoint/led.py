@@ -30,8 +30,11 @@ class Retention(Protocol):
     def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
         """*blocks* were written for *checkpoint*."""
 
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*checkpoint* is decided, and stands on *blocks*."""
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
+        """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
+
+    def release(self, checkpoint: int) -> None:
+        """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """The manifests and blocks that may go in the transaction that finalizes *manifest*."""

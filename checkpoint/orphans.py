@@ -73,7 +73,7 @@ class KnownBlocks:
                     raise beyond_repair(newest, found)
                 self.unrestorable[manifest.checkpoint] = found
                 found = yield from self._scanned((0,) * newest.block_partitions)
-            self.ledger.completed(manifest.checkpoint, found)
+            self.ledger.completed(manifest.checkpoint, found, keep=manifest.is_savepoint)
         yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
@@ -109,9 +109,13 @@ class KnownBlocks:
             ends[each.partition] = max(ends[each.partition], each.offset + 1)
         self._seen_to = tuple(ends)
 
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*checkpoint* is decided, and stands on *blocks*."""
-        self.ledger.completed(checkpoint, blocks)
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
+        """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
+        self.ledger.completed(checkpoint, blocks, keep=keep)
+
+    def release(self, checkpoint: int) -> None:
+        """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""
+        self.ledger.release(checkpoint)
 
     def nothing_yet(self, ends: Offsets) -> None:
         """The pipeline is new: nobody has written a block behind *ends*, and nobody will in front of them."""

@@ -86,7 +86,7 @@ def finish(
     config: ClientConfig, traces: Traces, graph: LogicalGraph | None, note: Callable[[str], None]
 ) -> dict[str, str]:
     """Finish what is decided: the fate of each committable, by name."""
-    with _leading(config, traces.pipeline, graph, note) as (leader, perform, requests):
+    with leading(config, traces.pipeline, graph, note) as (leader, perform, requests):
         ask.drive(leader.begin(), perform)
         requests.freeze(leader.log.topic)
         fates = ask.drive(leader.finish_decided(), perform)
@@ -95,7 +95,7 @@ def finish(
 
 
 @contextmanager
-def _leading(
+def leading(
     config: ClientConfig, pipeline: str, graph: LogicalGraph | None, note: Callable[[str], None]
 ) -> Iterator[tuple[Leader, Callable[[ask.Request], Any], LogRequests]]:
     """A leader that has not begun, what answers its requests, and the part of that which knows the topic."""

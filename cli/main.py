@@ -25,6 +25,8 @@ from exactlyonce.cli.commands import (
     replay,
     reset,
     run,
+    savepoint,
+    savepoints,
     state,
     transactions,
 )
@@ -83,7 +85,7 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    looking = (explain, checkpoints, state, transactions, doctor)
+    looking = (explain, checkpoints, savepoint, savepoints, state, transactions, doctor)
     for module in (init, broker, run, backfill, replay, audit, *looking, reset):
         module.add(commands)
     return root

@@ -2,8 +2,8 @@
 
 Making one connects to nothing and fences nobody; `recover` does. All of it is called from one thread, the job's broker
 thread, except what only reads (`manifest`, `incarnation`, `start_message`, `added_for`), what has connections of its
-own (`describe`, `close_producers`), and `acknowledged`, which hands over what `decide` absorbs. No sink producer is
-made before `recover` or `begin_attempt` has fenced everything older.
+own (`describe`, `close_producers`, `look_for_requests`, `close_mailbox`), and `acknowledged`, which hands over what
+`decide` absorbs. No sink producer is made before `recover` or `begin_attempt` has fenced everything older.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
+from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
 from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
@@ -46,6 +47,7 @@ from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
 from exactlyonce.engines.surroundings.stores_aside import StoresAside
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import UserError
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -86,6 +88,9 @@ class PipelineLeader:
         self._log_requests: LogRequests | None = None
         self._performer: Performer | None = None
         self._timeout_ms = 0
+        self._mailbox: Mailbox | None = None
+        self._unanswered = ""
+        """Why the last look for requests failed."""
         self.leader: Leader
         """Known once `recover` was called."""
 
@@ -266,6 +271,29 @@ class PipelineLeader:
         for name, begin_s, end_s in (("visible", acknowledged_s, visible_s), ("finalized", visible_s, finalized_s)):
             sent = self._trace.between(begin_s, end_s)
             self._step(f"requests until {name}", checkpoint, **as_fields(sent, begin_s, end_s))
+
+    # --- what people ask ----------------------------------------------------------------------------------------
+
+    def look_for_requests(self) -> Asked | None:
+        """What is asked of this incarnation at present. From one thread, whatever the others do."""
+        self._mailbox = self._mailbox or Mailbox(self._options.client.confluent(), self._plan.graph.pipeline_id)
+        try:
+            asked, self._unanswered = self._mailbox.look(), ""
+        except UserError as error:
+            if not self._unanswered:
+                self._note(f"requests for savepoints cannot be looked for at present: {error}")
+            self._unanswered = str(error)
+            return None
+        return asked if asked is not None and asked.incarnation == self.incarnation else None
+
+    def close_mailbox(self) -> None:
+        """Nothing more will be looked for; from the thread that looked."""
+        if self._mailbox is not None:
+            self._mailbox.close()
+
+    def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> None:
+        """*checkpoint* is wanted no more; see `Leader.forget_savepoint`."""
+        self._drive(self.leader.forget_savepoint(checkpoint, pinned))
 
     # --- beside it ----------------------------------------------------------------------------------------------
 

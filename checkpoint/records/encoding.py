@@ -157,8 +157,10 @@ _MANIFEST_1 = _record(
 
 _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
 
+_MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
+
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _with_arrays(_MANIFEST_3, requests="string")),
     Finalized: (
         _record(
             "Finalized",

@@ -13,6 +13,7 @@ from exactlyonce.checkpoint.records.committable import Committable
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
+SAVEPOINT = "savepoint"
 LOSS_ACCEPTED = "loss accepted"
 """The fate of what the user goes on without."""
 
@@ -136,6 +137,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ledger: tuple[tuple[str, int, int], ...] = ()
     """(sink id, subtask, checkpoint): what the ledgers of the stores say once this is finalized. Subtasks that
     rescaling has taken away stay."""
+
+    requests: tuple[str, ...] = ()
+    """It is the savepoint that these have asked for."""
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it never expires, and stands on no block of another checkpoint."""
+        return self.kind == SAVEPOINT
 
     @property
     def decided(self) -> set[str]:

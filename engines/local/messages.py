@@ -54,6 +54,8 @@ class Trigger(msgspec.Struct, tag=True):
     added: dict[str, dict[int, int]]
     """By source, partitions of this worker's that no completed checkpoint has, and where they begin: they are read from
     this barrier on, if they are not yet."""
+    savepoint: bool = False
+    """Whether it is one, which is aligned whatever the mode, and whose state is written whole."""
 
 
 class Granted(msgspec.Struct, tag=True):

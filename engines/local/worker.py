@@ -172,10 +172,10 @@ class Worker:
 
     def _obey(self, message: Any) -> None:
         match message:
-            case msg.Trigger(checkpoint, base, final, added):
+            case msg.Trigger(checkpoint, base, final, added, savepoint):
                 for source in self._sources:
-                    mine = added.get(source.name, {})
-                    source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final, mine))
+                    mine, frame = added.get(source.name, {}), BarrierFrame(checkpoint, base, savepoint)
+                    source.triggers.append(SourceTrigger(frame, final, mine))
             case msg.Granted():
                 self.built.granted(message)
             case msg.CheckpointFinalized(checkpoint):
