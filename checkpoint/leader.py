@@ -152,6 +152,7 @@ class Leader:
         )
         history = yield from self.log.open()
         history.halt_if_damaged()
+        self.led.require_same_storage(history.latest)
         return history
 
     # --- recovery -----------------------------------------------------------------------------------------------
@@ -396,6 +397,7 @@ class Leader:
             order_logs=tuple(plan.order_logs),
             committables=(),
             sinks=outputs,
+            storage=led.storage,
         )
         for each in self._protocols:
             manifest = each.entered(manifest, plan, self.log.history.latest)
