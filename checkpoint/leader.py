@@ -152,6 +152,7 @@ class Leader:
         )
         history = yield from self.log.open()
         history.halt_if_damaged()
+        self.led.require_same_storage(history.latest)
         return history
 
     # --- recovery -----------------------------------------------------------------------------------------------
@@ -401,6 +402,7 @@ class Leader:
             committables=(),
             sinks=outputs,
             requests=plan.requests,
+            storage=led.storage,
         )
         for each in self._protocols:
             manifest = each.entered(manifest, plan, self.log.history.latest)

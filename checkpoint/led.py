@@ -9,7 +9,9 @@ from typing import Protocol
 from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.records.storage_url import TOPIC, described
 from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.pipeline.errors import ConfigError
 
 
 class Retention(Protocol):
@@ -63,6 +65,8 @@ class Led:
     """Of the same sinks, where the ledger of each is, for people."""
     store_timeout_ms: int = 0
     """For how long such a store is waited for, if it does not answer."""
+    storage: str = TOPIC
+    """Where its blocks are kept; see `Manifest.storage`."""
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """(incarnation, attempt) below which all transactional ids were fenced when *incarnation* began."""
@@ -71,6 +75,16 @@ class Led:
     def filled(self, manifest: Manifest) -> Manifest:
         """*manifest* with the fields that only what is led knows."""
         return manifest
+
+    def require_same_storage(self, newest: Manifest | None) -> None:
+        """ConfigError where the blocks of *newest*, which the pipeline goes on from, are kept elsewhere."""
+        if newest is None or newest.storage == self.storage:
+            return
+        raise ConfigError(
+            f"The checkpoints of {self.pipeline} are kept in {described(newest.storage)}, and this run was told to "
+            f"keep them in {described(self.storage)}. Nothing was changed. Run it with --checkpoint-storage "
+            f"{newest.storage or 'topic'}; or, to begin anew elsewhere, `exactlyonce reset {self.pipeline}` first."
+        )
 
     def topic_lost(self, topic: str, incarnation: int) -> str:
         """The text of the halt where *topic* is empty, but the broker knows of transactions of *incarnation*."""

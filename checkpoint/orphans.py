@@ -1,8 +1,8 @@
 """Orphans: the blocks of the checkpoint topic that no manifest stands on, and that may go.
 
 A worker that dies, a coordinator that dies between a manifest and its mark, a checkpoint that never completes: each
-leaves blocks that nobody knows of any more. They are looked for in the topic itself, and the next transaction of the
-decision log that drops anything drops them.
+leaves blocks that nobody knows of any more. They are looked for where blocks are kept, in the topic itself or outside
+of it, and the next transaction of the decision log that drops anything drops them.
 
 Invariants: a checkpoint writes nothing before it is triggered, but for what sinks set aside, and that not before the
 one before it is triggered. A trigger comes after the decision of the checkpoint's base, so that its blocks lie behind
@@ -156,6 +156,8 @@ def first_places(history: History) -> Offsets:
     newest = history.latest
     assert newest is not None
     known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)
+    if newest.storage:  # it knows no order: all that there is is looked at
+        return (0,) * newest.block_partitions
     return known.block_end_offsets if known is not None else (0,) * newest.block_partitions
 
 
@@ -164,6 +166,10 @@ def beyond_repair(manifest: Manifest, why: str) -> Halt:
     return Halt(
         f"The state of checkpoint {manifest.checkpoint} cannot be restored. {why}\n"
         f"  The output of that checkpoint is visible: an older one would write it again, so none is tried.\n"
-        f"  Choices: restore the topic {checkpoint_topic(manifest.pipeline)} from a replica or backup and run "
+        f"  Choices: restore {_place_of_blocks(manifest)} from a replica or backup and run "
         f"again; or `exactlyonce reset {manifest.pipeline}` and recompute from the input into new output topics."
     )
+
+
+def _place_of_blocks(manifest: Manifest) -> str:
+    return manifest.storage or f"the topic {checkpoint_topic(manifest.pipeline)}"

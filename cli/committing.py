@@ -30,6 +30,7 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.waiting import WaitingOutput
@@ -103,21 +104,24 @@ def leading(
         transactions = stack.enter_context(closing(Transactions(config)))
         output_log = stack.enter_context(closing(Log(config, group=pipeline)))
         topic = find_topic(config.confluent(), pipeline)
+        storage = read_history(config.confluent(), pipeline).storage
         requests = stack.enter_context(closing(LogRequests(config, topic)))
-        blocks = stack.enter_context(closing(block_storage(config, topic)))
+        blocks = stack.enter_context(closing(block_storage(config, topic, storage)))
         stores = stack.enter_context(closing(PipelineStores(graph, blocks))) if graph is not None else None
         if stores is not None:
             stores.check()
         timeout_ms = transactions.max_timeout_ms()
         performer = Performer(
-            config, transactions, output_log, requests, timeout_ms, lambda step, checkpoint: None, _no_replay, note
-        )
+            config, transactions, output_log, requests, timeout_ms, lambda step, checkpoint: None, _no_replay, note,
+            storage,
+        )  # fmt: skip
         stack.callback(performer.close)
         led = Led(
             pipeline=pipeline, host=socket.gethostname(), process=os.getpid(), cluster_id=transactions.cluster_id(),
             transaction_version=transactions.transaction_version(), transaction_timeout_ms=timeout_ms,
             fingerprint="", max_parallelism=1, parallelism=1,
             staging=stores.digests if stores is not None else {}, store_timeout_ms=STORE_TIMEOUT_MS,
+            storage=storage,
         )  # fmt: skip
         clock = SystemClock()
         log = DecisionLog(pipeline, topic, clock, drop=blocks.drop)

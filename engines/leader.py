@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
 from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.store.topic import prepare_topic
@@ -117,11 +118,13 @@ class PipelineLeader:
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-        self._blocks = block_storage(options.client, topic, stays_connected=True)
+        self._blocks = block_storage(options.client, topic, options.checkpoint.storage, stays_connected=True)
         stores = PipelineStores(self._plan.graph, self._blocks)
         self._stores = StoresAside(stores, stores.close)
         stores.check()
         led = self._led(stores)
+        led.require_same_storage(read_history(options.client.confluent(), pipeline).latest)
+        self._blocks.check()
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock, drop=self._blocks.drop)
         self._replays = ReplayRepair(
@@ -137,6 +140,7 @@ class PipelineLeader:
             step=self._step,
             replay=no_replay if options.repair == "halt" else self._replays,
             note=self._note,
+            storage=options.checkpoint.storage,
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
@@ -156,6 +160,7 @@ class PipelineLeader:
             staging=stores.digests,
             ledgers=stores.ledgers,
             store_timeout_ms=self._options.checkpoint.store_timeout_ms,
+            storage=self._options.checkpoint.storage,
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
@@ -325,6 +330,7 @@ class PipelineLeader:
             "slots": self._options.checkpoint.slots,
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self.topic,
+            "storage": self._options.checkpoint.storage,
         }
 
     def added_for(self, subtask: int) -> Offsets:

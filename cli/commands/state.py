@@ -64,8 +64,9 @@ def state(args: argparse.Namespace) -> int:
         raise ConfigError("--key is for one operator: name it behind the pipeline.")
     config = client(args)
     pipeline = pipeline_name(args)
-    manifest = chosen(read_history(config.confluent(), pipeline), args.at)
-    blocks = block_storage(config, find_topic(config.confluent(), pipeline), stays_connected=True)
+    history = read_history(config.confluent(), pipeline)
+    manifest, topic = chosen(history, args.at), find_topic(config.confluent(), pipeline)
+    blocks = block_storage(config, topic, history.storage, stays_connected=True)
     try:
         if args.operator is None:
             print(*_operators(manifest, blocks, as_json=args.json), sep="\n")

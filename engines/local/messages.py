@@ -43,6 +43,8 @@ class Start(msgspec.Struct, tag=True):
     """File descriptor by channel name, where this worker writes ("out:...") or reads ("in:...")."""
     topic: TopicInfo
     """The checkpoint topic."""
+    storage: str = ""
+    """Where blocks are kept; see `Manifest.storage`."""
 
 
 class Trigger(msgspec.Struct, tag=True):
@@ -128,7 +130,7 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     lag: int
     """Records up to the last stable offset that are not yet read."""
     waiting: list[str]
-    """Of each source that a broker does not answer, what it waits for."""
+    """Of each source that a broker does not answer, and of the storage of blocks, what it waits for."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
     busiest: str = ""

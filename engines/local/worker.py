@@ -214,7 +214,9 @@ class Worker:
                 open_transactions=sum(writer.open_transactions for writer in self.built.writers),
                 first_record_ms=self._first_record_ms,
                 lag=sum(source.reader.lag() for source in self._sources),
-                waiting=[waiting for source in self._sources if (waiting := source.reader.waiting)],
+                waiting=[
+                    each for each in (*(s.reader.waiting for s in self._sources), self.built.blocks.waiting) if each
+                ],
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 busiest=busiest,
                 busiest_ms=busiest_ms,
