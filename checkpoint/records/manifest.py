@@ -142,13 +142,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ledger: tuple[tuple[str, int, int], ...] = ()
     """(sink id, subtask, checkpoint): what the ledgers of the stores say once this is finalized. Subtasks that
     rescaling has taken away stay."""
-    storage: str = TOPIC
-    """Where the blocks are that this names: a URL that `storage_url` has made, or the topic."""
-
     requests: tuple[str, ...] = ()
     """It is the savepoint that these have asked for."""
+    storage: str = TOPIC
+    """Where the blocks are that this names: a URL that `storage_url` has made, or the topic."""
     origin: str = ""
     """The savepoint that the pipeline was restored from last, here or before; empty: it began by itself."""
+
 
     @property
     def is_savepoint(self) -> bool:
