@@ -2,8 +2,8 @@
 
 Exactly once, an input that has delivered barrier *n* is held back until then, so that the snapshot of *n* has seen of
 each input exactly the records before its barrier. At least once, none is: what comes behind the barrier is taken, is in
-the snapshot, and comes again after a restart from it. Barriers come on every input in the same, growing order. Pure: no
-I/O, no clock.
+the snapshot, and comes again after a restart from it; only a savepoint's barrier holds back always. Barriers come on
+every input in the same, growing order. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Alignment:
         """By input, the newest barrier that has come on it."""
         self._pending: deque[int] = deque()
         """Barriers that have come on some inputs only, oldest first: one at most where inputs are held back."""
+        self._aligned_latest = -1
+        """The newest barrier behind which inputs are held back though the others' are not."""
         self._early_behind = -1
         """The newest barrier behind which anything was taken while the input was ahead."""
         self.exact = True
@@ -45,16 +47,19 @@ class Alignment:
 
     def is_held(self, source: Hashable) -> bool:
         """Whether *source* must wait."""
-        return self.exactly_once and self.is_ahead(source)
+        return self.is_ahead(source) and (self.exactly_once or self._delivered[source] == self._aligned_latest)
 
     def take(self, source: Hashable) -> None:
         """What comes next of *source* goes to the operators."""
         if self.is_ahead(source):
-            require(not self.exactly_once, "a held input delivers nothing")
+            require(not self.is_held(source), "a held input delivers nothing")
             self._early_behind = max(self._early_behind, self._delivered[source])
 
-    def barrier(self, source: Hashable, checkpoint: int) -> bool:
-        """Take barrier *checkpoint* from *source*; True when it was the last one awaited: snapshot now."""
+    def barrier(self, source: Hashable, checkpoint: int, *, aligned: bool = False) -> bool:
+        """Take barrier *checkpoint* from *source*; True when it was the last one awaited: snapshot now.
+
+        *aligned*: inputs are held back behind this one, also where that is not done for others: it is a savepoint's.
+        """
         require(source in self.inputs and not self.is_held(source), "a held input delivers nothing")
         awaited = next((each for each in self._pending if each > self._delivered[source]), None)
         require(
@@ -64,6 +69,7 @@ class Alignment:
         if awaited is None:
             self._pending.append(checkpoint)
         self._delivered[source] = checkpoint
+        self._aligned_latest = checkpoint if aligned else self._aligned_latest
         if min(self._delivered.values()) < checkpoint:
             return False
         self.exact = self._early_behind < self.checkpoint_latest

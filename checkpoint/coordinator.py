@@ -33,6 +33,7 @@ from exactlyonce.checkpoint.events import (
     ProducerGranted,
     Recovered,
     Restart,
+    SavepointAsked,
     SourcesFinished,
     Stop,
     Subtask,
@@ -81,6 +82,9 @@ class Coordinator:
         self._order_logs: list[tuple[int, OrderLog]] = []
         self._acked: dict[Subtask, int] = {}
         self._stopping = False
+        self._asked: dict[str, bool] = {}
+        """Requests for a savepoint that no completed one serves, and whether the job is to stop behind it."""
+        self._served: set[str] = set()
         self._finished = False
         self._pending_failure: Failed | None = None
         self._gave_up: ExactlyOnceError | None = None
@@ -128,6 +132,8 @@ class Coordinator:
             case SourcesFinished():
                 self._finished, self._next_trigger_ms = True, now_ms
                 effects = []
+            case SavepointAsked(request, stop):
+                effects = self._savepoint_asked(request, now_ms, stop=stop)
             case Stop():
                 self._stopping, self._next_trigger_ms = True, now_ms
                 effects = self._recover("", 0) if self.state is JobState.DEPLOYING else []
@@ -143,6 +149,7 @@ class Coordinator:
         older = self.manifest.checkpoint if self.manifest else 0
         require(manifest.checkpoint >= older, "completed checkpoint ids only grow")
         self.manifest = manifest
+        self._note_served(manifest)
         self._checkpoint_latest = max(self._checkpoint_latest, manifest.checkpoint)
         if self._stopping or self._gave_up:
             return self._end(self._gave_up)
@@ -201,7 +208,7 @@ class Coordinator:
 
     @property
     def _final(self) -> bool:
-        return self._stopping or self._finished
+        return self._stopping or self._finished or any(self._asked.values())
 
     @property
     def _may_trigger(self) -> bool:
@@ -225,11 +232,11 @@ class Coordinator:
         previous = self.in_flight[-1].checkpoint if self.in_flight else base
         plan = PendingCheckpoint(
             checkpoint=self._checkpoint_latest, base=base, previous=previous, final=self._final,
-            triggered_ms=now_ms, attempt=self.attempt,
+            triggered_ms=now_ms, attempt=self.attempt, requests=self._unserved,
         )  # fmt: skip
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
-        return [Trigger(plan.checkpoint, base, plan.final)]
+        return [Trigger(plan.checkpoint, base, plan.final, bool(plan.requests))]
 
     def _unready(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""
@@ -237,6 +244,21 @@ class Coordinator:
             return []
         late = f"the workers were not ready within {self.settings.deploy_timeout_ms} ms{_because(tick.hanging)}"
         return self._failed(Failed(f"{late}. If they only need longer, raise {setting('deploy_timeout')}"), now_ms)
+
+    def _savepoint_asked(self, request: str, now_ms: int, *, stop: bool) -> list[Effect]:
+        """The next checkpoint is to be a savepoint, and comes at once; one that serves the request may be under way."""
+        if request not in self._served and request not in self._asked:
+            self._asked[request], self._next_trigger_ms = stop, now_ms
+        return []
+
+    def _note_served(self, manifest: Manifest) -> None:
+        self._served.update(manifest.requests)
+        self._asked = {request: stop for request, stop in self._asked.items() if request not in self._served}
+
+    @property
+    def _unserved(self) -> tuple[str, ...]:
+        """The requests for a savepoint that nothing in flight is to serve."""
+        return tuple(each for each in self._asked if not any(each in plan.requests for plan in self.in_flight))
 
     def _late(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Abort the checkpoints that took too long."""
@@ -349,6 +371,7 @@ class Coordinator:
         self._order_logs = [(n, log) for n, log in self._order_logs if n > plan.checkpoint]
         self._failed_in_row = 0
         self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self.settings.min_pause_ms)
+        self._note_served(manifest)
         self.restart.completed(now_ms)
 
     def _after_decision(self, now_ms: int) -> list[Effect]:

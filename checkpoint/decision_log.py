@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encod
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.references import tombstones
 from exactlyonce.checkpoint.requests import (
     Append,
     Appended,
@@ -38,6 +39,7 @@ from exactlyonce.checkpoint.requests import (
     Pause,
     Procedure,
     ReadLog,
+    RemoveBlocks,
     Request,
     Unreadable,
     Write,
@@ -79,13 +81,9 @@ class Staged:
     history: History
     writes: tuple[Write, ...]
     incarnation: Incarnation | None
-    tombstoned: tuple[str, ...]
+    dropped: tuple[BlockRef, ...]
+    elsewhere: bool  # whether these lie outside of the topic
     deadline_ms: int
-
-
-def tombstones(refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-    """The writes by which blocks go that lie in the checkpoint topic."""
-    return tuple(Write(ref.partition, ref.key, None) for ref in refs)
 
 
 class DecisionLog:
@@ -322,8 +320,10 @@ class DecisionLog:
             return Outcome.UNKNOWN
         if outcome is Outcome.DONE:
             self._history = staged.history
-            self._remember_tombstones(staged.tombstoned)
+            self._remember_tombstones(ref.key for ref in staged.dropped)
             self._incarnation = staged.incarnation or self._incarnation
+            if staged.elsewhere:
+                yield RemoveBlocks(staged.dropped)
         return outcome
 
     def take_back(self, why: str) -> Procedure[None]:
@@ -362,9 +362,9 @@ class DecisionLog:
         require(not any(ref.key in needed for ref in blocks), "A block that a manifest names must not be tombstoned")
         newest = next((each for each in records if isinstance(each, Incarnation)), None)
         require(all(ref.partition != DECISIONS for ref in blocks), "Blocks do not lie among the decisions")
-        tombstoned = tuple(ref.key for ref in blocks)
-        writes = (*_writes(records, dropped), *self._drop(blocks))
-        return Staged(staged, writes, newest, tombstoned, self._deadline_ms())
+        dropping = self._drop(blocks)
+        writes, elsewhere = (*_writes(records, dropped), *dropping), bool(blocks) and not dropping
+        return Staged(staged, writes, newest, tuple(blocks), elsewhere, self._deadline_ms())
 
     def _due_heartbeat(self) -> list[Incarnation]:
         now_ms = self._clock.now_ms()

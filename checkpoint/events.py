@@ -113,7 +113,17 @@ class Stop:
 
 
 OfWorkers = Deployed | ProducerGranted | Acknowledged | SourcesFinished
-Event = Tick | Recovered | Concluded | Failed | Stop | OfWorkers
+
+
+@dataclass(frozen=True)
+class SavepointAsked:
+    """Somebody asks for a savepoint; *stop*: and for a clean stop behind it. Asked again, it is the same request."""
+
+    request: str
+    stop: bool = False
+
+
+Event = Tick | Recovered | Concluded | Failed | Stop | SavepointAsked | OfWorkers
 
 # --- effects --------------------------------------------------------------------------------------------------------
 
@@ -125,6 +135,8 @@ class Trigger:
     checkpoint: int
     base: int
     final: bool
+    savepoint: bool = False
+    """Whether it is one: aligned whatever the mode, and its state is written whole."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +208,8 @@ class PendingCheckpoint:
     final: bool
     triggered_ms: int
     attempt: int
+    requests: tuple[str, ...] = ()
+    """It is the savepoint that these ask for; none: it is no savepoint."""
     state: CheckpointState = CheckpointState.TRIGGERED
     acks: dict[Subtask, Ack] = field(default_factory=dict)
     precommits: list[Precommit] = field(default_factory=list)

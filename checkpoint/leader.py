@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.led import Led, Retention
 from exactlyonce.checkpoint.records.committable import coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
+from exactlyonce.checkpoint.records.manifest import SAVEPOINT, Incarnation, Manifest
 from exactlyonce.checkpoint.references import operators_of, references_of
 from exactlyonce.checkpoint.requests import (
     BlockEndOffsets,
@@ -152,6 +152,7 @@ class Leader:
         )
         history = yield from self.log.open()
         history.halt_if_damaged()
+        self.led.require_same_storage(history.latest)
         return history
 
     # --- recovery -----------------------------------------------------------------------------------------------
@@ -345,7 +346,11 @@ class Leader:
         for n in [each for each in sizes if each <= plan.checkpoint]:
             del sizes[n]
         if not verdict.finalized:
-            self.retention.completed(verdict.manifest.checkpoint, references_of(plan, verdict.manifest))
+            self._retain(plan, verdict.manifest)
+
+    def _retain(self, plan: PendingCheckpoint, manifest: Manifest) -> None:
+        blocks = references_of(plan, manifest)
+        self.retention.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
 
     def _check_topics(self) -> Procedure[None]:
         """Raise Halt unless the topics that were read and written are those they were."""
@@ -380,7 +385,7 @@ class Leader:
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,
-            kind=kind or ("final" if plan.final else "checkpoint"),
+            kind=kind or (SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"),
             base=plan.base,
             previous=plan.previous,
             triggered_at_ms=now_ms - (self._clock.monotonic_ms() - plan.triggered_ms),
@@ -396,6 +401,8 @@ class Leader:
             order_logs=tuple(plan.order_logs),
             committables=(),
             sinks=outputs,
+            requests=plan.requests,
+            storage=led.storage,
         )
         for each in self._protocols:
             manifest = each.entered(manifest, plan, self.log.history.latest)
@@ -403,8 +410,21 @@ class Leader:
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
-        self.retention.completed(manifest.checkpoint, references_of(plan, manifest))
+        self._retain(plan, manifest)
         return (yield from self.retention.expire(manifest, pinned))
+
+    def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> Procedure[None]:
+        """*checkpoint*, a savepoint, is wanted no more: it goes now, or, while it is pinned, with a later checkpoint.
+
+        Between two decisions; nothing is done for what is no savepoint, or is the newest checkpoint.
+        """
+        manifest = self.log.history.manifests.get(checkpoint)
+        if manifest is None or not manifest.is_savepoint or manifest is self.manifest:
+            return
+        self.retention.release(checkpoint)
+        if self.log.history.unfinalized is None:
+            manifests, blocks = yield from self.retention.expire(self.manifest, pinned)
+            self._require((yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)))
 
     # --- upkeep, end --------------------------------------------------------------------------------------------
 

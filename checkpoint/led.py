@@ -9,7 +9,9 @@ from typing import Protocol
 from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.records.storage_url import TOPIC, described
 from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.pipeline.errors import ConfigError
 
 
 class Retention(Protocol):
@@ -30,8 +32,11 @@ class Retention(Protocol):
     def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
         """*blocks* were written for *checkpoint*."""
 
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*checkpoint* is decided, and stands on *blocks*."""
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
+        """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
+
+    def release(self, checkpoint: int) -> None:
+        """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """The manifests and blocks that may go in the transaction that finalizes *manifest*."""
@@ -60,6 +65,8 @@ class Led:
     """Of the same sinks, where the ledger of each is, for people."""
     store_timeout_ms: int = 0
     """For how long such a store is waited for, if it does not answer."""
+    storage: str = TOPIC
+    """Where its blocks are kept; see `Manifest.storage`."""
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """(incarnation, attempt) below which all transactional ids were fenced when *incarnation* began."""
@@ -68,6 +75,16 @@ class Led:
     def filled(self, manifest: Manifest) -> Manifest:
         """*manifest* with the fields that only what is led knows."""
         return manifest
+
+    def require_same_storage(self, newest: Manifest | None) -> None:
+        """ConfigError where the blocks of *newest*, which the pipeline goes on from, are kept elsewhere."""
+        if newest is None or newest.storage == self.storage:
+            return
+        raise ConfigError(
+            f"The checkpoints of {self.pipeline} are kept in {described(newest.storage)}, and this run was told to "
+            f"keep them in {described(self.storage)}. Nothing was changed. Run it with --checkpoint-storage "
+            f"{newest.storage or 'topic'}; or, to begin anew elsewhere, `exactlyonce reset {self.pipeline}` first."
+        )
 
     def topic_lost(self, topic: str, incarnation: int) -> str:
         """The text of the halt where *topic* is empty, but the broker knows of transactions of *incarnation*."""

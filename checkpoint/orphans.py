@@ -1,8 +1,8 @@
 """Orphans: the blocks of the checkpoint topic that no manifest stands on, and that may go.
 
 A worker that dies, a coordinator that dies between a manifest and its mark, a checkpoint that never completes: each
-leaves blocks that nobody knows of any more. They are looked for in the topic itself, and the next transaction of the
-decision log that drops anything drops them.
+leaves blocks that nobody knows of any more. They are looked for where blocks are kept, in the topic itself or outside
+of it, and the next transaction of the decision log that drops anything drops them.
 
 Invariants: a checkpoint writes nothing before it is triggered, but for what sinks set aside, and that not before the
 one before it is triggered. A trigger comes after the decision of the checkpoint's base, so that its blocks lie behind
@@ -73,7 +73,7 @@ class KnownBlocks:
                     raise beyond_repair(newest, found)
                 self.unrestorable[manifest.checkpoint] = found
                 found = yield from self._scanned((0,) * newest.block_partitions)
-            self.ledger.completed(manifest.checkpoint, found)
+            self.ledger.completed(manifest.checkpoint, found, keep=manifest.is_savepoint)
         yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
@@ -109,9 +109,13 @@ class KnownBlocks:
             ends[each.partition] = max(ends[each.partition], each.offset + 1)
         self._seen_to = tuple(ends)
 
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*checkpoint* is decided, and stands on *blocks*."""
-        self.ledger.completed(checkpoint, blocks)
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
+        """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
+        self.ledger.completed(checkpoint, blocks, keep=keep)
+
+    def release(self, checkpoint: int) -> None:
+        """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""
+        self.ledger.release(checkpoint)
 
     def nothing_yet(self, ends: Offsets) -> None:
         """The pipeline is new: nobody has written a block behind *ends*, and nobody will in front of them."""
@@ -152,6 +156,8 @@ def first_places(history: History) -> Offsets:
     newest = history.latest
     assert newest is not None
     known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)
+    if newest.storage:  # it knows no order: all that there is is looked at
+        return (0,) * newest.block_partitions
     return known.block_end_offsets if known is not None else (0,) * newest.block_partitions
 
 
@@ -160,6 +166,10 @@ def beyond_repair(manifest: Manifest, why: str) -> Halt:
     return Halt(
         f"The state of checkpoint {manifest.checkpoint} cannot be restored. {why}\n"
         f"  The output of that checkpoint is visible: an older one would write it again, so none is tried.\n"
-        f"  Choices: restore the topic {checkpoint_topic(manifest.pipeline)} from a replica or backup and run "
+        f"  Choices: restore {_place_of_blocks(manifest)} from a replica or backup and run "
         f"again; or `exactlyonce reset {manifest.pipeline}` and recompute from the input into new output topics."
     )
+
+
+def _place_of_blocks(manifest: Manifest) -> str:
+    return manifest.storage or f"the topic {checkpoint_topic(manifest.pipeline)}"

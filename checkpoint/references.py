@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.requests import Write
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.events import OperatorAck, PendingCheckpoint
@@ -33,6 +34,11 @@ def named_by(manifest: Manifest) -> Iterator[BlockRef]:
 def stands_on(manifest: Manifest, listed: Iterable[BlockRef]) -> set[BlockRef]:
     """Every block that *manifest* stands on; *listed* are those that its indexes list."""
     return {*named_by(manifest), *listed}
+
+
+def tombstones(refs: Iterable[BlockRef]) -> tuple[Write, ...]:
+    """The writes by which blocks go that lie in the checkpoint topic."""
+    return tuple(Write(ref.partition, ref.key, None) for ref in refs)
 
 
 def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:

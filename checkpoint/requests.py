@@ -95,6 +95,14 @@ class Appended:
 
 
 @dataclass(frozen=True)
+class RemoveBlocks:
+    """-> None. The transaction that drops *blocks* is durable, and nothing was written for them in the log: they lie
+    elsewhere, and may be removed from there, now or later. It raises nothing: what stays is an orphan."""
+
+    blocks: tuple[BlockRef, ...]
+
+
+@dataclass(frozen=True)
 class BlockEndOffsets:
     """-> tuple[int, ...]: end offset of every partition of the checkpoint topic."""
 
@@ -104,17 +112,6 @@ class ScanBlocks:
     """-> Scanned: the blocks that are not tombstoned from *start_offsets* on, one for each partition of the topic."""
 
     start_offsets: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Scanned:
-    """The findings of a scan of the block partitions."""
-
-    blocks: tuple[BlockRef, ...]
-    end_offsets: tuple[int, ...]
-    """How far it went."""
-    unreadable: tuple[str, ...] = ()
-    """Damaged places, which it has skipped."""
 
 
 @dataclass(frozen=True)
@@ -389,6 +386,7 @@ Request = (
     | RewriteMarkers
     | Append
     | Appended
+    | RemoveBlocks
     | BlockEndOffsets
     | ScanBlocks
     | FindReferences

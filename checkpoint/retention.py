@@ -18,6 +18,7 @@ class Ledger:
         self.num_retained = num_retained
         self._needs: dict[int, frozenset[BlockRef]] = {}
         self._kept: set[int] = set()
+        self._released: set[int] = set()
         self._unclaimed: dict[BlockRef, int] = {}
 
     @property
@@ -36,13 +37,21 @@ class Ledger:
         if keep:
             self._kept.add(checkpoint)
 
+    def release(self, checkpoint: int) -> None:
+        """A savepoint is wanted no more: it goes as soon as it is neither the newest checkpoint nor pinned."""
+        self._kept.discard(checkpoint)
+        self._released.add(checkpoint)
+
     def expire(self, pinned: Iterable[int] = ()) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
         """Forget, and return for tombstoning, the manifests beyond `num_retained` and the blocks nobody needs.
+
+        The newest checkpoint stays, and so do savepoints, which do not count.
 
         *pinned* are checkpoints that something pending builds upon.
         """
         latest = max(self._needs, default=0)
-        recent = {*self.retained[-self.num_retained :], *self._kept, *pinned}
+        ordinary = [each for each in self.retained if each not in self._kept | self._released]
+        recent = {*ordinary[-self.num_retained :], *self.retained[-1:], *self._kept, *pinned}
         dropped = [each for each in self.retained if each not in recent]
         candidates = {block for each in dropped for block in self._needs.pop(each)}
         candidates.update(block for block, n in self._unclaimed.items() if n <= latest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
@@ -37,6 +38,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     """A store that does not answer is waited for so long, once a checkpoint is decided; then the run ends."""
     transaction_timeout_ms: int = 0
     """0: as long as the broker allows."""
+    storage: str = TOPIC
+    """Where blocks are kept; see `records.storage_url`."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

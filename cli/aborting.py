@@ -136,7 +136,8 @@ def _in_stores(
         require_undecided(found, names)
         sinks = {sink for each in history.retained for sink, _, _ in each.ledger}
         return StagedOutput(unasked=dict.fromkeys(sorted(sinks), BY_NAME))
-    with closing(block_storage(config, topic)) as blocks, closing(PipelineStores(graph, blocks)) as stores:
+    blocks = block_storage(config, topic, history.storage)
+    with closing(blocks), closing(PipelineStores(graph, blocks)) as stores:
         look_at_stores(stores, staged)
         waiting = [each for sink in sorted(staged.views) for each in undecided(sink, staged, history)]
         require_undecided([*found, *waiting], names)

@@ -38,6 +38,10 @@ CHECKPOINTING = {
         _DURATION,
         "the broker aborts a transaction that is open longer (default: the most it allows)",
     ),
+    "checkpoint-storage": (
+        {"metavar": "URL"},
+        "where state is kept: file:///folder, hdfs://host:port/folder or s3://bucket/prefix (default: topic)",
+    ),
     "checkpoint-partitions": (_COUNT, "of their topic, when it is created (default: 5)"),
 }
 """What commands that take checkpoints are told of them. By option: what its value is, for the parser, and its help."""

@@ -30,6 +30,7 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.waiting import WaitingOutput
@@ -86,7 +87,7 @@ def finish(
     config: ClientConfig, traces: Traces, graph: LogicalGraph | None, note: Callable[[str], None]
 ) -> dict[str, str]:
     """Finish what is decided: the fate of each committable, by name."""
-    with _leading(config, traces.pipeline, graph, note) as (leader, perform, requests):
+    with leading(config, traces.pipeline, graph, note) as (leader, perform, requests):
         ask.drive(leader.begin(), perform)
         requests.freeze(leader.log.topic)
         fates = ask.drive(leader.finish_decided(), perform)
@@ -95,7 +96,7 @@ def finish(
 
 
 @contextmanager
-def _leading(
+def leading(
     config: ClientConfig, pipeline: str, graph: LogicalGraph | None, note: Callable[[str], None]
 ) -> Iterator[tuple[Leader, Callable[[ask.Request], Any], LogRequests]]:
     """A leader that has not begun, what answers its requests, and the part of that which knows the topic."""
@@ -103,21 +104,24 @@ def _leading(
         transactions = stack.enter_context(closing(Transactions(config)))
         output_log = stack.enter_context(closing(Log(config, group=pipeline)))
         topic = find_topic(config.confluent(), pipeline)
+        storage = read_history(config.confluent(), pipeline).storage
         requests = stack.enter_context(closing(LogRequests(config, topic)))
-        blocks = stack.enter_context(closing(block_storage(config, topic)))
+        blocks = stack.enter_context(closing(block_storage(config, topic, storage)))
         stores = stack.enter_context(closing(PipelineStores(graph, blocks))) if graph is not None else None
         if stores is not None:
             stores.check()
         timeout_ms = transactions.max_timeout_ms()
         performer = Performer(
-            config, transactions, output_log, requests, timeout_ms, lambda step, checkpoint: None, _no_replay, note
-        )
+            config, transactions, output_log, requests, timeout_ms, lambda step, checkpoint: None, _no_replay, note,
+            storage,
+        )  # fmt: skip
         stack.callback(performer.close)
         led = Led(
             pipeline=pipeline, host=socket.gethostname(), process=os.getpid(), cluster_id=transactions.cluster_id(),
             transaction_version=transactions.transaction_version(), transaction_timeout_ms=timeout_ms,
             fingerprint="", max_parallelism=1, parallelism=1,
             staging=stores.digests if stores is not None else {}, store_timeout_ms=STORE_TIMEOUT_MS,
+            storage=storage,
         )  # fmt: skip
         clock = SystemClock()
         log = DecisionLog(pipeline, topic, clock, drop=blocks.drop)

@@ -25,6 +25,9 @@ from exactlyonce.cli.commands import (
     replay,
     reset,
     run,
+    savepoint,
+    savepoints,
+    state,
     transactions,
 )
 from exactlyonce.cli.text import terminal_width, wrapped
@@ -82,7 +85,8 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    for module in (init, broker, run, backfill, replay, audit, explain, checkpoints, transactions, doctor, reset):
+    looking = (explain, checkpoints, savepoint, savepoints, state, transactions, doctor)
+    for module in (init, broker, run, backfill, replay, audit, *looking, reset):
         module.add(commands)
     return root
 

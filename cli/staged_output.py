@@ -68,7 +68,7 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
     found, history = StagedOutput(), traces.history
     if history is None or history.latest is None:
         return found
-    with closing(block_storage(config, find_topic(config.confluent(), traces.pipeline))) as blocks:
+    with closing(block_storage(config, find_topic(config.confluent(), traces.pipeline), history.storage)) as blocks:
         if graph is not None:
             with closing(PipelineStores(graph, blocks)) as stores:
                 look_at_stores(stores, found)

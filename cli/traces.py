@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
@@ -25,6 +26,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.position import KIND
 from exactlyonce.engines.system_clock import SystemClock
@@ -80,12 +82,18 @@ class Traces:
         """The sinks whose stores have a ledger of it."""
         return sorted({sink for each in (self.history.retained if self.history else ()) for sink, _, _ in each.ledger})
 
+    def storages(self) -> list[str]:
+        """Where blocks are kept outside of the topic."""
+        return sorted({each.storage for each in (self.history.retained if self.history else ()) if each.storage})
+
     def going(self) -> Iterator[tuple[str, str]]:
         """What an erasure takes away, with labels."""
         if self.topic:
             yield "checkpoints", f"{self._checkpoints()}: topic {self.topic}"
+        for storage in self.storages():
+            yield "", f"all files of this pipeline in {storage}"
         if self.unreadable:
-            yield "", self.unreadable
+            yield "", f"{self.unreadable} If blocks were kept outside of the topic, nobody knows where: they stay."
         if self.transactions:
             still_open = sum(each.state not in _CLOSED for each in self.transactions)
             fenced = f"{counted(len(self.transactions), 'id')} fenced, so that no older process can write"
@@ -143,6 +151,10 @@ def erase(config: ClientConfig, traces: Traces) -> list[str]:
     transactions.abort_listed(_listed(transactions, traces.pipeline))
     kept = group_offsets.forget(config, traces.pipeline, traces.inputs())
     if traces.topic:
+        topic = find_topic(config.confluent(), traces.pipeline)
+        for storage in traces.storages():
+            with closing(block_storage(config, topic, storage)) as blocks:
+                blocks.erase()
         delete_topic(config.confluent(), traces.pipeline)
     if traces.topic or traces.transactions:
         topic = prepare_topic(config.confluent(), traces.pipeline)

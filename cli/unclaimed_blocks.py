@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from exactlyonce.checkpoint.orphans import first_places
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Scanned
-from exactlyonce.checkpoint.store.storage import BlockStorage
+from exactlyonce.checkpoint.store.storage import BlockStorage, Scanned
 from exactlyonce.engines.blocks import references_or_why
 
 

@@ -16,6 +16,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, Operator
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.store.blocks import TopicStorage
+from exactlyonce.checkpoint.store.files.opening import file_storage
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks, BlockStorage, DamagedBlock, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.graph import Node
@@ -32,8 +33,15 @@ from exactlyonce.state.restore import restore
 STATE, INDEX, ORDER = "state", "index", "order"
 
 
-def block_storage(client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False) -> BlockStorage:
-    """What every engine keeps the blocks of the pipeline of *topic* in; *stays_connected* for who reads them often."""
+def block_storage(
+    client: ClientConfig, topic: TopicInfo, storage: str, *, stays_connected: bool = False
+) -> BlockStorage:
+    """What every engine keeps the blocks of the pipeline of *topic* in: *storage*, as manifests name it.
+
+    *stays_connected* is for who reads them often. Nothing is connected yet.
+    """
+    if storage:
+        return file_storage(storage, topic)
     return TopicStorage(client.confluent(), topic, stays_connected=stays_connected)
 
 

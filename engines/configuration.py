@@ -5,7 +5,7 @@ lists those that do.
 
     [run]           parallelism, until, repair, checkpoint_partitions
     [checkpoint]    mode, interval, timeout, deploy_timeout, min_pause, max_concurrent, tolerable_failed, num_retained,
-                    restart_budget, store_timeout, transaction_timeout
+                    restart_budget, store_timeout, transaction_timeout, storage
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
 
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.options import RunOptions
@@ -39,7 +40,7 @@ _DURATIONS = (
     *("interval", "timeout", "deploy_timeout", "min_pause"),
     *("restart_budget", "store_timeout", "transaction_timeout"),
 )
-_WORDS = ("mode",)
+_WORDS = ("mode", "storage")
 _COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
 _RESTART_DURATIONS = ("delay", "window", "initial", "max")
 _RESTART_COUNTS = ("attempts", "failures")
@@ -47,7 +48,7 @@ _RESTART_COUNTS = ("attempts", "failures")
 
 def _keyword(name: str) -> str:
     """What `Pipeline.run` and, with dashes, the command call a key of `[checkpoint]`."""
-    return f"checkpoint_{name}" if name in ("interval", "timeout") else name
+    return f"checkpoint_{name}" if name in ("interval", "timeout", "storage") else name
 
 
 _DIRECT = {
@@ -130,9 +131,9 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
 def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> CheckpointSettings:
     fields: dict[str, Any] = {}
     for name in _WORDS:
-        value = given.get(name, file.get(name))
+        value = given.get(_keyword(name), file.get(name))
         if value is not None:
-            fields[name] = str(value)
+            fields[name] = storage_url(str(value)) if name == "storage" else str(value)
     for name in _DURATIONS:
         value = given.get(_keyword(name), file.get(name))
         if value is not None:

@@ -2,8 +2,8 @@
 
 Making one connects to nothing and fences nobody; `recover` does. All of it is called from one thread, the job's broker
 thread, except what only reads (`manifest`, `incarnation`, `start_message`, `added_for`), what has connections of its
-own (`describe`, `close_producers`), and `acknowledged`, which hands over what `decide` absorbs. No sink producer is
-made before `recover` or `begin_attempt` has fenced everything older.
+own (`describe`, `close_producers`, `look_for_requests`, `close_mailbox`), and `acknowledged`, which hands over what
+`decide` absorbs. No sink producer is made before `recover` or `begin_attempt` has fenced everything older.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
 from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
@@ -46,6 +48,7 @@ from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
 from exactlyonce.engines.surroundings.stores_aside import StoresAside
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import UserError
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -86,6 +89,9 @@ class PipelineLeader:
         self._log_requests: LogRequests | None = None
         self._performer: Performer | None = None
         self._timeout_ms = 0
+        self._mailbox: Mailbox | None = None
+        self._unanswered = ""
+        """Why the last look for requests failed."""
         self.leader: Leader
         """Known once `recover` was called."""
 
@@ -112,11 +118,13 @@ class PipelineLeader:
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-        self._blocks = block_storage(options.client, topic, stays_connected=True)
+        self._blocks = block_storage(options.client, topic, options.checkpoint.storage, stays_connected=True)
         stores = PipelineStores(self._plan.graph, self._blocks)
         self._stores = StoresAside(stores, stores.close)
         stores.check()
         led = self._led(stores)
+        led.require_same_storage(read_history(options.client.confluent(), pipeline).latest)
+        self._blocks.check()
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock, drop=self._blocks.drop)
         self._replays = ReplayRepair(
@@ -132,6 +140,7 @@ class PipelineLeader:
             step=self._step,
             replay=no_replay if options.repair == "halt" else self._replays,
             note=self._note,
+            storage=options.checkpoint.storage,
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
@@ -151,6 +160,7 @@ class PipelineLeader:
             staging=stores.digests,
             ledgers=stores.ledgers,
             store_timeout_ms=self._options.checkpoint.store_timeout_ms,
+            storage=self._options.checkpoint.storage,
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
@@ -267,6 +277,29 @@ class PipelineLeader:
             sent = self._trace.between(begin_s, end_s)
             self._step(f"requests until {name}", checkpoint, **as_fields(sent, begin_s, end_s))
 
+    # --- what people ask ----------------------------------------------------------------------------------------
+
+    def look_for_requests(self) -> Asked | None:
+        """What is asked of this incarnation at present. From one thread, whatever the others do."""
+        self._mailbox = self._mailbox or Mailbox(self._options.client.confluent(), self._plan.graph.pipeline_id)
+        try:
+            asked, self._unanswered = self._mailbox.look(), ""
+        except UserError as error:
+            if not self._unanswered:
+                self._note(f"requests for savepoints cannot be looked for at present: {error}")
+            self._unanswered = str(error)
+            return None
+        return asked if asked is not None and asked.incarnation == self.incarnation else None
+
+    def close_mailbox(self) -> None:
+        """Nothing more will be looked for; from the thread that looked."""
+        if self._mailbox is not None:
+            self._mailbox.close()
+
+    def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> None:
+        """*checkpoint* is wanted no more; see `Leader.forget_savepoint`."""
+        self._drive(self.leader.forget_savepoint(checkpoint, pinned))
+
     # --- beside it ----------------------------------------------------------------------------------------------
 
     def publish_offsets(self) -> None:
@@ -297,6 +330,7 @@ class PipelineLeader:
             "slots": self._options.checkpoint.slots,
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self.topic,
+            "storage": self._options.checkpoint.storage,
         }
 
     def added_for(self, subtask: int) -> Offsets:

@@ -18,6 +18,8 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
@@ -25,8 +27,9 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage, references_or_why
+from exactlyonce.engines.removals import Removals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 
 _AFTER_APPEND = {
@@ -82,8 +85,9 @@ class Performer:
         step: Callable[[str, int], None],
         replay: Replay = no_replay,
         note: Callable[[str], None] = lambda text: None,
+        storage: str = TOPIC,
     ) -> None:
-        """*step* is told of durable records, *note* what is waited for."""
+        """*step* is told of durable records, *note* what is waited for; *storage* is where blocks are kept."""
         self.config = config
         self.transactions = transactions
         self.output_log = output_log
@@ -92,6 +96,8 @@ class Performer:
         self.step = step
         self.replay = replay
         self.note = note
+        self._storage = storage
+        self._removals = Removals(self._blocks, note)
         self._noted_s = float("-inf")
         self.visible_s = 0.0
         """When output of a decision became visible last, or would have: seconds that only grow."""
@@ -99,7 +105,12 @@ class Performer:
 
     def close(self) -> None:
         """End the threads; the clients stay with their owners."""
+        self._removals.close()
         self._lanes.shutdown()
+
+    def _blocks(self) -> BlockStorage:
+        """For one question; it is to be closed."""
+        return block_storage(self.config, self.log.topic, self._storage)
 
     def __call__(self, request: ask.Request) -> Any:
         match request:
@@ -128,11 +139,13 @@ class Performer:
             case ask.BlockEndOffsets():
                 return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets):
-                with closing(block_storage(self.config, self.log.topic)) as storage:
+                with closing(self._blocks()) as storage:
                     return self._persistently(lambda: storage.since(start_offsets))
             case ask.FindReferences(manifest):
-                with closing(block_storage(self.config, self.log.topic)) as storage:
+                with closing(self._blocks()) as storage:
                     return self._persistently(lambda: references_or_why(manifest, storage))
+            case ask.RemoveBlocks(blocks):
+                return self._removals.add(blocks)
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):
@@ -169,7 +182,11 @@ class Performer:
         """The answer of *asked*, asked again while the broker is away: for as long as an append is tried."""
 
         def attempt(_: int) -> ask.Procedure[Any]:
-            return asked()
+            try:
+                return asked()
+            except BrokerUnavailable as error:
+                self._waits(error)
+                raise
             yield  # never: it makes this a procedure
 
         clock = SystemClock()
@@ -190,7 +207,8 @@ class Performer:
         """Now and then say what is waited for: what is decided is committed, however long that takes."""
         if time.monotonic() >= self._noted_s + NOTED_INTERVAL_S:
             self._noted_s = time.monotonic()
-            self.note(f"waiting for a broker: {error}")
+            what = "the checkpoint storage" if isinstance(error, StorageUnavailable) else "a broker"
+            self.note(f"waiting for {what}: {error}")
 
     def _appended(self, records: tuple[Manifest | Finalized | Repair, ...]) -> None:
         for record in records:

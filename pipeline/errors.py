@@ -8,6 +8,7 @@
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   ├── BrokerUnavailable   no broker answers (retriable)
+    │   │   └── StorageUnavailable  nor does, or is full, a checkpoint storage outside of the topic (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
     │   │   ├── NoSuchObject        sinks.postgres.refusals: what a statement names is not there
     │   │   └── UnknownTransaction  sinks.mysql.refusals: the server knows no such transaction, which proves nothing
@@ -77,6 +78,13 @@ class BrokerUnavailable(UserError):
     """No broker answers at the given address."""
 
     exit_code = 4
+
+
+class StorageUnavailable(BrokerUnavailable):
+    """The checkpoint storage, where that is not the topic, does not answer or is full.
+
+    To whoever waits it is what an absent broker is: both together keep checkpoints.
+    """
 
 
 class StoreError(UserError):

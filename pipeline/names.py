@@ -37,5 +37,5 @@ def setting(name: str) -> str:
     >>> setting("store_timeout"), setting("interval"), setting("parallelism")
     ('store_timeout (--store-timeout)', 'interval (--checkpoint-interval)', 'parallelism')
     """
-    option = f"checkpoint-{name}" if name in ("interval", "timeout") else name.replace("_", "-")
+    option = f"checkpoint-{name}" if name in ("interval", "timeout", "storage") else name.replace("_", "-")
     return name if option == name else f"{name} (--{option})"

@@ -66,8 +66,8 @@ class Table(Protocol, Generic[S]):
         Raises `ApplyFailed` where *fn* raises. *fn* may change its accumulator in place.
         """
 
-    def freeze(self, checkpoint: int, base: int) -> TableSnapshot:
-        """The synchronous part of a snapshot, in constant time.
+    def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> TableSnapshot:
+        """The synchronous part of a snapshot, in constant time; *whole*: its chain is to have no older block.
 
         *base* is 0, or a completed checkpoint that this table sealed or was restored from; bases and checkpoints only
         grow. A snapshot that is never sealed was aborted; whichever is sealed holds all changes since its base.

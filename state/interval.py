@@ -69,6 +69,7 @@ class Interval(Generic[S]):
         self._state_type = state_type
         self._merging = merging
         self._bytes_per_entry = 0.0
+        self._whole = False
 
     def changes(self) -> dict[bytes, S | None]:
         """Where to add the changes of a batch."""
@@ -80,9 +81,9 @@ class Interval(Generic[S]):
         """Whether a record has changed the state of *key*, as long as the changes are not distributed."""
         return any(key in part for part in self._parts)
 
-    def freeze(self, checkpoint: int) -> Interval[S]:
-        """The barrier of *checkpoint* is here; returns the next interval."""
-        self.checkpoint = checkpoint
+    def freeze(self, checkpoint: int, *, whole: bool = False) -> Interval[S]:
+        """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
+        self.checkpoint, self._whole = checkpoint, whole
         self._writer = BlockEncoder(self._state_type.operator, checkpoint)
         self._slices = self._encode()
         self._next = Interval(self._states, self._keys, self._max_parallelism, self._state_type, self._merging)
@@ -94,7 +95,8 @@ class Interval(Generic[S]):
             require(self.encoded, "an interval whose encoding failed is not encoded further")
 
     def _encode(self) -> Iterator[None]:
-        merged = self._merging.choose(self.checkpoint, sum(map(len, self._parts)), self._keys)
+        changed = sum(map(len, self._parts))
+        merged = set(self._keys) if self._whole else self._merging.choose(self.checkpoint, changed, self._keys)
         self.credit = self._merging.credit
         keys, states, deleted = yield from self._deal()
         yield from self._take_in()

@@ -28,10 +28,13 @@ class Snapshot:
         chains: dict[int, Chain],
         state_type: StateType[Any],
         max_parallelism: int,
+        *,
+        whole: bool = False,
     ) -> None:
+        """*whole*: the last of *intervals* has images of all key groups, so that nothing else is needed."""
         self.checkpoint = intervals[-1].checkpoint
         self.operator = state_type.operator
-        self._intervals = intervals
+        self._intervals, self._whole = intervals, whole
         self._chains = chains
         self._schema = state_type.schema
         self._max_parallelism = max_parallelism
@@ -51,6 +54,8 @@ class Snapshot:
                     continue
                 block = interval.blocks[sent]
                 sent += 1
+                if self._whole and interval is not self._intervals[-1]:
+                    continue
                 self._headers.append(block.header)
                 yield block
         self._encoded = True

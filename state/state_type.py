@@ -79,7 +79,7 @@ class StateType(Generic[S]):
 
     def damaged(self, why: str) -> DamagedState:
         """The error for bytes of this operator's state that are not what was written."""
-        return DamagedState(f"A block with state of operator {self.operator!r} is damaged: {why}.")
+        return _damaged(self.operator, why)
 
     def _incompatible(self, written: Any, why: str) -> StateIncompatible:
         old, new = (msgspec.json.encode(schema).decode() for schema in (written, self.schema))
@@ -91,6 +91,30 @@ class StateType(Generic[S]):
 
     def _clone_by_codec(self, state: S) -> S:
         return self._decoder.decode(self.encode([state]))[0]
+
+
+class RawStates:
+    """The states of *operator* as they were written: each as its own msgpack, whatever their type is."""
+
+    _decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+
+    def decode(self, encoded: bytes | memoryview, written: Any) -> list[bytes]:
+        """The states in *encoded*, whose schema was *written*."""
+        try:
+            return [bytes(each) for each in self._decoder.decode(encoded)]
+        except UNDECODABLE as error:
+            raise self.damaged(str(error)) from error
+
+    def damaged(self, why: str) -> DamagedState:
+        """The error for bytes of this operator's state that are not what was written."""
+        return _damaged(self.operator, why)
+
+
+def _damaged(operator: str, why: str) -> DamagedState:
+    return DamagedState(f"A block with state of operator {operator!r} is damaged: {why}.")
 
 
 def _mutable(info: inspect.Type, seen: frozenset[type] = frozenset()) -> bool:

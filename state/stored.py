@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.state_type import StateType
+from exactlyonce.state.state_type import RawStates, StateType
 
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 
 Fetch = Callable[[list[BlockRef]], Iterable[tuple[BlockRef, bytes]]]
 """Given references, yields each with its block, in any order."""
@@ -55,9 +56,14 @@ class StoredState(Generic[S]):
 
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
         """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
-        state_type: StateType[S] = StateType(self.operator, self.type)
-        parts = _parts(_read(self.operator, list(self.chain.needed(mask_of(groups))), self.fetch))
-        return _decode(parts, state_type, self.schema)
+        return _decode(self._parts(groups), StateType[S](self.operator, self.type), self.schema)
+
+    def read_raw(self, groups: Iterable[int]) -> dict[int, GroupState[bytes]]:
+        """The same, each state as the msgpack that was written: for whoever does not know its type."""
+        return _decode(self._parts(groups), RawStates(self.operator), self.schema)
+
+    def _parts(self, groups: Iterable[int]) -> list[_Part]:
+        return _parts(_read(self.operator, list(self.chain.needed(mask_of(groups))), self.fetch))
 
 
 class _Part(NamedTuple):
@@ -94,7 +100,12 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
     return sorted(parts, key=lambda part: part.section.group)
 
 
-def _decode(parts: Sequence[_Part], state_type: StateType[S], schema: Any) -> dict[int, GroupState[S]]:
+class _Decoder(Protocol[S_co]):
+    def decode(self, encoded: memoryview, written: Any) -> Sequence[S_co]: ...
+    def damaged(self, why: str) -> DamagedState: ...
+
+
+def _decode(parts: Sequence[_Part], state_type: _Decoder[S], schema: Any) -> dict[int, GroupState[S]]:
     found: dict[int, GroupState[S]] = {}
     remaining = Counter(part.reader for part in parts)
     for part in parts:

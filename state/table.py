@@ -126,8 +126,8 @@ class KeyedTable(Generic[S]):
         self._note_added(len(states) - count)
         return outputs
 
-    def freeze(self, checkpoint: int, base: int) -> Snapshot:
-        """The synchronous part of a snapshot: constant time.
+    def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> Snapshot:
+        """The synchronous part of a snapshot: constant time. *whole*: all key groups are written, changed or not.
 
         *base* is 0, or a completed checkpoint that this table sealed or was restored from; bases only grow.
         """
@@ -137,8 +137,9 @@ class KeyedTable(Generic[S]):
             del self._chains[older]
         self._intervals = [interval for interval in self._intervals if interval.checkpoint > base]
         self._intervals.append(self._interval)
-        self._interval, self._frozen_latest = self._interval.freeze(checkpoint), checkpoint
-        return Snapshot(tuple(self._intervals), self._chains[base], self._chains, self.state_type, self.max_parallelism)
+        self._interval, self._frozen_latest = self._interval.freeze(checkpoint, whole=whole), checkpoint
+        intervals, groups = tuple(self._intervals), self.max_parallelism
+        return Snapshot(intervals, self._chains[base], self._chains, self.state_type, groups, whole=whole)
 
     def get(self, key: bytes) -> S | None:
         """The newest state of *key*."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
@@ -62,6 +63,8 @@ def test_the_defaults_are_those_of_the_code(table: Table) -> None:
             assert getattr(options.checkpoint, f"{name}_ms") == duration_ms(row["default"]), name
         elif section == "[checkpoint]" and name in _COUNTS:
             assert getattr(options.checkpoint, name) == int(row["default"]), name
+        elif name == "storage":
+            assert (options.checkpoint.storage, row["default"]) == (TOPIC, "the topic")
         elif section == "[checkpoint]" and name in _WORDS:
             assert getattr(options.checkpoint, name) == row["default"].strip("`"), name
         elif section == "[run]":

@@ -58,9 +58,9 @@ def _record(_name: str, **fields: object) -> dict[str, Any]:
     return {"type": "record", "name": _name, "fields": [{"name": name, "type": of} for name, of in fields.items()]}
 
 
-def _with(record: dict[str, Any], **added: bool | int) -> dict[str, Any]:
+def _with(record: dict[str, Any], **added: bool | int | str) -> dict[str, Any]:
     """The next version of *record*: with fields that older ones, which lack them, are read with."""
-    types = {bool: "boolean", int: "int"}
+    types = {bool: "boolean", int: "int", str: "string"}
     fields = [{"name": name, "type": types[type(value)], "default": value} for name, value in added.items()]
     return {**record, "fields": [*record["fields"], *fields]}
 
@@ -156,9 +156,11 @@ _MANIFEST_1 = _record(
 )
 
 _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
+_MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
+_MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string"), storage="", origin="")
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4),
     Finalized: (
         _record(
             "Finalized",

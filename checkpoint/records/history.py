@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, Decision, DecisionKey, decode
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.references import named_by
 from exactlyonce.pipeline.errors import Halt, require
 
@@ -64,6 +65,11 @@ class History:
     def retained(self) -> list[Manifest]:
         """All manifests, oldest first."""
         return [self.manifests[checkpoint] for checkpoint in sorted(self.manifests)]
+
+    @property
+    def storage(self) -> str:
+        """Where the blocks are that the newest manifest names; see `Manifest.storage`."""
+        return self.latest.storage if self.latest is not None else TOPIC
 
     @property
     def newest_incarnation(self) -> Incarnation | None:

@@ -10,15 +10,21 @@ from __future__ import annotations
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
+SAVEPOINT = "savepoint"
 LOSS_ACCEPTED = "loss accepted"
 """The fate of what the user goes on without."""
 
 
 class BlockRef(msgspec.Struct, frozen=True):
-    """Where one block lies in the checkpoint topic, and proof that it is the block that was written."""
+    """Where one block lies in the checkpoint topic, and proof that it is the block that was written.
+
+    Outside of the topic key and SHA-256 say where it is, and partition and offset are the same for all; see
+    `checkpoint.store.files.names`.
+    """
 
     partition: int
     offset: int
@@ -136,6 +142,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ledger: tuple[tuple[str, int, int], ...] = ()
     """(sink id, subtask, checkpoint): what the ledgers of the stores say once this is finalized. Subtasks that
     rescaling has taken away stay."""
+    requests: tuple[str, ...] = ()
+    """It is the savepoint that these have asked for."""
+    storage: str = TOPIC
+    """Where the blocks are that this names: a URL that `storage_url` has made, or the topic."""
+    origin: str = ""
+    """The savepoint that the pipeline was restored from last, here or before; empty: it began by itself."""
+
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it never expires, and stands on no block of another checkpoint."""
+        return self.kind == SAVEPOINT
 
     @property
     def decided(self) -> set[str]:

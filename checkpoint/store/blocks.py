@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
 
-from exactlyonce.checkpoint.decision_log import tombstones
-from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Scanned, Write
+from exactlyonce.checkpoint.references import tombstones
+from exactlyonce.checkpoint.requests import Write
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import (
     IDLE_TIMEOUT_S,
@@ -29,11 +29,9 @@ from exactlyonce.checkpoint.store.scan import (
     next_offset,
     read_range,
 )
-from exactlyonce.checkpoint.store.storage import DamagedBlock, Ticket
+from exactlyonce.checkpoint.store.storage import DamagedBlock, KeysWritten, Scanned, Ticket, verified_value
 from exactlyonce.pipeline.errors import BrokerUnavailable, require
 
-CHECKPOINTS_KNOWN = 8
-"""A writer knows the keys that it has written for so many checkpoints before the newest."""
 DELIVERY_TIMEOUT_MS = 60_000
 """A block that is not durable by then fails its checkpoint."""
 _GAP_BYTES_MAX = 4 * 1024 * 1024
@@ -98,7 +96,7 @@ class BlockWriter:
         self._nonce = nonce
         self._producer = producer
         self._unresolved: deque[Ticket] = deque()
-        self._keys: dict[int, set[str]] = {}
+        self._keys = KeysWritten()
 
     @classmethod
     def connected(cls, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
@@ -112,30 +110,25 @@ class BlockWriter:
         """How many blocks are on their way."""
         return len(self._unresolved)
 
+    @property
+    def waiting(self) -> str:
+        """The broker, if any, of which sources and sinks tell."""
+        return ""
+
     def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
         """Send *block*, once for every (operator, checkpoint, key group, part), and return at once."""
         key = BlockKey(self.incarnation, block.checkpoint, block.operator, key_group, part, self.attempt, self._nonce)
-        require(BlockKey.parse(str(key)) == key, f"{key} is a well-formed key")
         value = encode(block)
-        known = self._known(block.checkpoint)
-        require(str(key) not in known, f"A block is written once, under a key that no other has: {key}")
+        self._keys.add(key)
         ticket = Ticket(str(key), value)
         partition = self.topic.partition_of(key_group)
         try:
             self._producer.produce(self.topic.name, value, ticket.key, partition, partial(_told, ticket))
         except BufferError as error:
+            self._keys.forget(key)
             raise BrokerUnavailable(f"{self.pending} blocks wait for the broker; there is no room for more.") from error
-        known.add(ticket.key)
         self._unresolved.append(ticket)
         return ticket
-
-    def _known(self, checkpoint: int) -> set[str]:
-        """The keys of *checkpoint* so far: one that is written twice would name two blocks. Those of checkpoints that
-        are long over are forgotten."""
-        if checkpoint not in self._keys:
-            for older in [each for each in self._keys if each < checkpoint - CHECKPOINTS_KNOWN]:
-                del self._keys[older]
-        return self._keys.setdefault(checkpoint, set())
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
@@ -290,12 +283,7 @@ def verified(ref: BlockRef, key: object, value: bytes) -> Block:
     """The block of the record that lies where *ref* says; `DamagedBlock` unless it is the one that was written."""
     if key != ref.key.encode():
         raise DamagedBlock(f"{_named(ref)}: another record lies there, with key {key!r}.", ref)
-    if len(value) != ref.size or hashlib.sha256(value).digest() != ref.sha256:
-        raise DamagedBlock(f"{_named(ref)} is damaged: its bytes are not those that were written.", ref)
-    try:
-        return decode(value, Block)
-    except DamagedRecord as error:
-        raise DamagedBlock(f"{_named(ref)}: {error}", ref) from error
+    return verified_value(ref, value, _named(ref))
 
 
 def _named(ref: BlockRef) -> str:
@@ -352,6 +340,9 @@ class TopicStorage:
         self._topic = topic
         self._reader = BlockReader(config, topic, stays_connected=stays_connected)
 
+    def check(self) -> None:
+        """Nothing: whoever has the topic has looked at it; see `topic.prepare_topic`."""
+
     def begin(self, incarnation: int, attempt: int) -> BlockWriter:
         """Its own producer, to which the broker has answered."""
         return BlockWriter.connected(self._config, self._topic, incarnation, attempt)
@@ -367,6 +358,12 @@ class TopicStorage:
     def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
         """Tombstones."""
         return tombstones(refs)
+
+    def dropped(self, refs: Iterable[BlockRef]) -> None:
+        """The tombstones have done so."""
+
+    def erase(self) -> None:
+        """They go with the topic."""
 
     def close(self) -> None:
         """Of the reader; a writer's producer goes with its process."""

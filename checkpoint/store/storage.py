@@ -2,20 +2,25 @@
 
 Invariants: a block is put once, under a key that no other block has, and that it is there means nothing: only a
 manifest makes it part of a checkpoint. A reference names the bytes by their SHA-256: whoever gets a block gets exactly
-these, or `DamagedBlock`. A block that may not be durable never gives a reference. Decisions are not kept here: their
-log is Kafka's. `testing/storage_contract/` asks all of it of any storage.
+these, or `DamagedBlock`. A block that may not be durable never gives a reference. A storage that is away is waited for,
+and never in the way of whoever puts. Decisions are not kept here: their log is Kafka's. `testing/storage_contract/`
+asks all of it of any storage.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
-from exactlyonce.checkpoint.records.encoding import Block, DamagedRecord
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Scanned, Write
-from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.checkpoint.requests import Write
+from exactlyonce.pipeline.errors import BrokerUnavailable, require
+
+CHECKPOINTS_KNOWN = 8
+"""A writer knows the keys that it has written for so many checkpoints before the newest."""
 
 
 class DamagedBlock(DamagedRecord):
@@ -54,13 +59,60 @@ class Ticket:
         """Whether `ref` will not change any more."""
         return self._ref is not None or bool(self._failure)
 
+    def at(self, partition: int, offset: int) -> BlockRef:
+        """The reference that it has once it is durable at this place."""
+        return BlockRef(partition, offset, self.key, self._size, self._sha256)
+
     def written(self, partition: int, offset: int) -> None:
         """It is durable, at this place."""
-        self._ref = BlockRef(partition, offset, self.key, self._size, self._sha256)
+        self._ref = self.at(partition, offset)
 
     def failed(self, reason: str) -> None:
         """It may be durable, or not."""
         self._failure = reason
+
+
+class KeysWritten:
+    """The keys of one writer: one that is written twice would name two blocks. Those of checkpoints that are long over
+    are forgotten."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, set[BlockKey]] = {}
+
+    def add(self, key: BlockKey) -> None:
+        """*key* is about to be written; `InvariantViolation` if it was, or is no key."""
+        require(BlockKey.parse(str(key)) == key, f"{key} is a well-formed key")
+        if key.checkpoint not in self._keys:
+            for older in [each for each in self._keys if each < key.checkpoint - CHECKPOINTS_KNOWN]:
+                del self._keys[older]
+        known = self._keys.setdefault(key.checkpoint, set())
+        require(key not in known, f"A block is written once, under a key that no other has: {key}")
+        known.add(key)
+
+    def forget(self, key: BlockKey) -> None:
+        """It was not written after all."""
+        self._keys[key.checkpoint].discard(key)
+
+
+def verified_value(ref: BlockRef, value: bytes, named: str) -> Block:
+    """The block that *value* is; `DamagedBlock`, which calls it *named*, unless it is the one that was written."""
+    if len(value) != ref.size or hashlib.sha256(value).digest() != ref.sha256:
+        raise DamagedBlock(f"{named} is damaged: its bytes are not those that were written.", ref)
+    try:
+        return decode(value, Block)
+    except DamagedRecord as error:
+        raise DamagedBlock(f"{named}: {error}", ref) from error
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """The findings of a scan of what is kept."""
+
+    blocks: tuple[BlockRef, ...]
+    end_offsets: tuple[int, ...]
+    """How far it went."""
+    unreadable: tuple[str, ...] = ()
+    """Damaged places, which it has skipped."""
 
 
 class AttemptBlocks(Protocol):
@@ -69,6 +121,11 @@ class AttemptBlocks(Protocol):
     @property
     def pending(self) -> int:
         """How many blocks are on their way."""
+
+    @property
+    def waiting(self) -> str:
+        """Where blocks cannot be put at the moment and why, for people; empty: nothing is waited for, or it is the
+        broker, of which others tell."""
 
     def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
         """Put *block*, once for every (operator, checkpoint, key group, part), and return at once.
@@ -93,24 +150,39 @@ class Blocks(Protocol):
 
 
 class BlockStorage(Blocks, Protocol):
-    """Where the blocks of one pipeline are kept."""
+    """Where the blocks of one pipeline are kept. `StorageUnavailable`, of any call: it is away, and asking again may
+    help."""
+
+    def check(self) -> None:
+        """Raise unless blocks can be put here: `ConfigError` says what is missing. Asked before anything is fenced."""
 
     def begin(self, incarnation: int, attempt: int) -> AttemptBlocks:
         """Puts this process's blocks of *attempt*; the storage has answered. No two processes share a key."""
 
     def since(self, ends: Iterable[int]) -> Scanned:
         """The blocks that were put behind *ends*, which an earlier `Scanned` or a manifest has noted, and were not
-        dropped, whoever has put them and whether or not a checkpoint ever completed."""
+        dropped, whoever has put them and whether or not a checkpoint ever completed. A storage that knows no order has
+        ends of zeros, and gives all that there are: whoever asks knows what manifests stand on."""
 
     def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
         """Let go of blocks that no manifest needs: -> what the decision log writes for it.
 
         It is asked where the manifest without them is durable, and a transaction of the log is about to finalize it or
         to clean up. For what lies in the checkpoint topic these are tombstones, which become durable in that very
-        transaction: the log and the blocks never disagree. A storage outside of the topic would write nothing there. It
-        may drop only once that transaction is durable, since it may still fail; what a crash leaves then is dropped by
-        whoever finds it in `since`.
+        transaction: the log and the blocks never disagree. A storage outside of the topic writes nothing there, and
+        removes nothing yet: the transaction may still fail.
         """
+
+    def dropped(self, refs: Iterable[BlockRef]) -> None:
+        """The transaction that drops *refs* is durable: they are removed, unless `drop` gave writes that have done so.
+
+        It may be asked again, after a failure or by a process that had the same to drop, however late: no key is ever
+        used again. What a crash leaves is found by whoever looks in `since`, and dropped again.
+        """
+
+    def erase(self) -> None:
+        """Remove every block, whoever put it and whatever needs it: the pipeline is to be forgotten. What lies in the
+        checkpoint topic goes with the topic."""
 
     def close(self) -> None:
         """Let go of the connection, if there is one; a call that comes later connects again."""

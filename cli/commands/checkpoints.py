@@ -62,7 +62,7 @@ def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
     from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.engines.blocks import block_storage, references_or_why
 
-    blocks = block_storage(config, find_topic(config.confluent(), history.pipeline))
+    blocks = block_storage(config, find_topic(config.confluent(), history.pipeline), history.storage)
     found = {manifest.checkpoint: references_or_why(manifest, blocks) for manifest in history.retained}
     damaged = {checkpoint: why for checkpoint, why in found.items() if isinstance(why, str)}
     left = read_history(config.confluent(), history.pipeline).manifests if damaged else {}

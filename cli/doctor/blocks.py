@@ -23,7 +23,7 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
     if history is None or newest is None:
         return
     topic = find_topic(subject.config.confluent(), subject.name)
-    with closing(block_storage(subject.config, topic)) as storage:
+    with closing(block_storage(subject.config, topic, history.storage)) as storage:
         what = "all blocks" if deep else "indexes of blocks, and orphans behind the last checkpoint"
         with findings.checking(what):
             found = survey(storage, history, deep=deep)

@@ -133,6 +133,7 @@ def _common(
         write_state=True,
         origins=False,
         folder=str(folder),
+        storage=options.checkpoint.storage,
     )
 
 

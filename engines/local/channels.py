@@ -22,7 +22,7 @@ OUTBOX_BYTES_MAX = 1 << 20
 INBOX_BYTES_MAX = 1 << 19
 WINDOW_AT_FIRST = 32
 _HEADER = struct.Struct("<IBQ")
-_DATA, _BARRIER, _TAKEN = 0, 1, 2
+_DATA, _BARRIER, _TAKEN, _SAVEPOINT = 0, 1, 2, 3
 
 
 class PeerGone(ExactlyOnceError):
@@ -34,6 +34,8 @@ class BarrierFrame(NamedTuple):
 
     checkpoint: int
     base: int
+    savepoint: bool = False
+    """Whether it is one's: every input is held back behind it, and the state is written whole."""
 
 
 Frame = bytes | BarrierFrame
@@ -182,7 +184,8 @@ class SocketChannel:
 
     def send_barrier(self, barrier: BarrierFrame) -> None:
         """Queue a barrier, behind all that was sent before it."""
-        self._put(_HEADER.pack(8, _BARRIER, barrier.checkpoint) + barrier.base.to_bytes(8, "little"))
+        kind = _SAVEPOINT if barrier.savepoint else _BARRIER
+        self._put(_HEADER.pack(8, kind, barrier.checkpoint) + barrier.base.to_bytes(8, "little"))
 
     def _put(self, frame: bytes) -> None:
         self._outbox.append(memoryview(frame))
@@ -238,7 +241,7 @@ class SocketChannel:
         if frame is None:
             return None
         kind, checkpoint, body = frame
-        return body if kind == _DATA else BarrierFrame(checkpoint, int.from_bytes(body, "little"))
+        return body if kind == _DATA else BarrierFrame(checkpoint, int.from_bytes(body, "little"), kind == _SAVEPOINT)
 
     def _next(self) -> tuple[int, int, bytes] | None:
         """Kind, number and body of the next frame, if all of it is here."""

@@ -55,7 +55,7 @@ class KafkaClients:
         self.monotonic_s = time.monotonic
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)
-        self._blocks = block_storage(self._config, start.topic)
+        self._blocks = block_storage(self._config, start.topic, start.storage)
         self._executor = ThreadPoolExecutor(1, "producers")
         """Makes the producers of all sinks, one after the other, and drops them."""
 

@@ -24,6 +24,7 @@ from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.states import JobState
+from exactlyonce.checkpoint.store.mailbox import DELETE, SAVEPOINT, Asked
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
@@ -36,6 +37,7 @@ from exactlyonce.pipeline.errors import EndedAtOnce, EndedEarly, ExactlyOnceErro
 from exactlyonce.pipeline.failpoints import hit
 
 NEVER_S = float("inf")
+LOOK_FOR_REQUESTS_S = 1.0
 FINISH_TIMEOUT_S = 30.0
 """How long workers may take to close the user's operators at a clean end, or to go on with what they still write."""
 
@@ -77,6 +79,8 @@ class Job:
         self._broker = ThreadPoolExecutor(1, "broker")
         self._producers = ThreadPoolExecutor(1, "producers")
         """Looks at new producers of sinks, beside whatever the broker thread does."""
+        self._mailbox = ThreadPoolExecutor(1, "mailbox")
+        """Looks for what people ask, likewise."""
         self._called: set[Future[Any]] = set()
         """Calls on these threads that are not done."""
         self._whereabouts = Whereabouts()
@@ -84,7 +88,11 @@ class Job:
         self._deploy_at: tuple[float, events.Deploy] | None = None
         self._delay_s = 0.0
         """Before the next deployment: what the restart strategy says."""
+        self._deleted: set[str] = set()
+        """The requests to delete a savepoint that were taken up."""
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
+        self._look_at = NEVER_S
+        """When to look for requests again."""
         self._end: events.End | None = None
         self._failed_last: ExactlyOnceError | None = None
         """Why a worker could not write what waited for the last checkpoint, if another run would meet it again."""
@@ -132,12 +140,13 @@ class Job:
         """Wait for what is being asked of the broker, and let go of all connections to it."""
         for future in tuple(self._called):
             future.cancel()
-        closing = [self._broker.submit(self._close), self._producers.submit(self._close_producers)]
+        owned = {self._broker: self._close, self._producers: self._close_producers, self._mailbox: self._close_mailbox}
+        closing = [executor.submit(close) for executor, close in owned.items()]
         self._called.update(closing)
-        for executor in (self._broker, self._producers):
+        for executor in owned:
             executor.shutdown(wait=False)
         self._wait()
-        for executor in (self._broker, self._producers):
+        for executor in owned:
             executor.shutdown()
         for each in closing:
             each.result()
@@ -151,6 +160,11 @@ class Job:
         """Runs on the producers' thread, last."""
         if self.leader is not None:
             self.leader.close_producers()
+
+    def _close_mailbox(self) -> None:
+        """Runs on the mailbox's thread, last."""
+        if self.leader is not None:
+            self.leader.close_mailbox()
 
     def _wait(self) -> None:
         """Until these threads have nothing to do."""
@@ -174,8 +188,26 @@ class Job:
         if time.monotonic() >= self._upkeep_at and self.leader is not None and self._end is None:
             self._upkeep_at = NEVER_S  # while a broker is away one waits for it, and no more
             self._on_broker(self.leader.upkeep, self._kept_up)
+        if time.monotonic() >= self._look_at and self.leader is not None and self._end is None:
+            self._look_at = NEVER_S
+            self._on(self._mailbox, self.leader.look_for_requests, self._looked)
         self._feed(events.Tick(self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         self.report.live(self.core)
+
+    def _looked(self, asked: Asked | None) -> None:
+        self._look_at = time.monotonic() + LOOK_FOR_REQUESTS_S
+        if asked is None or self._end is not None:
+            return
+        if asked.action == SAVEPOINT:
+            self._feed(events.SavepointAsked(asked.id, asked.stop))
+        elif asked.action == DELETE and asked.id not in self._deleted:
+            assert self.leader is not None
+            self._deleted.add(asked.id)
+            leader, pinned = self.leader, tuple(self.core.pinned)
+            self._on_broker(
+                lambda: leader.forget_savepoint(asked.checkpoint, pinned),
+                lambda _: self.report.note(f"savepoint {asked.checkpoint} is deleted, as asked for"),
+            )
 
     def _kept_up(self, _: None) -> None:
         self._upkeep_at = time.monotonic() + UPKEEP_INTERVAL_S
@@ -219,12 +251,12 @@ class Job:
 
     def _perform(self, effect: events.Effect) -> None:
         match effect:
-            case events.Trigger(checkpoint, base, final):
+            case events.Trigger(checkpoint, base, final, savepoint):
                 assert self.leader is not None
                 self.report.triggered(checkpoint)
                 for worker in self.workers.alive:
                     added = self.leader.added_for(worker.subtask)
-                    worker.connection.send(msg.Trigger(checkpoint, base, final, added))
+                    worker.connection.send(msg.Trigger(checkpoint, base, final, added, savepoint))
                 hit("coordinator-triggered")
             case events.Decide(plan):
                 assert self.leader is not None
@@ -265,7 +297,7 @@ class Job:
         self._post(lambda: self.report.step(step, checkpoint=checkpoint, **fields))
 
     def _opened(self, leader: PipelineLeader) -> None:
-        self.recovered = True
+        self.recovered, self._look_at = True, 0.0
         self.report.recovered(leader.manifest, leader.incarnation)
         self._feed(events.Recovered(leader.manifest))
 

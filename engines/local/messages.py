@@ -43,6 +43,8 @@ class Start(msgspec.Struct, tag=True):
     """File descriptor by channel name, where this worker writes ("out:...") or reads ("in:...")."""
     topic: TopicInfo
     """The checkpoint topic."""
+    storage: str = ""
+    """Where blocks are kept; see `Manifest.storage`."""
 
 
 class Trigger(msgspec.Struct, tag=True):
@@ -54,6 +56,8 @@ class Trigger(msgspec.Struct, tag=True):
     added: dict[str, dict[int, int]]
     """By source, partitions of this worker's that no completed checkpoint has, and where they begin: they are read from
     this barrier on, if they are not yet."""
+    savepoint: bool = False
+    """Whether it is one, which is aligned whatever the mode, and whose state is written whole."""
 
 
 class Granted(msgspec.Struct, tag=True):
@@ -126,7 +130,7 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     lag: int
     """Records up to the last stable offset that are not yet read."""
     waiting: list[str]
-    """Of each source that a broker does not answer, what it waits for."""
+    """Of each source that a broker does not answer, and of the storage of blocks, what it waits for."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
     busiest: str = ""

@@ -112,14 +112,14 @@ class Subtask:
     def _barrier(self, source: Input, frame: BarrierFrame) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
-        if self.alignment.barrier(source.name, frame.checkpoint):
+        if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
             hit("worker-aligned")
             self._snapshots.append(self._snapshot(frame))
 
     def _snapshot(self, frame: BarrierFrame) -> Iterator[bool]:
         """The synchronous part now; the rest as an iterator."""
         began = self.monotonic_s()
-        frozen = [(table, table.freeze(frame.checkpoint, frame.base)) for table in self.tables]
+        frozen = [(table, table.freeze(frame.checkpoint, frame.base, whole=frame.savepoint)) for table in self.tables]
         exact, log = self.alignment.exact, None
         if self.order is not None and (self.order.runs or not exact):
             log = self.order.cut(exact=exact)

@@ -172,10 +172,10 @@ class Worker:
 
     def _obey(self, message: Any) -> None:
         match message:
-            case msg.Trigger(checkpoint, base, final, added):
+            case msg.Trigger(checkpoint, base, final, added, savepoint):
                 for source in self._sources:
-                    mine = added.get(source.name, {})
-                    source.triggers.append(SourceTrigger(BarrierFrame(checkpoint, base), final, mine))
+                    mine, frame = added.get(source.name, {}), BarrierFrame(checkpoint, base, savepoint)
+                    source.triggers.append(SourceTrigger(frame, final, mine))
             case msg.Granted():
                 self.built.granted(message)
             case msg.CheckpointFinalized(checkpoint):
@@ -214,7 +214,9 @@ class Worker:
                 open_transactions=sum(writer.open_transactions for writer in self.built.writers),
                 first_record_ms=self._first_record_ms,
                 lag=sum(source.reader.lag() for source in self._sources),
-                waiting=[waiting for source in self._sources if (waiting := source.reader.waiting)],
+                waiting=[
+                    each for each in (*(s.reader.waiting for s in self._sources), self.built.blocks.waiting) if each
+                ],
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 busiest=busiest,
                 busiest_ms=busiest_ms,

@@ -277,6 +277,24 @@ class StateBackendContract:
         for checkpoint, frozen, model in ((2, second, after_second), (3, third, {**after_second, 2: 3, 3: 3})):
             self.restores(subtasks, subtasks.write(frozen), checkpoint, model, ALL_CHANGES)
 
+    def test_a_savepoint(self) -> None:
+        """What is written whole stands on no older block, though records go on, and later checkpoints build on it."""
+        subtasks = self.subtasks()
+        model: dict[int, Any] = dict.fromkeys(KEYS, 1)
+        subtasks.put(model)
+        subtasks.write(subtasks.freeze(1, 0))
+        for checkpoint, changes in ((2, {1: 2, 2: None, 900: 1}), (3, {3: None})):
+            subtasks.put(changes)
+            model = _changed(model, changes)
+            frozen = subtasks.freeze(checkpoint, 1, whole=checkpoint == 3)
+        subtasks.put({4: 7, 5: None})
+        indexes = subtasks.write(frozen)
+        stands_on = {block.checkpoint for each in frozen for block in each.chain.blocks}
+        assert stands_on == {3}, f"What is written whole has no older block in its chain: {stands_on}"
+        self.restores(subtasks, indexes, 3, model, ALL_CHANGES)
+        later = subtasks.write(subtasks.freeze(4, 3))
+        self.restores(subtasks, later, 4, _changed(model, {4: 7, 5: None}), ALL_CHANGES)
+
     def test_deleted_keys(self) -> None:
         """What was deleted does not come back with an older block, nor does what came again stay away."""
         subtasks = self.subtasks()

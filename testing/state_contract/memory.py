@@ -81,9 +81,9 @@ class Subtasks:
         for number, state in states.items():
             self.table_of(key_of(number)).apply(lambda _, record: (record, None), [key_of(number)], [state])
 
-    def freeze(self, checkpoint: int, base: int) -> list[TableSnapshot]:
+    def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> list[TableSnapshot]:
         """The barrier of *checkpoint* is in all subtasks."""
-        return [table.freeze(checkpoint, base) for table in self.tables]
+        return [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
 
     def write(self, snapshots: Iterable[TableSnapshot]) -> list[bytes]:
         """Write what the subtasks have frozen; all parts of their indexes."""

@@ -7,7 +7,9 @@ process of its own.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -18,11 +20,12 @@ from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.checkpoint.requests import Write
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, DamagedBlock
-from exactlyonce.pipeline.errors import InvariantViolation
+from exactlyonce.pipeline.errors import InvariantViolation, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.refusals import refused
 
 EXACTLY = "A reference is good for exactly the bytes that it names by their SHA-256; for anything else, DamagedBlock."
+AWAY = "A storage that is away is waited for, by whoever writes the file, and by nobody else."
 ORPHANS = "A block that is not listed, and that no manifest names, stays for good: nobody remembers it."
 
 
@@ -41,6 +44,13 @@ class BlockStorageContract:
 
     beginning: Sequence[int]
     """The ends behind which all blocks lie: what a pipeline without a checkpoint gives `since`."""
+    ordered = True
+    """Whether the storage knows an order. One that does not lists everything, and its ends are zeros."""
+
+    limit_s: float = LIMIT_S
+    """For how long a test waits until somebody is told."""
+    in_topic = False
+    """Whether blocks lie in the checkpoint topic, with which they are erased."""
 
     def storage(self) -> BlockStorage:
         """A new one, as in a process of its own; all of a test have one place."""
@@ -59,6 +69,10 @@ class BlockStorageContract:
         """Take a block away, as an operator's mistake would; -> its reference, or that of one which never was. May be
         left out."""
         self.left_out("lost", "a block that is gone")
+
+    def away(self) -> AbstractContextManager[object]:
+        """Within, the storage does not answer; then it is as it was. May be left out."""
+        self.left_out("away", "a storage that is away")
 
     @staticmethod
     def left_out(hook: str, what: str) -> NoReturn:
@@ -120,7 +134,15 @@ class BlockStorageContract:
 
     def ends(self) -> tuple[int, ...]:
         """Behind which lies what is put from now on."""
-        return self.opened().since(self.beginning).end_offsets
+        ends = self.opened().since(self.beginning).end_offsets
+        assert self.ordered or not any(ends), f"A storage that knows no order notes zeros, and not {ends}."
+        return ends
+
+    def dropped(self, refs: Sequence[BlockRef]) -> None:
+        """Drop *refs*, as a decision log and its engine do."""
+        storage = self.opened()
+        self.decided(storage.drop(refs))
+        storage.dropped(refs)
 
     # --- put and get --------------------------------------------------------------------------------------------------
 
@@ -230,12 +252,15 @@ class BlockStorageContract:
         """What was put behind the ends is found, whoever put it, for whatever checkpoint; what lies before is not."""
         old = self.put([b"old"] * 8)
         ends = self.ends()
-        assert self.listed(ends) == set(), "What was put before the ends that were noted is not asked for."
+        before = set() if self.ordered else set(old)
+        assert self.listed(ends) == before, "What was put before the ends that were noted is not asked for."
         orphans = self.put([b"killed"] * 8, checkpoint=2)
         orphans += self.put([b"zombie"] * 8, checkpoint=1, blocks=self.opened().begin(7, 3))
-        assert self.listed(ends) == set(orphans), ORPHANS
+        assert self.listed(ends) == {*before, *orphans}, ORPHANS
         assert self.listed(self.beginning) == {*old, *orphans}, ORPHANS
-        assert len(self.got(self.listed(ends))) == 16, "What is listed can be had by these very references."
+        assert len(self.got(self.listed(ends))) == len(before) + 16, (
+            "What is listed can be had by these very references."
+        )
 
     def test_ends_only_grow(self) -> None:
         """Ends that a manifest has noted stay good: what is put later lies behind them."""
@@ -245,17 +270,17 @@ class BlockStorageContract:
             put.append(self.put([b"%d" % number] * 5, checkpoint=number + 1))
             noted.append(self.ends())
         for number, ends in enumerate(noted):
-            wanted = {ref for refs in put[number:] for ref in refs}
+            wanted = {ref for refs in (put[number:] if self.ordered else put) for ref in refs}
             assert self.listed(ends) == wanted, f"{ORPHANS} Behind the ends noted before checkpoint {number + 1}."
 
     def test_what_is_dropped(self) -> None:
         """A dropped block is not listed any more, and dropping it again is no error; all others stay."""
         refs = self.put(map(bytes_of, range(10), [100] * 10))
-        self.decided(self.opened().drop(refs[:4]))
+        self.dropped(refs[:4])
         gone = "A dropped block is listed: it would be taken for an orphan, and dropped, at each start."
         assert self.listed(self.beginning) == set(refs[4:]), gone
         assert len(self.got(refs[4:])) == 6, "Dropping some blocks took others."
-        self.decided(self.opened().drop(refs[2:6]))
+        self.dropped(refs[2:6])
         assert self.listed(self.beginning) == set(refs[6:]), gone
         assert len(self.got(refs[6:])) == 4
 
@@ -263,7 +288,45 @@ class BlockStorageContract:
         """Before its transaction is durable nothing is dropped: it may fail, and the old manifest needs its blocks."""
         refs = self.put([b"needed"] * 4)
         early = "A block went before the decision that drops it was durable: the checkpoint that stands needs it."
-        writes = self.opened().drop(refs)
-        if writes:
-            assert self.listed(self.beginning) == set(refs), early
-            assert len(self.got(refs)) == 4, early
+        self.opened().drop(refs)
+        assert self.listed(self.beginning) == set(refs), early
+        assert len(self.got(refs)) == 4, early
+
+    def test_erasing(self) -> None:
+        """A pipeline that is forgotten leaves no block outside of its topic; what is erased twice is no error."""
+        refs = self.put([b"state"] * 5)
+        storage = self.opened()
+        storage.erase()
+        storage.erase()
+        left = self.listed(self.beginning)
+        stays = "Blocks outside of the topic stay when the pipeline is forgotten: nobody would ever remove them."
+        assert left == (set(refs) if self.in_topic else set()), stays
+
+    # --- away ---------------------------------------------------------------------------------------------------------
+
+    def test_a_storage_that_is_away_is_waited_for(self) -> None:
+        """Whoever puts goes on, is told what is waited for, and has its blocks durable once the storage is back."""
+        blocks = self.opened().begin(1, 0)
+        self.put([b"before"], blocks=blocks)
+        with self.away():
+            tickets = [blocks.write(block(b"%d" % group, 2), group) for group in range(6)]
+            deadline = time.monotonic() + self.limit_s
+            while not blocks.waiting:
+                blocks.poll()
+                assert time.monotonic() < deadline, f"{AWAY} Nobody is told what is waited for."
+            assert blocks.poll() == 6, AWAY
+            assert not any(ticket.resolved for ticket in tickets), AWAY
+        blocks.wait(LIMIT_S)
+        assert not blocks.waiting, f"Nothing is waited for any more, but it says: {blocks.waiting}"
+        refs = [ticket.ref for ticket in tickets]
+        assert len(self.got(ref for ref in refs if ref is not None)) == 6, AWAY
+
+    def test_reading_while_it_is_away(self) -> None:
+        """A storage that is away is no damage: `StorageUnavailable`, or what was asked for, once it is back."""
+        refs = self.put([b"needed"] * 3)
+        storage = self.opened()
+        with self.away():
+            unknown = "What is away is neither gone nor damaged: the checkpoint would be given up."
+            refused(lambda: self.got(refs, storage), StorageUnavailable, unknown)
+            refused(lambda: storage.since(self.beginning), StorageUnavailable, unknown)
+        assert len(self.got(refs, storage)) == 3, AWAY

@@ -16,10 +16,9 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Scanned
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
 from exactlyonce.cli.doctor import blocks as doctor_blocks
@@ -193,7 +192,7 @@ def state_block(orders: Orders) -> BlockRef:
     config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
     newest = read_history(config.confluent(), orders.name).latest
     assert newest is not None
-    with closing(block_storage(config, find_topic(config.confluent(), orders.name))) as storage:
+    with closing(block_storage(config, find_topic(config.confluent(), orders.name), "")) as storage:
         refs = references(newest, storage)
     indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
     (block,) = (ref for ref in refs - indexes if ref.key.startswith("block/1/1/totals/"))

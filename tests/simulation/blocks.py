@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from clients import TOPIC
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Scanned
+from exactlyonce.checkpoint.store.storage import Scanned
 from exactlyonce.testing.broker.interface import Isolation, Record
 
 if TYPE_CHECKING:

@@ -188,10 +188,10 @@ class SimulatedCoordinator:
 
     def _perform_effect(self, effect: events.Effect) -> None:
         match effect:
-            case events.Trigger(checkpoint, base, final):
+            case events.Trigger(checkpoint, base, final, savepoint):
                 for worker in self.workers:
                     added = self.world.share(self._topics.added, self.scale.parallelism, worker.index)
-                    worker.tell(msg.Trigger(checkpoint, base, final, added))
+                    worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint))
             case events.Decide(plan):
                 pinned = self.core.pinned
                 self._on_broker(

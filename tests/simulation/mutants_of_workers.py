@@ -187,9 +187,9 @@ def _shared_partitions() -> Iterable[Any]:
 def _wrong_base() -> Iterable[Any]:
     real = KeyedTable.freeze
 
-    def freeze(self: Any, checkpoint: int, base: int) -> Snapshot:
+    def freeze(self: Any, checkpoint: int, base: int, *, whole: bool) -> Snapshot:
         self._intervals = []
-        return real(self, checkpoint, base)
+        return real(self, checkpoint, base, whole=whole)
 
     yield patch.object(KeyedTable, "freeze", freeze)
 

@@ -80,13 +80,18 @@ class EncodedTable:
 
         return self.apply(step, keys, records)
 
-    def freeze(self, checkpoint: int, base: int) -> EncodedSnapshot:
+    def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> EncodedSnapshot:
         require(checkpoint > self._frozen and base in self.chains, "checkpoints and bases only grow")
         self._frozen = checkpoint
         self.chains = {each: chain for each, chain in self.chains.items() if each >= base}
         self._intervals = [each for each in self._intervals if each[0] > base]
         self._intervals.append((checkpoint, self._changes))
         self._changes = {}
+        if whole:
+            states: Changes = {
+                key: packed for group in self.stored.groups for key, packed in self._group(group).items()
+            }
+            return EncodedSnapshot(self, ((checkpoint, states),), Chain())
         return EncodedSnapshot(self, tuple(self._intervals), self.chains[base])
 
     def get(self, key: bytes) -> Any:
@@ -175,9 +180,9 @@ FREEZE, TOUCH, ENCODE = KeyedTable.freeze, KeyedTable._touch, StateType.encode
 DELETE, READ, TABLE, APPLY = Interval._delete, StoredState.read, HashMapBackend.table, KeyedTable.apply
 
 
-def _forgetful(self: Any, checkpoint: int, base: int) -> Any:
+def _forgetful(self: Any, checkpoint: int, base: int, **how: bool) -> Any:
     self._intervals = []
-    return FREEZE(self, checkpoint, base)
+    return FREEZE(self, checkpoint, base, **how)
 
 
 def _uncloned(self: Any, keys: Any) -> None:
@@ -197,11 +202,11 @@ def _located_anywhere(self: Any, *given: Any) -> Any:
 
 MUTANTS = {
     "freezing copies": Mutant(
-        KeyedTable, "freeze", lambda self, *given: (FREEZE(self, *given), dict(self._states))[0],
+        KeyedTable, "freeze", lambda self, *given, **how: (FREEZE(self, *given, **how), dict(self._states))[0],
         "freezing_takes_constant_time", "Freezing 20000 keys took",
     ),
     "freezing looks at every key": Mutant(
-        KeyedTable, "freeze", lambda self, *given: (FREEZE(self, *given), sum(1 for _ in self.items()))[0],
+        KeyedTable, "freeze", lambda self, *given, **how: (FREEZE(self, *given, **how), set(self.items()))[0],
         "freezing_takes_constant_time", "Calls made, by number of keys",
     ),
     "all is encoded at once": Mutant(
@@ -220,6 +225,9 @@ MUTANTS = {
     ),
     "changes of an aborted checkpoint are lost": Mutant(
         KeyedTable, "freeze", _forgetful, "a_checkpoint_that_is_aborted", "those of checkpoints that were aborted"
+    ),
+    "a savepoint is an increment": Mutant(
+        KeyedTable, "freeze", lambda self, *given, whole: FREEZE(self, *given), "a_savepoint", "has no older block"
     ),
     "every snapshot is whole": Mutant(
         Merging, "choose", lambda self, checkpoint, changed, tables: set(tables), "increments", "relative to its base"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -11,9 +12,9 @@ import pytest
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Scanned, Write
-from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock, Ticket
-from exactlyonce.pipeline.errors import require
+from exactlyonce.checkpoint.requests import Write
+from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock, Scanned, Ticket
+from exactlyonce.pipeline.errors import StorageUnavailable, require
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
 
@@ -23,7 +24,13 @@ class Shelf:
     def __init__(self) -> None:
         self.values: dict[str, tuple[int, bytes]] = {}
         self.numbers = count(1)
+        self.away = False
         self.processes = count(1)
+
+    def reach(self) -> None:
+        """Raise while it is away."""
+        if self.away:
+            raise StorageUnavailable("The shelf is away.")
 
     def lay(self, key: str, value: bytes) -> int:
         """Keep *value*; its number."""
@@ -32,7 +39,7 @@ class Shelf:
 
 
 class ShelfBlocks:
-    """The `AttemptBlocks` of a process: what is sent is durable at the next poll."""
+    """The `AttemptBlocks` of a process: what is sent is durable at the next poll, unless the shelf is away."""
 
     def __init__(self, shelf: Shelf, incarnation: int, attempt: int) -> None:
         self._shelf, self._life = shelf, (incarnation, attempt, f"p{next(shelf.processes)}")
@@ -42,6 +49,10 @@ class ShelfBlocks:
     @property
     def pending(self) -> int:
         return len(self._sent)
+
+    @property
+    def waiting(self) -> str:
+        return "waiting for the shelf" if self._shelf.away and self._sent else ""
 
     def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
         incarnation, attempt, nonce = self._life
@@ -54,6 +65,8 @@ class ShelfBlocks:
         return ticket
 
     def poll(self, timeout_s: float = 0.0) -> int:
+        if self._shelf.away:
+            return self.pending
         for key, (ticket, value) in self._sent.items():
             ticket.written(0, self._shelf.lay(key, value))
         self._sent.clear()
@@ -69,11 +82,16 @@ class ShelfStorage:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
 
+    def check(self) -> None:
+        self.shelf.reach()
+
     def begin(self, incarnation: int, attempt: int) -> ShelfBlocks:
+        self.shelf.reach()
         return ShelfBlocks(self.shelf, incarnation, attempt)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         for ref in dict.fromkeys(refs):
+            self.shelf.reach()
             _, value = self.shelf.values.get(ref.key, (0, None))
             if value is None:
                 raise DamagedBlock(f"Block {ref.key} is gone.", ref)
@@ -89,6 +107,7 @@ class ShelfStorage:
             raise DamagedBlock(f"Block {ref.key} is not what was written.", ref)
 
     def since(self, ends: Iterable[int]) -> Scanned:
+        self.shelf.reach()
         (end,) = ends
         found = [
             BlockRef(0, number, key, len(value), hashlib.sha256(value).digest())
@@ -98,7 +117,15 @@ class ShelfStorage:
         return Scanned(tuple(found), (max([number for number, _ in self.shelf.values.values()], default=0) + 1,))
 
     def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-        return tuple(Write(ref.partition, ref.key, None) for ref in refs)
+        return ()
+
+    def dropped(self, refs: Iterable[BlockRef]) -> None:
+        self.shelf.reach()
+        for each in refs:
+            self.shelf.values.pop(each.key, None)
+
+    def erase(self) -> None:
+        self.shelf.values.clear()
 
     def close(self) -> None:
         """There is no connection."""
@@ -116,16 +143,18 @@ class TestShelf(BlockStorageContract):
     def storage(self) -> BlockStorage:
         return ShelfStorage(self.shelf)
 
-    def decided(self, writes: Sequence[Write]) -> None:
-        for each in writes:
-            self.shelf.values.pop(each.key, None)
-
     def laid(self, key: str, value: bytes) -> tuple[int, int]:
         return 0, self.shelf.lay(key, value)
 
     def lost(self, ref: BlockRef) -> BlockRef:
         del self.shelf.values[ref.key]
         return ref
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        self.shelf.away = True
+        yield
+        self.shelf.away = False
 
 
 class Mutant(NamedTuple):
@@ -138,7 +167,8 @@ class Mutant(NamedTuple):
     says: str
 
 
-SINCE, BEGIN, WRITE = ShelfStorage.since, ShelfStorage.begin, ShelfBlocks.write
+SINCE, BEGIN, FETCH = ShelfStorage.since, ShelfStorage.begin, ShelfStorage.fetch
+WRITE, POLL = ShelfBlocks.write, ShelfBlocks.poll
 
 
 def _silently(self: Any, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
@@ -155,10 +185,8 @@ def _own_alone(self: Any, ends: Iterable[int]) -> Scanned:
 
 
 def _at_once(self: Any, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-    writes = tuple(Write(ref.partition, ref.key, None) for ref in refs)
-    for each in writes:
-        self.shelf.values.pop(each.key, None)
-    return writes
+    self.dropped(refs)
+    return ()
 
 
 def _again(self: Any, block: Block, key_group: int, part: int = 0) -> Ticket:
@@ -170,6 +198,25 @@ def _without_a_process(self: Any, incarnation: int, attempt: int) -> ShelfBlocks
     blocks = BEGIN(self, incarnation, attempt)
     blocks._life = (incarnation, attempt, "p0")
     return blocks
+
+
+def _failing(self: Any, timeout_s: float = 0.0) -> int:
+    if self._shelf.away:
+        for ticket, _ in self._sent.values():
+            ticket.failed("The shelf is away.")
+        self._sent.clear()
+    return POLL(self, timeout_s)
+
+
+def _damaged_when_away(self: Any, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+    try:
+        yield from FETCH(self, refs)
+    except StorageUnavailable as error:
+        raise DamagedBlock(str(error), next(iter(refs))) from error
+
+
+def _nothing_when_away(self: Any, ends: Iterable[int]) -> Scanned:
+    return Scanned((), tuple(ends)) if self.shelf.away else SINCE(self, ends)
 
 
 MUTANTS = {
@@ -196,7 +243,28 @@ MUTANTS = {
         ShelfStorage, "since", lambda self, ends: SINCE(self, [each + 1 for each in ends]), "ends_only_grow",
         "nobody remembers it",
     ),
-    "nothing is dropped": Mutant(ShelfStorage, "drop", lambda self, refs: (), "what_is_dropped", "is listed"),
+    "nothing is dropped": Mutant(
+        ShelfStorage, "dropped", lambda self, refs: None, "what_is_dropped", "A dropped block is listed"
+    ),
+    "nothing is erased": Mutant(
+        ShelfStorage, "erase", lambda self: None, "erasing", "stay when the pipeline is forgotten"
+    ),
+    "nobody is told what is waited for": Mutant(
+        ShelfBlocks, "waiting", "", "a_storage_that_is_away_is_waited_for", "Nobody is told what is waited for"
+    ),
+    "what is waited for is told for good": Mutant(
+        ShelfBlocks, "waiting", "waiting for the shelf", "a_storage_that_is_away_is_waited_for",
+        "Nothing is waited for any more",
+    ),
+    "a block fails while the storage is away": Mutant(
+        ShelfBlocks, "poll", _failing, "a_storage_that_is_away_is_waited_for", "is waited for, by whoever writes"
+    ),
+    "what is away is damaged": Mutant(
+        ShelfStorage, "fetch", _damaged_when_away, "reading_while_it_is_away", "neither gone nor damaged"
+    ),
+    "nothing is listed while it is away": Mutant(
+        ShelfStorage, "since", _nothing_when_away, "reading_while_it_is_away", "neither gone nor damaged"
+    ),
     "blocks are dropped before the decision": Mutant(
         ShelfStorage, "drop", _at_once, "what_is_not_decided_is_not_dropped", "before the decision that drops it"
     ),
@@ -209,6 +277,6 @@ def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.Monkey
     mutant = MUTANTS[rule]
     monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
     contract = TestShelf()
-    contract.shelf, contract._made = Shelf(), []
+    contract.shelf, contract._made, contract.limit_s = Shelf(), [], 0.1
     with pytest.raises(Exception, match=mutant.says):
         getattr(contract, f"test_{mutant.test}")()

@@ -155,6 +155,7 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         write_state=False,
         origins=origins,
         folder=str(folder),
+        storage=manifest.storage,
     )
 
 
@@ -162,7 +163,7 @@ def _order_logs(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[
     """By task and subtask, the order logs of the interval, one after the other; those of aborted checkpoints too."""
     refs = [ref for log in manifest.order_logs for ref in log.blocks]
     with whole_or_halt(manifest):
-        bodies = {ref: block.body for ref, block in block_storage(client, common.topic).fetch(refs)}
+        bodies = {ref: block.body for ref, block in block_storage(client, common.topic, common.storage).fetch(refs)}
     found: dict[tuple[str, int], tuple[bytes, ...]] = {}
     for log in manifest.order_logs:
         place = (log.task, log.subtask)

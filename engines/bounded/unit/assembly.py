@@ -90,7 +90,7 @@ class _Assembler:
         self.blocks_written, self.names = blocks, names
         self.config = ClientConfig(unit.client)
         self.made = Assembly(BatchTime())
-        self.blocks = block_storage(self.config, unit.topic)
+        self.blocks = block_storage(self.config, unit.topic, unit.storage)
         self.operators: dict[str, Any] = {}
 
     def add(self, node: Node) -> None:

@@ -46,6 +46,8 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Whether output files say where each record stems from."""
     folder: str
     """Where files are staged."""
+    storage: str = ""
+    """Where blocks are kept; see `Manifest.storage`."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

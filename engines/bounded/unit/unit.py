@@ -98,7 +98,7 @@ def _block_writer(unit: Unit) -> AttemptBlocks | None:
     """None: the unit writes no blocks, for it computes again what is there already."""
     if not unit.write_state:
         return None
-    return block_storage(ClientConfig(unit.client), unit.topic).begin(unit.incarnation, unit.attempt)
+    return block_storage(ClientConfig(unit.client), unit.topic, unit.storage).begin(unit.incarnation, unit.attempt)
 
 
 def _acknowledgement(

@@ -34,6 +34,7 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.store.topic import prepare_topic
@@ -102,7 +103,7 @@ class SinkDriver:
         self._close_log()
         partitions = TOPIC_PARTITIONS if self.options.target is None else TOPIC_PARTITIONS_OF_ROWS
         topic = prepare_topic(self._settings, self.options.sink_id, partitions)
-        self._blocks = self._blocks or block_storage(self.options.client(), topic, stays_connected=True)
+        self._blocks = self._blocks or block_storage(self.options.client(), topic, TOPIC, stays_connected=True)
         self._stores = self._stores or Stores(self.options.sink_id, _sinks(self.options), self._blocks)
         self._led = self._led or LedSink(
             pipeline=self.options.sink_id,

@@ -95,8 +95,11 @@ class NewestKept:
     def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
         """Nobody writes blocks."""
 
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
         """It stands on none."""
+
+    def release(self, checkpoint: int) -> None:
+        """There are no savepoints."""
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """Old manifests."""

@@ -15,6 +15,7 @@ from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
@@ -127,7 +128,7 @@ class _Blocks:
         """See `BlockStaging`."""
         if self._writer is None:
             given = self.assignment
-            self._writer = block_storage(self.config, given.topic).begin(given.incarnation, given.attempt)
+            self._writer = block_storage(self.config, given.topic, TOPIC).begin(given.incarnation, given.attempt)
         return StagedBlocks(self._writer, self._names, self.sink, self.subtask).write(kind, checkpoint, body)
 
     def wait(self) -> None:

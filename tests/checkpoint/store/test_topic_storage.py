@@ -24,6 +24,7 @@ class TestTopicStorage(BlockStorageContract):
     """The storage that engines use keeps the contract."""
 
     beginning = (0,) * 5
+    in_topic = True
     stays_connected = False
 
     @pytest.fixture(autouse=True)

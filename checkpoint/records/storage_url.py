@@ -1,0 +1,72 @@
+"""The URL of a block storage outside of the checkpoint topic, as settings give it and manifests hold it. Pure.
+
+Invariant: a URL that comes out of here holds no secret, and two that mean one place in one spelling are equal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.names import setting
+
+TOPIC = ""
+"""Where blocks lie unless something else is said: in the checkpoint topic itself."""
+SCHEMES = ("file", "hdfs", "s3")
+_FORMS = "file:///folder, hdfs://host:port/folder or s3://bucket/prefix"
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?\Z", re.DOTALL)
+
+
+def storage_url(text: str) -> str:
+    """*text* in its one spelling; "topic" is `TOPIC`. ConfigError where it is no URL of a storage.
+
+    >>> storage_url("file:///mnt/checkpoints/"), storage_url("s3://shop//prod"), storage_url("topic")
+    ('file:///mnt/checkpoints', 's3://shop/prod', '')
+    """
+    if text in ("topic", TOPIC):
+        return TOPIC
+    found = _URL.match(text)
+    if found is None:
+        raise _wrong("it is no URL")
+    scheme, host, path = found[1].lower(), found[2], found[3] or ""
+    if "@" in host:  # before anything of it is shown
+        raise _wrong(
+            "it holds a user or a password, which would be kept with every checkpoint. Leave them out: S3 takes them "
+            "from the environment, HDFS from Kerberos or HADOOP_USER_NAME"
+        )
+    if "?" in text or "#" in text:
+        raise _wrong("it has a query or a fragment, which would be kept with every checkpoint. Leave it out")
+    if scheme not in SCHEMES:
+        raise _wrong(f"there is no storage {scheme}://")
+    parts = [each for each in path.split("/") if each]
+    if ".." in parts or "." in parts or not text.isprintable():
+        raise _wrong("its path is not written out")
+    if scheme == "file" and (host or not parts):
+        raise _wrong("a folder of this machine has three slashes and a name")
+    if scheme != "file" and not host:
+        raise _wrong(f"{'the bucket' if scheme == 's3' else 'the host'} is missing")
+    return "/".join([f"{scheme}://{host}", *parts])
+
+
+def _wrong(why: str) -> ConfigError:
+    return ConfigError(f"{setting('storage')}: {why}. Write {_FORMS}; or topic, the default.")
+
+
+def parts_of(url: str) -> tuple[str, str, str]:
+    """(scheme, host or bucket, path without its first slash) of a URL that `storage_url` has made.
+
+    >>> parts_of("s3://shop/prod/eu")
+    ('s3', 'shop', 'prod/eu')
+    """
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    return scheme, host, path
+
+
+def described(url: str) -> str:
+    """A storage for people.
+
+    >>> described(TOPIC), described("s3://shop/prod")
+    ('the checkpoint topic', 's3://shop/prod')
+    """
+    return url or "the checkpoint topic"

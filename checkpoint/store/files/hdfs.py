@@ -1,0 +1,121 @@
+"""Files in HDFS, by hdfs-native: no Java is needed.
+
+What `core-site.xml` and `hdfs-site.xml` in `HADOOP_CONF_DIR` say counts, name services among them; the user is that of
+Kerberos or of `HADOOP_USER_NAME`. Invariant: a file gets its name by a rename that replaces nothing, once the data
+nodes have its bytes on disk and the name node its end.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.pipeline.extras import needing
+
+R = TypeVar("R")
+
+_REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
+
+
+class HdfsFolder:
+    """The `Folder` *path* of the name node or the name service *host*."""
+
+    def __init__(self, host: str, path: str) -> None:
+        self._host, self._path = host, f"/{path}"
+        self.url = f"hdfs://{host}/{path}"
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    def check(self) -> None:
+        def probed(client: Any) -> None:
+            client.mkdirs(self._path, create_parent=True)
+            self._write(client, probe := f"{self._path}/probe-{secrets.token_hex(4)}", b"probe")
+            client.delete(probe)
+
+        self._asked(probed)
+
+    def put(self, name: str, content: bytes, aside: str) -> None:
+        path, temporary = f"{self._path}/{name}", f"{self._path}/{aside}"
+
+        def written(client: Any) -> None:
+            try:
+                self._write(client, temporary, content)
+                client.rename(temporary, path)
+            except FileExistsError:  # put by an attempt of this one whose answer did not come
+                client.delete(temporary)
+            except Exception:
+                with suppress(Exception):  # else it is an orphan
+                    client.delete(temporary)
+                raise
+
+        self._asked(written)
+
+    @staticmethod
+    def _write(client: Any, path: str, content: bytes) -> None:
+        """A new file, whose bytes the data nodes have on disk, and whose end the name node has."""
+        with client.create(path) as file:  # it replaces nothing
+            file.write(content)
+            file.hsync()
+
+    def get(self, name: str) -> bytes | None:
+        def read(client: Any) -> bytes | None:
+            try:
+                content: bytes = client.read(f"{self._path}/{name}").read()
+            except FileNotFoundError:
+                return None
+            return content
+
+        return self._asked(read)
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        def listed(client: Any) -> list[tuple[str, int]]:
+            try:
+                found = list(client.list_status(self._path))
+            except FileNotFoundError:
+                return []
+            return [(each.path.rpartition("/")[2], each.length) for each in found if not each.isdir]
+
+        yield from self._asked(listed)
+
+    def remove(self, names: Iterable[str]) -> None:
+        def removed(client: Any) -> None:
+            for name in names:
+                with suppress(FileNotFoundError):
+                    client.delete(f"{self._path}/{name}")
+
+        self._asked(removed)
+
+    def remove_folder(self) -> None:
+        parent = self._path.rpartition("/")[0]
+
+        def removed(client: Any) -> None:
+            with suppress(FileNotFoundError):
+                client.delete(self._path, recursive=True)
+                if not list(client.list_status(parent)):
+                    client.delete(parent)
+
+        self._asked(removed)
+
+    def _client(self) -> Any:
+        """Made with the first request: not every process of a pipeline has one."""
+        with self._lock:
+            if self._made is None:
+                with needing("hdfs", "hdfs-native", f"The checkpoint storage {self.url}"):
+                    import hdfs_native
+                self._made = hdfs_native.Client(f"hdfs://{self._host}")
+            return self._made
+
+    def _asked(self, ask: Callable[[Any], R]) -> R:
+        try:
+            return ask(self._client())
+        except (ConfigError, StorageUnavailable):
+            raise
+        except Exception as error:  # the library raises what its errors are made of, as whatever class fits
+            said = str(error).partition("\n")[0][:300]
+            if isinstance(error, PermissionError) or any(each in said for each in _REFUSED):
+                raise ConfigError(f"The checkpoint storage {self.url} refuses: {said}") from error
+            raise StorageUnavailable(f"The checkpoint storage {self.url} does not answer: {said}") from error

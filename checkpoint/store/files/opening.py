@@ -1,0 +1,34 @@
+"""From the URL of a storage to the folder of one pipeline in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exactlyonce.checkpoint.records.storage_url import parts_of
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.store.files.folder import Folder
+from exactlyonce.checkpoint.store.files.hdfs import HdfsFolder
+from exactlyonce.checkpoint.store.files.local import LocalFolder
+from exactlyonce.checkpoint.store.files.s3 import S3Folder
+from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.pipeline.errors import InvariantViolation
+
+_TOPIC_SUFFIX = ".checkpoints"
+
+
+def file_storage(url: str, topic: TopicInfo) -> FileStorage:
+    """The storage of the pipeline whose decisions are in *topic*, below *url*, as `storage_url` has made it."""
+    return FileStorage(_folder(url, f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic.topic_id}"))
+
+
+def _folder(url: str, inner: str) -> Folder:
+    scheme, host, path = parts_of(url)
+    joined = f"{path}/{inner}" if path else inner
+    match scheme:
+        case "file":
+            return LocalFolder(Path("/", path), inner)
+        case "s3":
+            return S3Folder(host, joined)
+        case "hdfs":
+            return HdfsFolder(host, joined)
+    raise InvariantViolation(f"no storage for {url}")

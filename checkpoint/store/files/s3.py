@@ -1,0 +1,154 @@
+"""Files in a bucket of S3, or of a store that speaks its protocol, by s3fs.
+
+Keys, tokens, region and endpoint come from where every AWS client takes them: the environment (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL` ...), its configuration files, the role of the machine. Invariants: a file is put by one request, so
+that there is all of it or nothing; it replaces nothing; no request is repeated by the library.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
+from exactlyonce.pipeline.extras import needing
+
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 20
+REMOVED_AT_ONCE = 1_000
+"""What the protocol allows."""
+_NO_BUCKET = ("NoSuchBucket",)
+_NO_FILE = ("NoSuchKey", "404")
+_THERE = ("PreconditionFailed", "412")
+_NO_RIGHT = (
+    *("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403"),
+    *("InvalidClientTokenId", "AuthorizationHeaderMalformed", "InvalidToken", "Forbidden"),
+)
+_WRONG = (
+    *("EntityTooLarge", "InvalidBucketName", "KeyTooLongError", "PermanentRedirect", "301"),
+    "IllegalLocationConstraintException",
+)
+"""Codes of answers that another attempt would get again."""
+
+
+class S3Folder:
+    """The `Folder` of the keys that begin with *prefix* and a slash, in *bucket*."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._bucket, self._prefix = bucket, f"{prefix}/"
+        self.url = f"s3://{bucket}/{prefix}"
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    def check(self) -> None:
+        key = f"{self._prefix}probe"
+        self._asked("put_object", Key=key, Body=b"probe")
+        self._asked("delete_object", Key=key)
+        self._asked("list_objects_v2", Prefix=self._prefix, MaxKeys=1)
+
+    def put(self, name: str, content: bytes, aside: str) -> None:
+        try:
+            self._asked("put_object", Key=self._prefix + name, Body=content, IfNoneMatch="*")
+        except _Answered as answer:
+            if answer.code not in _THERE:  # else an attempt of this one has put it, whose answer did not come
+                raise answer.error from answer
+
+    def get(self, name: str) -> bytes | None:
+        file_system = self._file_system()
+        try:
+            with self._explained():
+                content: bytes = file_system.cat_file(f"{self._bucket}/{self._prefix}{name}")
+                return content
+        except _Answered as answer:
+            if answer.code in _NO_FILE:
+                return None
+            raise answer.error from answer
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        more: dict[str, str] = {}
+        while True:
+            found = self._asked("list_objects_v2", Prefix=self._prefix, **more)
+            for each in found.get("Contents", ()):
+                yield each["Key"][len(self._prefix) :], each["Size"]
+            if not found.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": found["NextContinuationToken"]}
+
+    def remove(self, names: Iterable[str]) -> None:
+        left = iter(names)
+        while some := list(islice(left, REMOVED_AT_ONCE)):
+            keys = [{"Key": self._prefix + name} for name in some]
+            answer = self._asked("delete_objects", Delete={"Objects": keys, "Quiet": True})
+            for error in answer.get("Errors", ()):
+                raise self._error(str(error.get("Code")), str(error.get("Message")))
+
+    def remove_folder(self) -> None:
+        """There are only keys."""
+
+    def _file_system(self) -> Any:
+        """Made with the first request: not every process of a pipeline has one."""
+        with self._lock:
+            if self._made is None:
+                with needing("s3", "s3fs", f"The checkpoint storage {self.url}"):
+                    import s3fs
+
+                config = {
+                    "connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S,
+                    "retries": {"total_max_attempts": 1},
+                }  # fmt: skip
+                self._made = s3fs.S3FileSystem(config_kwargs=config, use_listings_cache=False, skip_instance_cache=True)
+                self._made.retries = 1
+            return self._made
+
+    def _asked(self, method: str, **arguments: Any) -> Any:
+        call: Callable[..., Any] = self._file_system().call_s3
+        with self._explained():
+            return call(method, Bucket=self._bucket, **arguments)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """An answer of the store's that is an error as `_Answered`; no answer as `StorageUnavailable`."""
+        from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
+
+        try:
+            yield
+        except ExactlyOnceError:
+            raise
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise ConfigError(
+                f"The checkpoint storage {self.url} needs credentials, and there are none: set AWS_ACCESS_KEY_ID and "
+                f"AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role."
+            ) from error
+        except Exception as error:  # of botocore, aiohttp, ssl or asyncio, or an OSError that s3fs has made of one
+            cause = error if isinstance(error, ClientError) else error.__cause__
+            if isinstance(cause, ClientError):
+                code, text = cause.response["Error"].get("Code", ""), cause.response["Error"].get("Message", "")
+                raise _Answered(str(code), self._error(str(code), str(text))) from error
+            raise StorageUnavailable(
+                f"The checkpoint storage {self.url} does not answer: {type(cause or error).__name__}."
+            ) from error
+
+    def _error(self, code: str, text: str) -> ExactlyOnceError:
+        """What an answer means; its text is not shown where it may repeat a key or a signature."""
+        if code in _NO_BUCKET:
+            return ConfigError(
+                f"There is no bucket {self._bucket}: make it, or correct the checkpoint storage {self.url}."
+            )
+        if code in _NO_RIGHT:
+            return ConfigError(
+                f"The checkpoint storage {self.url} refuses the credentials that it was given ({code}): they need the "
+                f"rights to put, get, list and delete objects there."
+            )
+        if code in _WRONG:
+            return ConfigError(f"The checkpoint storage {self.url} refuses ({code}): {text}")
+        return StorageUnavailable(f"The checkpoint storage {self.url} answers with an error ({code}): {text}")
+
+
+class _Answered(Exception):
+    """The store has answered with an error."""
+
+    def __init__(self, code: str, error: ExactlyOnceError) -> None:
+        super().__init__(code)
+        self.code, self.error = code, error

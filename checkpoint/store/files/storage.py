@@ -1,0 +1,112 @@
+"""The `BlockStorage` that keeps blocks as files.
+
+Invariants: a block is what its reference's digest says, or damaged; nothing is removed before `dropped` says that a
+durable decision lets it go. Files know no order: `since` lists all of them, and its ends are zeros.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from threading import Event
+from typing import TypeVar
+
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.requests import Write
+from exactlyonce.checkpoint.store.files.folder import Folder
+from exactlyonce.checkpoint.store.files.names import name_of, reference
+from exactlyonce.checkpoint.store.files.writer import FileBlocks
+from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned, verified_value
+from exactlyonce.pipeline.errors import StorageUnavailable
+
+R = TypeVar("R")
+
+READERS = 8
+READ_AHEAD = 16
+"""Blocks that are read before they are asked for, each 1 MB at most."""
+AWAY_TIMEOUT_S = 30.0
+"""A storage that is away is asked again for so long; what follows from it, whoever asked decides."""
+_PAUSE_S = 0.25
+
+
+class FileStorage:
+    """See the module. Nothing is connected yet."""
+
+    def __init__(self, folder: Folder, away_timeout_s: float = AWAY_TIMEOUT_S) -> None:
+        self._folder, self._away_timeout_s = folder, away_timeout_s
+        self._readers: ThreadPoolExecutor | None = None
+
+    def check(self) -> None:
+        """By a file, which is put and removed."""
+        self._folder.check()
+
+    def begin(self, incarnation: int, attempt: int) -> FileBlocks:
+        """Puts files that begin with *incarnation* and *attempt*."""
+        self._persistently(self._folder.check)
+        return FileBlocks(self._folder, incarnation, attempt)
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        """In the order of *refs*, several at once."""
+        left = iter(dict.fromkeys(refs))
+        ahead: deque[tuple[BlockRef, Future[bytes | None]]] = deque()
+        try:
+            while True:
+                for ref in islice(left, READ_AHEAD - len(ahead)):
+                    ahead.append((ref, self._pool().submit(self._got, ref)))
+                if not ahead:
+                    return
+                ref, coming = ahead.popleft()
+                value, named = coming.result(), f"Block {ref.key} in {self._folder.url}"
+                if value is None:
+                    raise DamagedBlock(f"{named} is gone.", ref)
+                yield ref, verified_value(ref, value, named)
+        finally:
+            for _, coming in ahead:
+                coming.cancel()
+
+    def _got(self, ref: BlockRef) -> bytes | None:
+        name = name_of(ref)
+        return None if name is None else self._persistently(lambda: self._folder.get(name))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(READERS, "block-readers")
+        return self._readers
+
+    def since(self, ends: Iterable[int]) -> Scanned:
+        """All that there are."""
+        found = (reference(name, size) for name, size in self._persistently(lambda: list(self._folder.files())))
+        return Scanned(tuple(ref for ref in found if ref is not None), tuple(0 for _ in ends))
+
+    def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
+        """Nothing is written for it."""
+        return ()
+
+    def dropped(self, refs: Iterable[BlockRef]) -> None:
+        """Remove them."""
+        self._folder.remove(name for ref in refs if (name := name_of(ref)) is not None)
+
+    def erase(self) -> None:
+        """Remove all files, and the folder."""
+        self._folder.remove([name for name, _ in self._folder.files()])
+        self._folder.remove_folder()
+
+    def close(self) -> None:
+        """End the threads; what they have begun to read is nobody's."""
+        if self._readers is not None:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+            self._readers = None
+
+    def _persistently(self, asked: Callable[[], R]) -> R:
+        deadline = time.monotonic() + self._away_timeout_s
+        while True:
+            try:
+                return asked()
+            except StorageUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            Event().wait(_PAUSE_S)

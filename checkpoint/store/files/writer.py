@@ -1,0 +1,149 @@
+"""Putting blocks as files, beside whoever computes them.
+
+Invariants: `write` and `poll` never wait: threads put, each file again and again while the storage is away or full; a
+ticket has its reference only once its file is durable. Threads are daemons: whoever is killed or gives up leaves
+orphans.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.store.files.folder import Folder
+from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, aside, name_of
+from exactlyonce.checkpoint.store.storage import KeysWritten, Ticket
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, require
+
+THREADS = 4
+"""A put of S3 takes some 50 ms, of a disk some 5: so many at once keep up with a worker that encodes."""
+PENDING_MAX = 1_024
+"""Each is 1 MB at most; a subtask stops far below."""
+PUT_TIMEOUT_S = 600.0
+"""A block that is not durable by then fails its worker."""
+SLOW_S = 10.0
+"""A put that takes longer is told of: some storages do not answer at all."""
+_PAUSE_FIRST_S, _PAUSE_LONGEST_S = 0.05, 2.0
+_POLL_S = 0.05
+
+
+@dataclass
+class _Put:
+    """A block on its way."""
+
+    ticket: Ticket
+    key: BlockKey
+    value: bytes
+    ref: BlockRef
+    since_s: float = field(default_factory=time.monotonic)
+    told: bool = False
+    failure: str = ""
+
+
+class FileBlocks:
+    """The `AttemptBlocks` of one attempt of one process."""
+
+    def __init__(self, folder: Folder, incarnation: int, attempt: int) -> None:
+        self.incarnation, self.attempt = incarnation, attempt
+        self._folder, self._nonce = folder, secrets.token_hex(6)
+        self._keys = KeysWritten()
+        self._unresolved: deque[_Put] = deque()
+        self._waiting: queue.SimpleQueue[_Put] = queue.SimpleQueue()
+        self._done = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        self._obstacle = ""
+        self._given_up = threading.Event()
+
+    @property
+    def pending(self) -> int:
+        """How many blocks are on their way."""
+        return len(self._unresolved)
+
+    @property
+    def waiting(self) -> str:
+        """See `AttemptBlocks`."""
+        if not self._unresolved:
+            return ""
+        took_s = time.monotonic() - self._unresolved[0].since_s
+        if not self._obstacle and took_s > SLOW_S:
+            return f"waiting for the checkpoint storage {self._folder.url}: a block is on its way for {took_s:.0f} s"
+        return self._obstacle and f"waiting for the checkpoint storage: {self._obstacle}"
+
+    def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
+        """Hand *block* to the threads, once for every (operator, checkpoint, key group, part)."""
+        key = BlockKey(self.incarnation, block.checkpoint, block.operator, key_group, part, self.attempt, self._nonce)
+        value = encode(block)
+        if self.pending >= PENDING_MAX:
+            raise StorageUnavailable(f"{self.pending} blocks wait for {self._folder.url}; there is no room for more.")
+        self._keys.add(key)
+        ticket = Ticket(str(key), value)
+        put = _Put(ticket, key, value, ticket.at(PARTITION, OFFSET))
+        self._unresolved.append(put)
+        self._waiting.put(put)
+        if len(self._threads) < min(THREADS, self.pending):
+            self._threads.append(threading.Thread(target=self._work, name="blocks", daemon=True))
+            self._threads[-1].start()
+        return ticket
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        """Let tickets learn their fate; how many are still pending."""
+        if self._unresolved and timeout_s > 0:
+            self._done.acquire(timeout=timeout_s)
+        left: deque[_Put] = deque()
+        for put in self._unresolved:
+            if put.failure:
+                put.ticket.failed(put.failure)
+            elif put.told:
+                put.ticket.written(PARTITION, OFFSET)
+            else:
+                left.append(put)
+        self._unresolved = left
+        return self.pending
+
+    def wait(self, timeout_s: float) -> None:
+        """Poll until nothing is pending, at most *timeout_s*; then `StorageUnavailable`, and nothing is tried again."""
+        deadline = time.monotonic() + timeout_s
+        while self.pending and self.poll(_POLL_S):
+            if time.monotonic() > deadline:
+                self._given_up.set()
+                raise StorageUnavailable(
+                    f"{self.pending} blocks were not written to {self._folder.url} within {timeout_s:.0f} s. "
+                    f"{self._obstacle}".rstrip()
+                )
+
+    # --- in the threads
+
+    def _work(self) -> None:
+        while not self._given_up.is_set():
+            put = self._waiting.get()
+            try:
+                self._put(put)
+            except Exception as error:
+                put.failure = f"{type(error).__name__}: {error}"
+            self._done.release()
+
+    def _put(self, put: _Put) -> None:
+        name, pause_s = name_of(put.ref), _PAUSE_FIRST_S
+        require(name is not None, f"{put.ref.key} is a well-formed key")
+        while True:
+            try:
+                self._folder.put(str(name), put.value, aside(put.key, put.ref.sha256))
+            except ConfigError as error:
+                put.failure = str(error)
+                return
+            except StorageUnavailable as error:
+                self._obstacle = str(error)
+                if time.monotonic() - put.since_s > PUT_TIMEOUT_S or self._given_up.wait(pause_s):
+                    put.failure = str(error)
+                    return
+                pause_s = min(2 * pause_s, _PAUSE_LONGEST_S)
+            else:
+                self._obstacle = ""
+                put.told = True
+                return

@@ -1,0 +1,115 @@
+"""Asking a coordinator that runs for something, from any machine: by the pipeline's mailbox; its log answers.
+
+Invariants: the answer is what the decision log says, and nothing else; a request is for the incarnation that lives, so
+that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import closing
+from threading import Event
+from typing import TypeVar
+
+import msgspec
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.mailbox import DELETE, SAVEPOINT, Asked, Mailbox
+from exactlyonce.cli import group_offsets
+from exactlyonce.cli.text import duration
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
+
+POLL_S = 0.5
+T = TypeVar("T")
+Answer = Callable[[History], T | None]
+
+
+class NotAnswered(ExactlyOnceError):
+    """A run did not do what it was asked for. Nothing is changed, or it does it yet."""
+
+
+def savepoint(config: ClientConfig, pipeline: str, timeout_ms: int, *, stop: bool) -> Manifest:
+    """Have the run of *pipeline* take a savepoint: its manifest, once it is finalized; and, to *stop*, has ended."""
+    asked = Asked(id=secrets.token_hex(8), incarnation=0, action=SAVEPOINT, stop=stop)
+
+    def answer(history: History) -> Manifest | None:
+        made = [each for each in history.retained if asked.id in each.requests and each.checkpoint in history.finalized]
+        running = stop and _living(history) is not None
+        return made[-1] if made and not running else None
+
+    return _answered(config, pipeline, asked, answer, timeout_ms)
+
+
+def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int) -> None:
+    """Have the run of *pipeline* delete a savepoint."""
+    asked = Asked(id=secrets.token_hex(8), incarnation=0, action=DELETE, checkpoint=checkpoint)
+    _answered(config, pipeline, asked, lambda history: checkpoint not in history.manifests or None, timeout_ms)
+
+
+def _living(history: History) -> Incarnation | None:
+    return history.living(SystemClock().now_ms())
+
+
+def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + timeout_ms
+    with closing(Mailbox(config.confluent(), pipeline)) as mailbox:
+        try:
+            while True:
+                history = read_history(config.confluent(), pipeline)
+                if (found := answer(history)) is not None:
+                    return found
+                living = _living(history)
+                if living is None and not _made(history, asked):
+                    raise NotAnswered(
+                        f"The run of {pipeline} has ended, and not done what it was asked for. Its last checkpoint is "
+                        f"{history.checkpoint_latest}. Run it again, and ask again."
+                    )
+                if living is not None:
+                    _leave(mailbox, msgspec.structs.replace(asked, incarnation=living.incarnation), living)
+                if clock.monotonic_ms() >= deadline_ms:
+                    raise NotAnswered(_late(pipeline, living, timeout_ms))
+                Event().wait(POLL_S)
+        finally:
+            _take_away(config, pipeline, mailbox, asked)
+
+
+def _made(history: History, asked: Asked) -> bool:
+    """Whether a savepoint is decided that is not known to be finalized: the next run finishes it."""
+    return any(asked.id in each.requests for each in history.retained)
+
+
+def _leave(mailbox: Mailbox, asked: Asked, living: Incarnation) -> None:
+    """Put the request there, unless it is there, or another one is that *living* may not have seen yet."""
+    present = mailbox.look()
+    if present is None or present.incarnation != living.incarnation:
+        mailbox.ask(asked)
+
+
+def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Asked) -> None:
+    present = mailbox.look()
+    if present is not None and present.id == asked.id:
+        group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
+
+
+def _late(pipeline: str, living: Incarnation | None, timeout_ms: int) -> str:
+    who = f"process {living.process} on {living.host}" if living is not None else "the run"
+    return (
+        f"{who} has not done within {duration(timeout_ms)} what it was asked for. If its checkpoints complete "
+        f"(`exactlyonce checkpoints {pipeline}`), allow more time by --timeout; a job on Spark, and a run of an older "
+        f"exactlyonce, take no requests."
+    )
+
+
+def require_savepoint(history: History, checkpoint: int) -> Manifest:
+    """The manifest of savepoint *checkpoint*; ConfigError, with those that there are, if there is none."""
+    found = {each.checkpoint: each for each in history.retained if each.is_savepoint}
+    if checkpoint not in found:
+        there = f"It has {', '.join(map(str, found))}." if found else "It has none."
+        raise ConfigError(f"{history.pipeline} has no savepoint {checkpoint} in its topic. {there}")
+    return found[checkpoint]

@@ -1,0 +1,132 @@
+"""`exactlyonce savepoints`: those that are retained: listed, verified, deleted."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from exactlyonce.cli import text
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+
+if TYPE_CHECKING:
+    from exactlyonce.checkpoint.records.manifest import Manifest
+
+_DAMAGED = 1
+_EXAMPLES = """\
+List the savepoints of a pipeline, find out whether one can be restored, or delete one.
+They lie in the checkpoint topic and never expire.
+
+examples:
+  exactlyonce savepoints list order-totals
+  exactlyonce savepoints verify order-totals 42
+  exactlyonce savepoints delete order-totals 42
+"""
+_LIST = "List the savepoints that are retained. A run is not disturbed.\n"
+_VERIFY = """\
+Read every block of a savepoint and compare it with its SHA-256. Exit code 1, with what is
+damaged, if it could not be restored. A run is not disturbed.
+"""
+_DELETE = """\
+Delete a savepoint: by the run, if the pipeline runs, else at once. What other checkpoints
+stand on stays. The newest checkpoint is never deleted, for the next run goes on from it.
+"""
+
+
+def add(commands: Commands) -> None:
+    """The parser, and those of its actions."""
+    usage, summary = "list|verify|delete PIPELINE [N] [options]", "list, verify and delete savepoints"
+    parser = add_command(commands, "savepoints", usage, summary, _EXAMPLES, show)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
+    listing = add_command(actions, "list", "PIPELINE [options]", "show what is retained", _LIST, show)
+    add_pipeline_name(listing)
+    listing.add_argument("--json", action="store_true", help="as one JSON document")
+    verifying = add_command(actions, "verify", "PIPELINE N [options]", "read all of one", _VERIFY, verify)
+    deleting = add_command(actions, "delete", "PIPELINE N [options]", "delete one", _DELETE, delete)
+    for each in (verifying, deleting):
+        add_pipeline_name(each)
+        each.add_argument("savepoint", metavar="N", type=int, help="its number, as it is listed")
+    deleting.add_argument("--timeout", metavar="T", default="2m", help="how long to wait for the run (default: 2m)")
+    for each in actions.choices.values():
+        add_cluster(each)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the list."""
+    from exactlyonce.checkpoint.store.log_reader import read_history
+
+    config = client(args)
+    history = read_history(config.confluent(), pipeline_name(args))
+    found = [each for each in history.retained if each.is_savepoint]
+    if args.json:
+        listed = [_as_json(each, finalized=each.checkpoint in history.finalized) for each in found]
+        print(msgspec.json.encode(listed).decode())
+    elif not found:
+        print(f"{history.pipeline} has no savepoints in its topic.")
+    else:
+        columns = (">id", "state", "completed", ">state size", "read up to")
+        rows = [_row(each, finalized=each.checkpoint in history.finalized) for each in found]
+        print(*text.table(columns, rows), sep="\n")
+    return 0
+
+
+def _as_json(manifest: Manifest, *, finalized: bool) -> dict[str, Any]:
+    return {
+        "checkpoint": manifest.checkpoint, "state": "finalized" if finalized else "decided",
+        "completed_at_ms": manifest.completed_at_ms, "state_bytes": _state_bytes(manifest),
+        "parallelism": manifest.parallelism, "max_parallelism": manifest.max_parallelism, "offsets": manifest.offsets,
+    }  # fmt: skip
+
+
+def _row(manifest: Manifest, *, finalized: bool) -> text.Row:
+    from exactlyonce.engines.local.reporting import size
+
+    read = " ".join(f"{each.topic}[{each.partition}]={each.offset}" for each in manifest.offsets)
+    state = "finalized" if finalized else "decided"
+    moment = text.moment(manifest.completed_at_ms)
+    return (str(manifest.checkpoint), state, moment, size(_state_bytes(manifest)), read)
+
+
+def _state_bytes(manifest: Manifest) -> int:
+    return sum(each.state_bytes for each in manifest.operators)
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Read all of it."""
+    from exactlyonce.checkpoint.store.log_reader import read_history
+    from exactlyonce.checkpoint.store.storage import DamagedBlock
+    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.cli.asking import require_savepoint
+    from exactlyonce.engines.blocks import block_storage, references
+    from exactlyonce.state.errors import DamagedState
+
+    config = client(args)
+    history = read_history(config.confluent(), pipeline_name(args))
+    manifest = require_savepoint(history, args.savepoint)
+    topic = find_topic(config.confluent(), history.pipeline)
+    with closing(block_storage(config, topic, history.storage, stays_connected=True)) as blocks:
+        try:
+            wanted = sorted(references(manifest, blocks), key=lambda ref: (ref.partition, ref.offset))
+            count = sum(1 for _ in blocks.fetch(wanted))
+        except (DamagedBlock, DamagedState) as error:
+            print(f"Savepoint {manifest.checkpoint} cannot be restored: {error}")
+            return _DAMAGED
+    if manifest.checkpoint not in history.finalized:
+        print(f"Savepoint {manifest.checkpoint} is decided, and not known to be committed: the next run finishes it.")
+    print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(count, 'block')} as they were written.")
+    return 0
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete it, and say so."""
+    from exactlyonce.checkpoint.store.log_reader import read_history
+    from exactlyonce.cli.deleting import delete as delete_savepoint
+    from exactlyonce.pipeline.durations import duration_ms
+
+    timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
+    history = read_history(config.confluent(), pipeline_name(args))
+    delete_savepoint(config, history, args.savepoint, timeout_ms)
+    print(f"Savepoint {args.savepoint} of {history.pipeline} is deleted.")
+    return 0

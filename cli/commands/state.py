@@ -1,0 +1,176 @@
+"""`exactlyonce state`: what operators keep, by key, at a checkpoint. Only reads: a pipeline runs on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from exactlyonce.cli import text
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exactlyonce.checkpoint.records.history import History
+    from exactlyonce.checkpoint.records.manifest import Manifest
+    from exactlyonce.checkpoint.store.storage import Blocks
+    from exactlyonce.engines.kept_state import KeptEntry, KeptState
+
+_EXAMPLES = """\
+Show the state that a pipeline keeps: without OPERATOR which operators keep some, with it
+every key and its state, at the newest checkpoint or at another that is retained. It is
+read from the checkpoint's blocks, which say how they were written: the pipeline's code is
+not needed, and a pipeline that runs is not disturbed.
+
+examples:
+  exactlyonce state order-totals
+  exactlyonce state order-totals totals
+  exactlyonce state order-totals totals --key ann
+  exactlyonce state order-totals totals --at 41 --json > state.jsonl
+
+A key is written as it is, or in JSON: 7 finds the number and the text, '["ann", 1]' a
+tuple.
+"""
+_LINES = 1_000
+"""Of a table, if no limit was given: whoever wants it all takes lines of JSON."""
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    usage = "PIPELINE [OPERATOR] [options]"
+    parser = add_command(commands, "state", usage, "show the state of operators", _EXAMPLES, state)
+    add_pipeline_name(parser)
+    parser.add_argument("operator", metavar="OPERATOR", nargs="?", help="the id of an operator")
+    parser.add_argument("--key", metavar="K", help="of this key only")
+    parser.add_argument("--at", metavar="N", type=int, help="at checkpoint N (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each key")
+    help_text = f"at most so many keys (default: all in JSON, {_LINES:,} in a table)"
+    parser.add_argument("--limit", metavar="N", type=int, help=help_text)
+    add_cluster(parser)
+
+
+def state(args: argparse.Namespace) -> int:
+    """Print it."""
+    from exactlyonce.checkpoint.store.log_reader import read_history
+    from exactlyonce.checkpoint.store.storage import DamagedBlock
+    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.engines.blocks import block_storage
+    from exactlyonce.engines.kept_state import kept_state
+
+    if args.key is not None and args.operator is None:
+        raise ConfigError("--key is for one operator: name it behind the pipeline.")
+    config = client(args)
+    pipeline = pipeline_name(args)
+    history = read_history(config.confluent(), pipeline)
+    manifest, topic = chosen(history, args.at), find_topic(config.confluent(), pipeline)
+    blocks = block_storage(config, topic, history.storage, stays_connected=True)
+    try:
+        if args.operator is None:
+            print(*_operators(manifest, blocks, as_json=args.json), sep="\n")
+        else:
+            _print(manifest, kept_state(manifest, args.operator, blocks), args)
+    except DamagedBlock:
+        if manifest.checkpoint in read_history(config.confluent(), pipeline).manifests:
+            raise
+        raise ConfigError(
+            f"Checkpoint {manifest.checkpoint} has expired while it was read: the pipeline runs on. Try again; a "
+            f"longer --num-retained of the run keeps more checkpoints, and a savepoint never expires."
+        ) from None
+    finally:
+        blocks.close()
+    return 0
+
+
+def chosen(history: History, at: int | None) -> Manifest:
+    """The checkpoint that is meant; ConfigError, with those that there are, if it is none of them."""
+    retained = [each.checkpoint for each in history.retained]
+    if at is None and history.latest is not None:
+        return history.latest
+    if at not in retained:
+        there = f"It has {', '.join(map(str, retained))}." if retained else "It has none yet."
+        raise ConfigError(f"{history.pipeline} has no checkpoint{'' if at is None else f' {at}'}. {there}")
+    return history.manifests[at]
+
+
+def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator[str]:
+    from exactlyonce.engines.kept_state import kept_state
+    from exactlyonce.engines.local.reporting import size
+
+    found = [(each, kept_state(manifest, each.operator, blocks).head()) for each in manifest.operators]
+    if as_json:
+        for each, head in found:
+            line = {
+                "operator": each.operator, "checkpoint": manifest.checkpoint, "parallelism": each.parallelism,
+                "state_bytes": each.state_bytes, "type": head.schema if head else None,
+            }  # fmt: skip
+            yield msgspec.json.encode(line).decode()
+        return
+    yield f"{manifest.pipeline} at checkpoint {manifest.checkpoint}, {text.moment(manifest.completed_at_ms)}"
+    if not found:
+        yield "No operator keeps state."
+        return
+    rows = [
+        (each.operator, size(each.state_bytes), str(each.parallelism), type_text(head.schema) if head else "empty")
+        for each, head in found
+    ]
+    yield from ("", *text.table(("operator", ">size", ">subtasks", "state"), rows))
+
+
+def _print(manifest: Manifest, kept: KeptState, args: argparse.Namespace) -> None:
+    head = kept.head()
+    schema = head.schema if head else None
+    entries = kept.entries() if args.key is None else kept.of_key(args.key)
+    if args.json:
+        for line in _lines(manifest, kept.operator, schema, islice(entries, args.limit)):
+            print(line)
+        return
+    limit = _LINES if args.limit is None else args.limit
+    some = list(islice(entries, limit + 1))
+    print(f"{kept.operator} of {manifest.pipeline} at checkpoint {manifest.checkpoint}: {type_text(schema)}")
+    if some:
+        print("", *text.table((">group", "key", "state"), [_row(each, schema) for each in some[:limit]]), sep="\n")
+    else:
+        print("No key has a state." if args.key is None else "This key has no state.")
+    if len(some) > limit:
+        print("and more: --limit N shows N keys, --json all.")
+
+
+def _lines(manifest: Manifest, operator: str, schema: Any, entries: Iterable[KeptEntry]) -> Iterator[str]:
+    from exactlyonce.engines.kept_state import decoded
+
+    for each in entries:
+        line = {
+            "operator": operator, "checkpoint": manifest.checkpoint, "key_group": each.group,
+            "key": decoded(each.key), "state": decoded(each.state, schema),
+        }  # fmt: skip
+        yield msgspec.json.encode(line).decode()
+
+
+def _row(entry: KeptEntry, schema: Any) -> text.Row:
+    from exactlyonce.engines.kept_state import decoded
+
+    shown = (msgspec.json.encode(each).decode() for each in (decoded(entry.key), decoded(entry.state, schema)))
+    return (str(entry.group), *shown)
+
+
+def type_text(schema: Any) -> str:
+    """A schema in a few words.
+
+    >>> type_text({"record": "Total", "fields": [["sum", "int"], ["names", {"optional": {"list": "str"}}]]})
+    'Total(sum: int, names: list[str])'
+    """
+    if not isinstance(schema, dict):
+        return str(schema or "empty")
+    if "optional" in schema:
+        return type_text(schema["optional"])
+    if "fields" in schema:
+        return f"{schema['record']}({', '.join(f'{name}: {type_text(of)}' for name, of in schema['fields'])})"
+    if "union" in schema:
+        return " | ".join(map(type_text, schema["union"]))
+    for name, of in schema.items():
+        if name in ("dict", "tuple", "list", "set"):
+            return f"{name}[{', '.join(map(type_text, of)) if isinstance(of, list) else type_text(of)}]"
+    return str(schema.get("record") or schema.get("enum") or schema)

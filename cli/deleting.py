@@ -1,0 +1,50 @@
+"""A savepoint is deleted: by the run, if there is one, else by a life of a coordinator that does nothing else.
+
+Invariant: only the holder of the fenced log drops anything, in one transaction, and never what another checkpoint
+stands on. The newest checkpoint is what the pipeline goes on from, and stays.
+"""
+
+from __future__ import annotations
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.cli import asking
+from exactlyonce.cli.committing import leading, to_stderr
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError
+
+
+def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: int) -> None:
+    """Delete savepoint *checkpoint*; ConfigError where that cannot be done."""
+    manifest = asking.require_savepoint(history, checkpoint)
+    if manifest is history.latest:
+        raise ConfigError(
+            f"Savepoint {checkpoint} is the newest checkpoint of {history.pipeline}: the next run goes on from it. Run "
+            f"it first, and delete the savepoint once it has taken another checkpoint."
+        )
+    if history.living(SystemClock().now_ms()) is not None:
+        asking.delete(config, history.pipeline, checkpoint, timeout_ms)
+    else:
+        _delete_alone(config, history, checkpoint)
+
+
+def _delete_alone(config: ClientConfig, history: History, checkpoint: int) -> None:
+    history.halt_if_damaged()
+    _require_finalized(history)
+    with leading(config, history.pipeline, None, to_stderr) as (leader, perform, requests):
+        ask.drive(leader.begin(), perform)
+        requests.freeze(leader.log.topic)
+        _require_finalized(leader.log.history)
+        ask.drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation), perform)
+        ask.drive(leader.forget_savepoint(checkpoint, ()), perform)
+        ask.drive(leader.log.heartbeat(ended=True), perform)
+
+
+def _require_finalized(history: History) -> None:
+    if history.unfinalized is not None:
+        raise ConfigError(
+            f"Checkpoint {history.unfinalized.checkpoint} of {history.pipeline} is decided, and not all of it is known "
+            f"to be committed. Run the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask "
+            f"again."
+        )

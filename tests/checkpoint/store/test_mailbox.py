@@ -1,0 +1,39 @@
+"""The mailbox of a pipeline in a real cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
+from exactlyonce.cli import group_offsets
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
+from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_request_is_found_until_it_is_taken_away(kafka: KafkaCluster, topic_name: str) -> None:
+    """It lies beside the group's offsets, outlives who left it, and is replaced by the next."""
+    kafka.create_topic(checkpoint_topic(topic_name))
+    kafka.create_topic(f"{topic_name}-in")
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    published = GroupOffsets(config, topic_name)
+    published.publish([SourceOffset("in", f"{topic_name}-in", "", 0, 7)])
+    coordinator, person = Mailbox(config.confluent(), topic_name), Mailbox(config.confluent(), topic_name)
+    assert coordinator.look() is None
+    first = Asked(id="a", incarnation=3, action=SAVEPOINT)
+    person.ask(first)
+    person.close()
+    assert coordinator.look() == first
+    again = Mailbox(config.confluent(), topic_name)
+    second = Asked(id="b", incarnation=3, action=SAVEPOINT, stop=True)
+    again.ask(second)
+    published.publish([SourceOffset("in", f"{topic_name}-in", "", 0, 8)])
+    assert coordinator.look() == second
+    assert group_offsets.forget(config, topic_name, {coordinator.place[0]: [coordinator.place[1]]}) == []
+    assert coordinator.look() is None
+    for each in (again, coordinator, published):
+        each.close()

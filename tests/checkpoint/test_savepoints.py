@@ -1,0 +1,154 @@
+"""Savepoints in the core: asked for, triggered, carried over failures, kept, released; and their alignment."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.checkpoint.decision import Decided
+from exactlyonce.checkpoint.events import (
+    Concluded,
+    Deployed,
+    End,
+    Failed,
+    Recovered,
+    Restart,
+    SavepointAsked,
+    Stop,
+    Tick,
+    Trigger,
+)
+from exactlyonce.checkpoint.records.encoding import decode, encode
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.retention import Ledger
+from tests.checkpoint.test_coordinator import INTERVAL_MS, TIMEOUT_MS, Job, manifest, plan_of
+from tests.checkpoint.test_retention import blocks
+
+
+def savepoint(checkpoint: int, *requests: str) -> Manifest:
+    """One that serves *requests*."""
+    return msgspec.structs.replace(manifest(checkpoint), kind="savepoint", requests=requests)
+
+
+def test_a_request_is_served_at_once_by_the_next_checkpoint() -> None:
+    """It does not wait for the interval, is told to be a savepoint, and the one after it is an ordinary one."""
+    job = Job().running()
+    assert job(SavepointAsked("a"), 5) == [Trigger(1, 0, final=False, savepoint=True)]
+    plan = plan_of(job.ack(1))
+    assert plan.requests == ("a",)
+    job(Concluded(1, Decided(savepoint(1, "a"))))
+    assert job(Tick(), 5 + INTERVAL_MS) == [Trigger(2, 1, final=False)]
+
+
+def test_a_request_is_served_once() -> None:
+    """Whoever asks does so until the log answers: neither in flight nor behind it is it a new request."""
+    job = Job().running()
+    job(SavepointAsked("a"))
+    assert job(SavepointAsked("a")) == []
+    job.ack(1)
+    job(Concluded(1, Decided(savepoint(1, "a"))))
+    assert job(SavepointAsked("a")) == []
+    assert job.trigger() == 2
+    assert job.core.in_flight[0].requests == ()
+
+
+def test_requests_that_wait_together_share_a_savepoint() -> None:
+    """While an ordinary checkpoint is under way two ask, and the next one serves both."""
+    job = Job().running()
+    first = job.deciding()
+    job(SavepointAsked("a"))
+    job(SavepointAsked("b"))
+    assert job.conclude(first)[-1] == Trigger(2, 1, final=False, savepoint=True)
+    assert job.core.in_flight[0].requests == ("a", "b")
+
+
+def test_a_request_outlives_what_fails() -> None:
+    """A savepoint that is late, and a restart, leave the request to the next attempt."""
+    job = Job(tolerable_failed=1).running()
+    job(SavepointAsked("a"))
+    _, again = job(Tick(), TIMEOUT_MS)
+    assert again == Trigger(2, 0, final=False, savepoint=True)
+    (restart,) = job(Failed("a worker died"))
+    assert isinstance(restart, Restart)
+    job.running()
+    assert job(Tick(), job.now_ms + INTERVAL_MS) == [Trigger(3, 0, final=False, savepoint=True)]
+
+
+def test_what_an_older_incarnation_has_decided_is_served() -> None:
+    """A savepoint that was decided before the coordinator died is not taken again."""
+    job = Job()
+    job(Recovered(savepoint(7, "a")))
+    job.grant(9)
+    job(Deployed())
+    assert job(SavepointAsked("a")) == []
+
+
+def test_a_stop_behind_a_savepoint() -> None:
+    """It is the last checkpoint: it comes alone, and the job ends with it."""
+    job = Job(max_concurrent=3).running()
+    first = job.trigger()
+    assert job(SavepointAsked("a", stop=True)) == []
+    job.ack(first)
+    assert job.conclude(first)[-1] == Trigger(2, 1, final=True, savepoint=True)
+    job.ack(2)
+    assert isinstance(job(Concluded(2, Decided(savepoint(2, "a"))))[-1], End)
+
+
+def test_a_stop_whose_savepoint_fails_is_asked_again() -> None:
+    """The job does not end without the savepoint: it restarts, and takes it then."""
+    job = Job().running()
+    job(SavepointAsked("a", stop=True))
+    (restart,) = job(Failed("a worker died"))
+    assert isinstance(restart, Restart)
+    job.running()
+    assert job(Tick(), job.now_ms + INTERVAL_MS) == [Trigger(2, 0, final=True, savepoint=True)]
+
+
+def test_the_last_checkpoint_serves_requests_too() -> None:
+    """Who stops the run meanwhile gets a last checkpoint that is the savepoint."""
+    job = Job().running()
+    first = job.deciding()
+    job(SavepointAsked("a"))
+    job(Stop())
+    assert job.conclude(first)[-1] == Trigger(2, 1, final=True, savepoint=True)
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_savepoints_barrier_holds_back_in_every_mode(exactly_once: bool) -> None:
+    """Also at least once an input waits behind it; before and after it is as the mode says."""
+    alignment = Alignment("ab", exactly_once=exactly_once)
+    assert not alignment.barrier("a", 1, aligned=True)
+    assert alignment.is_held("a")
+    assert alignment.barrier("b", 1, aligned=True)
+    assert not alignment.is_held("a")
+    alignment.barrier("a", 2)
+    assert alignment.is_held("a") is exactly_once
+
+
+def test_savepoints_do_not_count_among_the_retained() -> None:
+    """However many there are, as many ordinary checkpoints are kept as the setting says; and the newest of all."""
+    ledger = Ledger(1)
+    ledger.completed(1, blocks(1))
+    for checkpoint in (2, 3):
+        ledger.completed(checkpoint, blocks(checkpoint), keep=True)
+        assert ledger.expire() == ((), ())
+    ledger.completed(4, blocks(4))
+    assert ledger.expire() == ((1,), blocks(1))
+    assert ledger.retained == [2, 3, 4]
+
+
+def test_a_savepoint_that_is_released_goes_when_it_may() -> None:
+    """Not while it is the newest or pinned; and what later ones stand on stays."""
+    ledger = Ledger(2)
+    ledger.completed(1, blocks(1, 2), keep=True)
+    ledger.release(1)
+    assert ledger.expire() == ((), ())
+    ledger.completed(2, blocks(2, 3))
+    assert ledger.expire(pinned=[1]) == ((), ())
+    assert ledger.expire() == ((1,), blocks(1))
+
+
+def test_requests_are_in_the_manifest() -> None:
+    """What it serves is written and read."""
+    assert decode(encode(savepoint(3, "a", "b")), Manifest) == savepoint(3, "a", "b")

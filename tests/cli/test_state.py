@@ -1,0 +1,66 @@
+"""`exactlyonce state`: the state of a pipeline as a table and as lines of JSON, also of one that runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from exactlyonce.cli.commands.state import type_text
+from exactlyonce.engines.kept_state import decoded
+from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.schema import describe
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Orders
+
+
+def test_decoded_by_schema() -> None:
+    """What the schema says of fields that are written by position holds within other values, too."""
+    point = {"record": "Point", "fields": [["x", "int"], ["y", {"optional": "int"}]], "array": True}
+    assert decoded(canonical_key([1, 2]), {"union": [point, "null"]}) == {"x": 1, "y": 2}
+    assert decoded(canonical_key({"a": [1]}), {"dict": ["str", point]}) == {"a": {"x": 1}}
+    assert decoded(canonical_key([[1, 2]]), {"list": point}) == [{"x": 1, "y": 2}]
+    assert decoded(canonical_key([1, [1, 2]]), {"tuple": ["int", point]}) == [1, {"x": 1, "y": 2}]
+    assert decoded(canonical_key({"p": [1, 2], "q": 3}), {"record": "P", "fields": [["p", point]]}) == {
+        "p": {"x": 1, "y": 2},
+        "q": 3,
+    }
+
+
+def test_type_text() -> None:
+    """Types are shown as a person would write them."""
+    assert type_text(describe(dict[str, list[int] | None])) == "dict[str, list[int] | null]"
+    assert type_text(describe(tuple[int, str])) == "tuple[int, str]"
+
+
+@pytest.mark.broker
+def test_after_a_run(orders: Orders) -> None:
+    """Operators, all keys, one key, and an older checkpoint, by name and by module."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    listed = orders.command("state", orders.name)
+    assert listed.code == 0, listed.err
+    assert listed.out.splitlines()[-1].split()[::4] == ["totals", "int"]
+
+    table = orders.command("state", "orders:pipeline", "totals").out.splitlines()
+    assert table[2].split() == ["group", "key", "state"]
+    assert sorted(line.split()[1:] for line in table[3:]) == [[f'"c{number}"', "100"] for number in range(7)]
+
+    lines = [json.loads(line) for line in orders.command("state", orders.name, "totals", "--json").out.splitlines()]
+    assert {each["key"]: each["state"] for each in lines} == {f"c{number}": 100 for number in range(7)}
+    (one,) = orders.command("state", orders.name, "totals", "--key", "c3", "--json").out.splitlines()
+    assert json.loads(one) in lines
+    assert orders.command("state", orders.name, "totals", "--limit", "2").out.splitlines()[-1].startswith("and more")
+    assert orders.command("state", orders.name, "totals", "--key", "c9").out.endswith("This key has no state.\n")
+
+    checkpoint = lines[0]["checkpoint"]
+    first = orders.command("state", orders.name, "totals", "--at", "0")
+    assert first.code == 2
+    assert "Checkpoint 0 has no state of an operator 'totals'" in first.err
+    wrong = orders.command("state", orders.name, "totals", "--at", "99")
+    assert wrong.code == 2
+    assert f"It has 0, {checkpoint}." in wrong.err or "It has 0, 1" in wrong.err
+    missing = orders.command("state", orders.name, "total")
+    assert missing.code == 2
+    assert "Its operators with state are: totals." in missing.err
