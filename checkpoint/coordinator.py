@@ -229,7 +229,8 @@ class Coordinator:
         )  # fmt: skip
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
-        return [Trigger(plan.checkpoint, base, plan.final)]
+        may_overtake = self.settings.unaligned and not plan.final
+        return [Trigger(plan.checkpoint, base, plan.final, self.settings.aligned_timeout_ms if may_overtake else None)]
 
     def _unready(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""

@@ -120,6 +120,7 @@ _STORE_COMMITTABLE = _record(
     blocks=_array("BlockRef"),
     body="bytes",
 )
+_CHANNEL_LOG = _record("ChannelLog", task="string", subtask="int", records="long", blocks=_array("BlockRef"))
 _LEDGER = _record("LedgerPosition", sink="string", subtask="int", checkpoint="long")
 _INCARNATION_1 = _record(
     "Incarnation",
@@ -157,8 +158,10 @@ _MANIFEST_1 = _record(
 
 _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
 
+_MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
+
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _with_arrays(_MANIFEST_3, channel_logs=_CHANNEL_LOG)),
     Finalized: (
         _record(
             "Finalized",

@@ -99,6 +99,18 @@ class OrderLog(msgspec.Struct, frozen=True):
     blocks: tuple[BlockRef, ...]
 
 
+class ChannelLog(msgspec.Struct, frozen=True):
+    """What was on its way to one subtask at the barrier, which had overtaken it: it is taken first after a restore.
+
+    All of it is in these blocks, whatever the checkpoint's base is.
+    """
+
+    task: str
+    subtask: int
+    records: int
+    blocks: tuple[BlockRef, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoint `checkpoint` of a pipeline: complete when this record is durable."""
 
@@ -136,11 +148,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ledger: tuple[tuple[str, int, int], ...] = ()
     """(sink id, subtask, checkpoint): what the ledgers of the stores say once this is finalized. Subtasks that
     rescaling has taken away stay."""
+    channel_logs: tuple[ChannelLog, ...] = ()
+    """None where the checkpoint is aligned, or nothing was on its way."""
 
     @property
     def decided(self) -> set[str]:
         """The transactional ids and names of what has to have a fate before it is finalized."""
         return {c.transactional_id for c in self.committables if c.records} | {each.name for each in self.staged}
+
+    @property
+    def records_in_flight(self) -> int:
+        """How many records that were read before Sn are in no state and no output yet."""
+        return sum(each.records for each in self.channel_logs)
 
     @property
     def records_committed(self) -> int:

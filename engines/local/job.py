@@ -219,12 +219,12 @@ class Job:
 
     def _perform(self, effect: events.Effect) -> None:
         match effect:
-            case events.Trigger(checkpoint, base, final):
+            case events.Trigger(checkpoint, base, final, overtakes_after_ms):
                 assert self.leader is not None
                 self.report.triggered(checkpoint)
                 for worker in self.workers.alive:
                     added = self.leader.added_for(worker.subtask)
-                    worker.connection.send(msg.Trigger(checkpoint, base, final, added))
+                    worker.connection.send(msg.Trigger(checkpoint, base, final, overtakes_after_ms, added))
                 hit("coordinator-triggered")
             case events.Decide(plan):
                 assert self.leader is not None

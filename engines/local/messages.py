@@ -51,6 +51,8 @@ class Trigger(msgspec.Struct, tag=True):
     checkpoint: int
     base: int
     final: bool
+    overtakes_after_ms: int | None
+    """How long it waits behind the records before it; None: it does not overtake."""
     added: dict[str, dict[int, int]]
     """By source, partitions of this worker's that no completed checkpoint has, and where they begin: they are read from
     this barrier on, if they are not yet."""

@@ -46,6 +46,8 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Whether output files say where each record stems from."""
     folder: str
     """Where files are staged."""
+    left: dict[str, int] = msgspec.field(default_factory=dict)
+    """By channel, how many of the records that are sent were on their way at the end: they are not taken."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
