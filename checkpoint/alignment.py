@@ -3,7 +3,11 @@
 Exactly once, an input that has delivered barrier *n* is held back until then, so that the snapshot of *n* has seen of
 each input exactly the records before its barrier. At least once, none is: what comes behind the barrier is taken, is in
 the snapshot, and comes again after a restart from it; only a savepoint's barrier holds back always. Barriers come on
-every input in the same, growing order. Pure: no I/O, no clock.
+every input in the same, growing order.
+
+A barrier that may overtake (exactly once) need not wait: `overtake` ends the alignment at once, and says which inputs
+still owe the barrier. What comes on these before it was on its way at the snapshot, and belongs to the checkpoint
+beside the snapshot. Snapshots are taken in the order of their checkpoints, overtaking or not. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -22,17 +26,21 @@ class Alignment:
     (False, True)
     >>> alignment.barrier("right", 1), alignment.is_held("left")
     (True, False)
+    >>> alignment.barrier("left", 2), sorted(alignment.overtake(2)), alignment.is_held("left")
+    (False, ['right'], False)
+    >>> alignment.barrier("right", 2)
+    False
     """
 
     def __init__(self, inputs: Iterable[Hashable], *, exactly_once: bool = True) -> None:
         self.inputs = frozenset(inputs)
         self.exactly_once = exactly_once
         self.checkpoint_latest = 0
-        """The newest whose barrier has come on every input."""
+        """The newest whose snapshot is due: its barrier has come on every input, or it has overtaken."""
         self._delivered: dict[Hashable, int] = dict.fromkeys(self.inputs, 0)
         """By input, the newest barrier that has come on it."""
         self._pending: deque[int] = deque()
-        """Barriers that have come on some inputs only, oldest first: one at most where inputs are held back."""
+        """Barriers that some input has yet to deliver, of those that have come or overtaken, oldest first."""
         self._aligned_latest = -1
         """The newest barrier behind which inputs are held back though the others' are not."""
         self._early_behind = -1
@@ -72,6 +80,23 @@ class Alignment:
         self._aligned_latest = checkpoint if aligned else self._aligned_latest
         if min(self._delivered.values()) < checkpoint:
             return False
+        self._pending.popleft()
+        if checkpoint <= self.checkpoint_latest:  # it had overtaken what was before it
+            return False
         self.exact = self._early_behind < self.checkpoint_latest
-        self.checkpoint_latest = self._pending.popleft()
+        self.checkpoint_latest = checkpoint
         return True
+
+    def overtake(self, checkpoint: int) -> frozenset[Hashable]:
+        """Barrier *checkpoint* waits for no input: snapshot now. The inputs that have yet to deliver it.
+
+        Its turn must have come: no older one may be due that has not overtaken.
+        """
+        due = [each for each in self._pending if each > self.checkpoint_latest]
+        require(self.exactly_once, "a barrier overtakes where inputs are held back")
+        require(checkpoint > self.checkpoint_latest, "a barrier overtakes before its snapshot is taken")
+        require(not due or due[0] == checkpoint, "barriers overtake in their order")
+        if not due:
+            self._pending.append(checkpoint)
+        self.checkpoint_latest = checkpoint
+        return frozenset(each for each, delivered in self._delivered.items() if delivered < checkpoint)

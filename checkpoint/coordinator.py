@@ -236,7 +236,10 @@ class Coordinator:
         )  # fmt: skip
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
-        return [Trigger(plan.checkpoint, base, plan.final, bool(plan.requests))]
+        savepoint = bool(plan.requests)
+        may_overtake = self.settings.unaligned and not plan.final and not savepoint
+        after_ms = self.settings.aligned_timeout_ms if may_overtake else None
+        return [Trigger(plan.checkpoint, base, plan.final, savepoint, after_ms)]
 
     def _unready(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""

@@ -13,7 +13,7 @@ import msgspec
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OrderLog, SourceOffset, StagedAck
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OrderLog, SourceOffset, StagedAck
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, CheckpointState
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 
@@ -40,6 +40,8 @@ class Ack(msgspec.Struct, frozen=True):
     offsets: tuple[SourceOffset, ...] = ()
     operators: tuple[OperatorAck, ...] = ()
     order_log: OrderLog | None = None
+    channel_log: ChannelLog | None = None
+    """None: nothing was on its way, or the checkpoint is aligned."""
     precommits: tuple[Precommit, ...] = ()
     staged: tuple[StagedAck, ...] = ()
     written: tuple[BlockRef, ...] = ()
@@ -137,6 +139,8 @@ class Trigger:
     final: bool
     savepoint: bool = False
     """Whether it is one: aligned whatever the mode, and its state is written whole."""
+    overtakes_after_ms: int | None = None
+    """How long from now it waits behind the records before it; None: however long that takes, it must be aligned."""
 
 
 @dataclass(frozen=True)

@@ -359,8 +359,9 @@ class Leader:
             yield GoOnFrom(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
-        """Refuse the checkpoint if a block of state, or of what is staged, that it stands on is not there."""
+        """Refuse the checkpoint if a block of state, of records on their way, or of what is staged is not there."""
         refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
+        refs.update(*(ack.channel_log.blocks for ack in plan.acks.values() if ack.channel_log is not None))
         refs.update(*(each.blocks for each in plan.staged))
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
@@ -403,6 +404,7 @@ class Leader:
             sinks=outputs,
             requests=plan.requests,
             storage=led.storage,
+            channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
         )
         for each in self._protocols:
             manifest = each.entered(manifest, plan, self.log.history.latest)

@@ -23,10 +23,13 @@ def indexes_of(manifest: Manifest) -> Iterator[BlockRef]:
 
 
 def named_by(manifest: Manifest) -> Iterator[BlockRef]:
-    """Every block that *manifest* names itself: indexes, order logs, and what sinks have set aside."""
+    """Every block that *manifest* names itself: indexes, order logs, records on their way, what sinks have
+    set aside."""
     yield from indexes_of(manifest)
     for log in manifest.order_logs:
         yield from log.blocks
+    for each in manifest.channel_logs:
+        yield from each.blocks
     for staged in manifest.staged:
         yield from staged.blocks
 

@@ -21,6 +21,10 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
 
     mode: str = EXACTLY_ONCE
     """Whether an input is held back from its barrier to the snapshot; see `checkpoint.alignment`."""
+    unaligned: bool = False
+    """Whether a barrier may overtake the records before it, which become part of the checkpoint."""
+    aligned_timeout_ms: int = 0
+    """Where it may: how long after its trigger a checkpoint still tries to do without."""
     interval_ms: int = 1_000
     timeout_ms: int = 60_000
     """A checkpoint that takes longer is aborted."""
@@ -44,13 +48,24 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"{self._shown('mode')}: choose one of {', '.join(MODES)}.")
+        if self.unaligned and self.mode != EXACTLY_ONCE:
+            raise ConfigError(
+                f"{setting('unaligned')} goes with mode {EXACTLY_ONCE} only: in mode {self.mode} no record waits for a "
+                f"barrier, so that there is no cut to say which records were on their way. Leave one of the two out."
+            )
+        if self.aligned_timeout_ms and not self.unaligned:
+            raise ConfigError(
+                f"{self._shown('aligned_timeout_ms')}, but checkpoints stay aligned however long it takes: set "
+                f"{setting('unaligned')} as well."
+            )
         if self.interval_ms < 10:
             raise ConfigError(f"{self._shown('interval_ms')}: checkpoints need at least 10 ms. Set a longer interval.")
         for name in ("timeout_ms", "deploy_timeout_ms", "max_concurrent", "num_retained"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{self._shown(name)}: it must be at least 1.")
         for name in (
-            "min_pause_ms", "tolerable_failed", "restart_budget_ms", "store_timeout_ms", "transaction_timeout_ms"
+            "aligned_timeout_ms", "min_pause_ms", "tolerable_failed", "restart_budget_ms", "store_timeout_ms",
+            "transaction_timeout_ms",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{self._shown(name)}: it must not be negative.")

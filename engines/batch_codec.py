@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from itertools import compress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.schema import type_name
 
 
@@ -67,6 +69,16 @@ class BatchCodec:
             raise self._misfit(Batch(raw, _origins(*coordinates), keys), decode, error) from error
         return Batch(records, _origins(*coordinates), keys)
 
+    def of_groups(self, frame: bytes, groups: range, max_parallelism: int) -> bytes | None:
+        """The frame of those of its records whose keys are of *groups*, in their order; None: there are none."""
+        batch = self.decode(frame)
+        keys = batch.keys or []
+        kept = [group in groups for group in key_groups(keys, max_parallelism)]
+        if not any(kept):
+            return None
+        batch = Batch(*(list(compress(each, kept)) for each in (batch.records, batch.origins, keys)))
+        return self.encode(batch)
+
     def _misfit(self, batch: Batch, code: Callable[[Any], object], error: Exception) -> RecordError:
         for record, origin in zip(batch.records, batch.origins, strict=True):
             try:
@@ -79,6 +91,18 @@ class BatchCodec:
                     f"function that made it return {type_name(self._type)}, or declare another type by output=."
                 )
         return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
+
+
+def records_in(frame: bytes) -> int:
+    """How many records a frame has: the length of the first array in it.
+
+    >>> records_in(BatchCodec(int).encode(Batch([1, 2, 3], [Coordinates("t", 0, 0)] * 3, [b"k"] * 3)))
+    3
+    """
+    head = frame[1]
+    if head < 0xDC:
+        return head & 0x0F
+    return int.from_bytes(frame[2 : 4 if head == 0xDC else 6], "big")
 
 
 def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[Any]:

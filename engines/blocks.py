@@ -1,4 +1,4 @@
-"""The snapshot of a subtask in the checkpoint topic: state blocks, their index, order logs; and the way back.
+"""The snapshot of a subtask in the checkpoint topic: state, its index, order logs, records on their way; and back.
 
 Invariant: every block of an attempt has a key of its own: no two of a worker have the same part.
 """
@@ -27,10 +27,10 @@ from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.key_groups import group_range
+from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import restore
 
-STATE, INDEX, ORDER = "state", "index", "order"
+STATE, INDEX, ORDER, IN_FLIGHT = "state", "index", "order", "in-flight"
 
 
 def block_storage(
@@ -68,6 +68,10 @@ class BlockNames:
     def write_order(self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, part: bytes) -> Ticket:
         """A part of the order log of a subtask since the last barrier."""
         return writer.write(Block(task, checkpoint, ORDER, "none", "msgpack", part), subtask, self._next())
+
+    def write_in_flight(self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, body: bytes) -> Ticket:
+        """A block of what was on its way to a subtask at the barrier."""
+        return writer.write(Block(task, checkpoint, IN_FLIGHT, "zlib", "frames", body), subtask, self._next())
 
     def write_staged(
         self, writer: AttemptBlocks, checkpoint: int, sink: str, kind: str, subtask: int, body: bytes
@@ -132,7 +136,7 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
     return [
         ref
         for before, parts in zip(owned, snapshot.index, strict=True)
-        if max(before.start, groups.start) < min(before.stop, groups.stop)
+        if common_groups(before, groups)
         for ref in parts
     ]
 

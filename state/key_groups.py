@@ -22,6 +22,15 @@ def group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
     )
 
 
+def common_groups(one: range, other: range) -> range:
+    """Those in both.
+
+    >>> common_groups(range(0, 3), range(2, 6)), len(common_groups(range(0, 3), range(6, 8)))
+    (range(2, 3), 0)
+    """
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
 def mask_of(groups: Iterable[int]) -> int:
     """*groups* as a set in one number: bit *g* is set if *g* is among them.
 

@@ -120,6 +120,7 @@ _STORE_COMMITTABLE = _record(
     blocks=_array("BlockRef"),
     body="bytes",
 )
+_CHANNEL_LOG = _record("ChannelLog", task="string", subtask="int", records="long", blocks=_array("BlockRef"))
 _LEDGER = _record("LedgerPosition", sink="string", subtask="int", checkpoint="long")
 _INCARNATION_1 = _record(
     "Incarnation",
@@ -157,7 +158,9 @@ _MANIFEST_1 = _record(
 
 _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
 _MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
-_MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string"), storage="", origin="")
+_MANIFEST_4 = _with(
+    _with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG), storage="", origin=""
+)
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4),

@@ -105,6 +105,18 @@ class OrderLog(msgspec.Struct, frozen=True):
     blocks: tuple[BlockRef, ...]
 
 
+class ChannelLog(msgspec.Struct, frozen=True):
+    """What was on its way to one subtask at the barrier, which had overtaken it: it is taken first after a restore.
+
+    All of it is in these blocks, whatever the checkpoint's base is.
+    """
+
+    task: str
+    subtask: int
+    records: int
+    blocks: tuple[BlockRef, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoint `checkpoint` of a pipeline: complete when this record is durable."""
 
@@ -144,11 +156,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rescaling has taken away stay."""
     requests: tuple[str, ...] = ()
     """It is the savepoint that these have asked for."""
+    channel_logs: tuple[ChannelLog, ...] = ()
+    """None where the checkpoint is aligned, or nothing was on its way."""
     storage: str = TOPIC
     """Where the blocks are that this names: a URL that `storage_url` has made, or the topic."""
     origin: str = ""
     """The savepoint that the pipeline was restored from last, here or before; empty: it began by itself."""
-
 
     @property
     def is_savepoint(self) -> bool:
@@ -159,6 +172,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def decided(self) -> set[str]:
         """The transactional ids and names of what has to have a fate before it is finalized."""
         return {c.transactional_id for c in self.committables if c.records} | {each.name for each in self.staged}
+
+    @property
+    def records_in_flight(self) -> int:
+        """How many records that were read before Sn are in no state and no output yet."""
+        return sum(each.records for each in self.channel_logs)
 
     @property
     def records_committed(self) -> int:

@@ -19,6 +19,8 @@ from exactlyonce.pipeline.errors import require
 
 Logs = Mapping[tuple[str, int], tuple[bytes, ...]]
 """Order logs to follow, by task and subtask; a subtask with one lane has none."""
+Left = Mapping[tuple[str, int], dict[str, int]]
+"""Records that were on their way at the end, by task and subtask, and channel."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Receipt)
@@ -34,16 +36,21 @@ def stages(plan: Plan) -> list[list[Task]]:
 
 
 def compute(
-    plan: Plan, common: Unit, ranges: Sequence[Reading], submit: Submit, logs: Logs | None = None
+    plan: Plan,
+    common: Unit,
+    ranges: Sequence[Reading],
+    submit: Submit,
+    logs: Logs | None = None,
+    left: Left | None = None,
 ) -> list[Receipt]:
     """Run the whole plan over *ranges*: every unit is *common* but for what it is to do. The receipts, stage by stage.
 
-    With *logs*, inputs are taken along them, otherwise by time.
+    With *logs*, inputs are taken along them, but for what is *left*; otherwise by time.
     """
     receipts: list[Receipt] = []
     for number, tasks in enumerate(stages(plan)):
         sent = [file for receipt in receipts for file in receipt.channels]
-        units = [unit for task in tasks for unit in _units(plan, task, common, ranges, sent, logs)]
+        units = [unit for task in tasks for unit in _units(plan, task, common, ranges, sent, logs, left)]
         answers = [_decoder.decode(each) for each in submit(f"stage {number + 1}", [_encode(each) for each in units])]
         done = [(each.ack.task, each.ack.subtask) for each in answers]
         require(done == [(each.task, each.subtask) for each in units], "every unit has its receipt")
@@ -58,6 +65,7 @@ def _units(
     ranges: Sequence[Reading],
     sent: Iterable[ChannelFile],
     logs: Logs | None,
+    left: Left | None,
 ) -> Iterator[Unit]:
     sources = {node.id for node in task.sources}
     edges = {edge.name for edge in plan.into(task)}
@@ -73,4 +81,5 @@ def _units(
             ),
             channels=tuple(file for file in arrived if file.receiver == subtask),
             order=None if logs is None else logs.get((task.name, subtask), ()),
+            left={} if left is None else left.get((task.name, subtask), {}),
         )

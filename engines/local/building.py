@@ -5,6 +5,7 @@ Invariant: what is made here comes from the imported pipeline, the coordinator's
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -12,17 +13,18 @@ from typing import Any, cast
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.source import Readable, ReaderContext
+from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
-from exactlyonce.engines.blocks import BlockNames, StagedBlocks
+from exactlyonce.engines.blocks import BlockNames, StagedBlocks, whole_or_halt
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
-from exactlyonce.engines.local.inputs import ChannelInput, Input, SourceInput
+from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredChannel, RestoredInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
-from exactlyonce.engines.plan import Plan, Task, plan, share_of
+from exactlyonce.engines.plan import Plan, ShuffleEdge, Task, plan, share_of
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
@@ -93,6 +95,11 @@ class _Builder:
         self.reader = clients.block_reader()
         self.operators: dict[str, Any] = {}
         self.channels = self._channels()
+        with whole_or_halt(start.manifest):
+            self.in_flight = in_flight.restored(
+                start.manifest, plan.graph, start.subtask, start.parallelism, self.reader
+            )
+        """What goes first, of all tasks."""
 
     def _channels(self) -> dict[tuple[str, str, int], Channel]:
         """By ("in" or "out", edge, other subtask)."""
@@ -141,9 +148,25 @@ class _Builder:
                 order=order_runs(task, self.plan.shuffles, several=several),
                 monotonic_s=self.clients.monotonic_s,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
+                restored=self._restored(task),
             )
         )
         self.built.writers += writers
+
+    def _restored(self, task: Task) -> RestoredInput | None:
+        """What was on its way to operators of *task*, at whatever parallelism."""
+        ids = {node.id for node in task.nodes}
+        edges = {
+            ShuffleEdge(each.key_by, each.stateful).name: RestoredChannel(
+                BatchCodec(self.plan.graph.type_of(NodeInput(each.key_by))), self.operators[each.stateful]
+            )
+            for each in self.plan.graph.shuffles
+            if each.stateful in ids
+        }
+        frames = deque(each for each in self.in_flight if each.edge in edges)
+        if not frames:
+            return None
+        return RestoredInput(frames, edges, cautious=self.cautious, now_s=self.built.activity.now_s)
 
     def _connect(self, read: NodeInput, node: Node, operator: ops.Push) -> list[Input]:
         """Wire an edge: a call within the task, or channels from every subtask of the task before."""

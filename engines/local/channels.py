@@ -7,6 +7,11 @@ channel cannot hold up a checkpoint. Channels between subtasks of one worker are
 A channel is bounded by bytes, for memory's sake, and by what its reader gets through in a while, for a barrier waits
 behind all that was sent before it: the reader grants a window of records by its pace, and tells what it has taken. What
 it grants and tells only delays the writer: frames, their order and the order log do not depend on it.
+
+A barrier that may overtake comes to a subtask by the control channel, ahead of all frames; in the channel it stands at
+the place of any other. What the reader has not taken when it takes its snapshot, and what comes until the barrier, was
+on its way: a `Capture` has it, whole and in order, wherever it was: with the reader, in the socket, or unsent. For this
+the reader lets come what there is, whatever the bound; and goes on taking it as before.
 """
 
 from __future__ import annotations
@@ -41,6 +46,56 @@ class BarrierFrame(NamedTuple):
 Frame = bytes | BarrierFrame
 
 
+class Capture:
+    """The frames of one channel that are taken after the snapshot of *checkpoint* and were sent before its barrier."""
+
+    def __init__(self, checkpoint: int) -> None:
+        self.checkpoint = checkpoint
+        self.frames: list[bytes] = []
+        self.whole = False
+        """Whether the barrier has come."""
+
+    def arrived(self, frame: Frame) -> None:
+        """*frame* is the next that has come."""
+        if isinstance(frame, bytes):
+            self.frames.append(frame)
+        elif frame.checkpoint == self.checkpoint:
+            self.whole = True
+
+
+class _Arrivals:
+    """What has come on a channel and is not taken, frame by frame, and who captures it."""
+
+    def __init__(self) -> None:
+        self.frames: deque[Frame] = deque()
+        self.size = 0
+        """Bytes."""
+        self.captures: list[Capture] = []
+        """Those whose barrier has not come."""
+
+    def append(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        self.size += len(frame) if isinstance(frame, bytes) else 0
+        for capture in self.captures:
+            capture.arrived(frame)
+        self.captures = [each for each in self.captures if not each.whole]
+
+    def popleft(self) -> Frame | None:
+        if not self.frames:
+            return None
+        frame = self.frames.popleft()
+        self.size -= len(frame) if isinstance(frame, bytes) else 0
+        return frame
+
+    def capture(self, checkpoint: int) -> Capture:
+        capture = Capture(checkpoint)
+        for frame in self.frames:
+            if not capture.whole:
+                capture.arrived(frame)
+        self.captures += [] if capture.whole else [capture]
+        return capture
+
+
 class Pipe(Protocol):
     """One end of a link that carries bytes both ways and holds few of them: a Unix socket that does not block.
 
@@ -73,7 +128,8 @@ class Flow:
 
 
 class Channel(Protocol):
-    """One direction of a link. Writers use `send*`, `window`, `room`, `flush`; readers `receive`, `took`, `fill`."""
+    """One direction of a link. Writers use `send*`, `window`, `room`, `flush`; readers `receive`, `took`, `fill` and
+    `capture`."""
 
     @property
     def window(self) -> int:
@@ -87,6 +143,9 @@ class Channel(Protocol):
     def flush(self) -> bool: ...
     def fill(self) -> bool: ...
     def receive(self) -> Frame | None: ...
+    def capture(self, checkpoint: int) -> Capture:
+        """Of what is not received, all that lies before barrier *checkpoint*, which is not received either."""
+
     def took(self, records: int, window: int) -> None:
         """So many more are processed, and so many may be on their way from now on."""
 
@@ -97,8 +156,7 @@ class LocalChannel:
     """Between two subtasks of one worker."""
 
     def __init__(self) -> None:
-        self._frames: deque[Frame] = deque()
-        self._bytes = 0
+        self._arrivals = _Arrivals()
         self._flow = Flow()
 
     @property
@@ -106,15 +164,14 @@ class LocalChannel:
         return self._flow.window
 
     def room(self, widest: int) -> int:
-        return 0 if self._bytes >= OUTBOX_BYTES_MAX else self._flow.room(widest)
+        return 0 if self._arrivals.size >= OUTBOX_BYTES_MAX else self._flow.room(widest)
 
     def send(self, data: bytes, records: int) -> None:
-        self._frames.append(data)
-        self._bytes += len(data)
+        self._arrivals.append(data)
         self._flow.sent += records
 
     def send_barrier(self, barrier: BarrierFrame) -> None:
-        self._frames.append(barrier)
+        self._arrivals.append(barrier)
 
     def flush(self) -> bool:
         return False
@@ -123,12 +180,10 @@ class LocalChannel:
         return False
 
     def receive(self) -> Frame | None:
-        if not self._frames:
-            return None
-        frame = self._frames.popleft()
-        if isinstance(frame, bytes):
-            self._bytes -= len(frame)
-        return frame
+        return self._arrivals.popleft()
+
+    def capture(self, checkpoint: int) -> Capture:
+        return self._arrivals.capture(checkpoint)
 
     def took(self, records: int, window: int) -> None:
         self._flow.taken += records
@@ -147,6 +202,8 @@ class SocketChannel:
         self._outbox_bytes = 0
         self._inbox = bytearray()
         self._read = 0
+        self._arrivals = _Arrivals()
+        """Frames that were looked at before their turn, for a capture; the rest of the inbox is behind them."""
         self._flow = Flow()
         self._untold = False
         """Whether the writer has yet to be told what was taken."""
@@ -165,10 +222,13 @@ class SocketChannel:
 
     @property
     def hungry(self) -> bool:
-        """Whether more is read when it comes: while there is room, and until the first frame is whole."""
+        """Whether more is read when it comes: while there is room or a barrier is to come, and until the first frame is
+        whole."""
         available = len(self._inbox) - self._read
-        if available < INBOX_BYTES_MAX:
+        if self._arrivals.captures or self._arrivals.size + available < INBOX_BYTES_MAX:
             return True
+        if self._arrivals.frames:
+            return False
         size, _, _ = _HEADER.unpack_from(self._inbox, self._read)
         return available < _HEADER.size + int(size)
 
@@ -227,6 +287,8 @@ class SocketChannel:
                 raise PeerGone("the worker at the other end of a channel is gone")
             self._inbox += data
             moved = True
+            if self._arrivals.captures:
+                self._look_ahead()
         return moved
 
     def hear(self) -> None:
@@ -237,6 +299,17 @@ class SocketChannel:
 
     def receive(self) -> Frame | None:
         """The reader's end: the next whole frame, or None."""
+        return self._arrivals.popleft() or self._whole()
+
+    def capture(self, checkpoint: int) -> Capture:
+        self._look_ahead()
+        return self._arrivals.capture(checkpoint)
+
+    def _look_ahead(self) -> None:
+        while (frame := self._whole()) is not None:
+            self._arrivals.append(frame)
+
+    def _whole(self) -> Frame | None:
         frame = self._next()
         if frame is None:
             return None

@@ -2,15 +2,17 @@
 
 Invariants: an input hands out batches and barriers in order; a source's barrier comes between two batches, and Sn is
 noted at that moment; after a final barrier a source hands out nothing more. A batch is as long as it may be to take a
-short time, by the pace of those before it: a barrier, and all that a loop does between batches, waits for its end. Sn
-and order logs count what was handed out, never what was fetched.
+short time, by the pace of those before it: a barrier, and all that a loop does between batches, waits for its end (a
+shorter time, while a barrier that has overtaken is under way). Sn and order logs count what was handed out, never what
+was fetched. What was on its way at the restored checkpoint is handed out first, and counts as come from its channel.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -18,8 +20,9 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import Readable, SourceReader
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
-from exactlyonce.engines.local.channels import BarrierFrame, Channel
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX, in_flight_pace, slice_pace
+from exactlyonce.engines.in_flight import InFlightFrame
+from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX, Pace, in_flight_pace, slice_pace
 from exactlyonce.engines.operators import Batch, Push
 from exactlyonce.engines.source_decoder import SourceDecoder
 
@@ -32,8 +35,8 @@ class Input(Protocol):
     @property
     def push(self) -> Push: ...
 
-    def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
-        """What comes next, *room* records at most; a source waits up to *wait_s* for records."""
+    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+        """What comes next, *room* records at most, and *hurried* few; a source waits up to *wait_s* for records."""
 
     def runs(self) -> Iterable[tuple[int, int]]:
         """(partition or -1, count) of the batch just handed out."""
@@ -95,18 +98,25 @@ class SourceInput:
         """Whether `next` waits for records, if there are none."""
         return not (self.reader.idle or self.stopped or self.held)
 
-    def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
+    def barrier(self) -> BarrierFrame | None:
+        """The oldest barrier that is to be injected, which now lies behind all that was handed out."""
+        if not self.triggers:
+            return None
+        trigger = self.triggers.popleft()
+        for partition, offset in trigger.added.items():
+            self.reader.add(partition, offset)
+        self.noted[trigger.frame.checkpoint] = self.reader.positions()
+        self.stopped = trigger.final
+        return trigger.frame
+
+    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
         if self.triggers:
-            trigger = self.triggers.popleft()
-            for partition, offset in trigger.added.items():
-                self.reader.add(partition, offset)
-            self.noted[trigger.frame.checkpoint] = self.reader.positions()
-            self.stopped = trigger.final
-            return trigger.frame
+            return self.barrier()
         if self.stopped or self.held:
             return None
         self.activity.phase(self._phase)
-        messages = self.reader.poll(min(self.pace.size, room), wait_s)  # what else was fetched stays in the client
+        count = min(self.pace.within(hurried), room)
+        messages = self.reader.poll(count, wait_s)  # what else was fetched stays in the client
         if not messages:
             return None
         self._handed_s, self._count = self.now_s(), len(messages)
@@ -129,6 +139,55 @@ class SourceInput:
 
 
 @dataclass
+class Slices:
+    """A frame's batch, handed out in slices by a pace."""
+
+    pace: Pace
+    now_s: Callable[[], float]
+    rest: Batch | None = None
+    """What is not handed out."""
+    count: int = 0
+    """Of the slice that was handed out last, how many records."""
+    _handed_s: float = 0.0
+
+    def next(self, room: int, *, hurried: bool) -> Batch:
+        """The next slice, of *room* records at most."""
+        batch = self.rest
+        assert batch is not None
+        self._handed_s, size = self.now_s(), min(self.pace.within(hurried), room)
+        whole = len(batch.records) <= size
+        self.rest = None if whole else batch.part(size, len(batch.records))
+        batch = batch if whole else batch.part(0, size)
+        self.count = len(batch.records)
+        return batch
+
+    def processed(self) -> float:
+        """The slice has gone through all operators; how long that took."""
+        elapsed_s = self.now_s() - self._handed_s
+        self.pace.took(self.count, elapsed_s)
+        return elapsed_s
+
+
+@dataclass
+class ChannelCapture:
+    """What was on its way in one channel at a snapshot."""
+
+    name: str
+    begun: list[bytes]
+    """The rest of the frame that was being handed out."""
+    behind: Capture
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing more can come."""
+        return self.behind.whole
+
+    def frames(self) -> Iterator[InFlightFrame]:
+        """In their order."""
+        return (InFlightFrame(self.name, frame) for frame in chain(self.begun, self.behind.frames))
+
+
+@dataclass
 class ChannelInput:
     """One channel into this subtask. A frame is handed out in slices, and the barrier behind it after the last one."""
 
@@ -142,36 +201,96 @@ class ChannelInput:
     """As of a source."""
     now_s: Callable[[], float] = perf_counter
     """Likewise."""
-    _rest: Batch | None = None
-    _count: int = 0
-    _handed_s: float = 0.0
+    slices: Slices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace = slice_pace(cautious=self.cautious)
+        self.slices = Slices(slice_pace(cautious=self.cautious), self.now_s)
         self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious)
 
-    def next(self, wait_s: float, room: int) -> Batch | BarrierFrame | None:
-        batch = self._rest
-        if batch is None:
+    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+        if self.slices.rest is None:
             frame = self.channel.receive()
             if frame is None or isinstance(frame, BarrierFrame):
                 return frame
-            batch = self.codec.decode(frame)
-        self._handed_s, size = self.now_s(), min(self.pace.size, room)
-        whole = len(batch.records) <= size
-        self._rest = None if whole else batch.part(size, len(batch.records))
-        batch = batch if whole else batch.part(0, size)
-        self._count = len(batch.records)
-        return batch
+            self.slices.rest = self.codec.decode(frame)
+        return self.slices.next(room, hurried=hurried)
+
+    def capture(self, checkpoint: int) -> ChannelCapture:
+        """All that is handed out from now on and was sent before barrier *checkpoint*."""
+        rest = self.slices.rest
+        return ChannelCapture(
+            self.name, [] if rest is None else [self.codec.encode(rest)], self.channel.capture(checkpoint)
+        )
 
     def runs(self) -> Iterable[tuple[int, int]]:
-        return ((-1, self._count),)
+        return ((-1, self.slices.count),)
 
     def processed(self) -> None:
-        elapsed_s = self.now_s() - self._handed_s
-        self.pace.took(self._count, elapsed_s)
-        self._in_flight.took(self._count, elapsed_s)
-        self.channel.took(self._count, self._in_flight.size)
+        elapsed_s = self.slices.processed()
+        self._in_flight.took(self.slices.count, elapsed_s)
+        self.channel.took(self.slices.count, self._in_flight.size)
 
     def trust(self) -> None:
-        self.pace.most, self._in_flight.most = BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX
+        self.slices.pace.most, self._in_flight.most = BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX
+
+
+class RestoredChannel(NamedTuple):
+    """Where the frames of an edge go that were on their way at the restored checkpoint."""
+
+    codec: BatchCodec
+    push: Push
+
+
+@dataclass
+class RestoredInput:
+    """What was on its way to this subtask at the restored checkpoint, in the order in which it is to be taken."""
+
+    frames: deque[InFlightFrame]
+    edges: Mapping[str, RestoredChannel]
+    cautious: bool = False
+    """As of a source."""
+    now_s: Callable[[], float] = perf_counter
+    """Likewise."""
+    name: str = ""
+    """Of the channel of what was handed out last."""
+    slices: Slices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slices = Slices(slice_pace(cautious=self.cautious), self.now_s)
+
+    @property
+    def push(self) -> Push:
+        """What takes what was handed out last."""
+        return self._edge.push
+
+    @property
+    def _edge(self) -> RestoredChannel:
+        return self.edges[self.name.rpartition(":")[0]]
+
+    @property
+    def over(self) -> bool:
+        """Whether all was handed out."""
+        return not self.frames and self.slices.rest is None
+
+    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch:
+        """The next slice; there must be one."""
+        if self.slices.rest is None:
+            frame = self.frames.popleft()
+            self.name = frame.channel
+            self.slices.rest = self._edge.codec.decode(frame.frame)
+        return self.slices.next(room, hurried=hurried)
+
+    def left(self) -> list[InFlightFrame]:
+        """What is not handed out."""
+        rest = self.slices.rest
+        begun = [] if rest is None else [InFlightFrame(self.name, self._edge.codec.encode(rest))]
+        return [*begun, *self.frames]
+
+    def runs(self) -> Iterable[tuple[int, int]]:
+        return ((-1, self.slices.count),)
+
+    def processed(self) -> None:
+        self.slices.processed()
+
+    def trust(self) -> None:
+        self.slices.pace.most = BATCH_RECORDS_MAX

@@ -251,12 +251,13 @@ class Job:
 
     def _perform(self, effect: events.Effect) -> None:
         match effect:
-            case events.Trigger(checkpoint, base, final, savepoint):
+            case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
                 assert self.leader is not None
                 self.report.triggered(checkpoint)
                 for worker in self.workers.alive:
                     added = self.leader.added_for(worker.subtask)
-                    worker.connection.send(msg.Trigger(checkpoint, base, final, added, savepoint))
+                    trigger = msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms)
+                    worker.connection.send(trigger)
                 hit("coordinator-triggered")
             case events.Decide(plan):
                 assert self.leader is not None

@@ -58,6 +58,8 @@ class Trigger(msgspec.Struct, tag=True):
     this barrier on, if they are not yet."""
     savepoint: bool = False
     """Whether it is one, which is aligned whatever the mode, and whose state is written whole."""
+    overtakes_after_ms: int | None = None
+    """How long it waits behind the records before it; None: it does not overtake."""
 
 
 class Granted(msgspec.Struct, tag=True):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 BATCH_RECORDS_MAX = 2_000
 SLICE_S = 0.075
 """How long a slice may take: barriers, producers and blocks wait for its end."""
+HURRIED_SLICE_S = 0.01
+"""While a barrier that has overtaken is under way: several turns of a loop lie on its way."""
 IN_FLIGHT_S = 0.5
 """How long what waits in front of a subtask may take: a barrier waits behind it."""
 IN_FLIGHT_RECORDS_MAX = 1 << 20
@@ -36,12 +38,22 @@ class Pace:
     """Records."""
     most: int
     growth: int = 2
+    _cost_s: float = 0.0
+    """Of a record of the last slice."""
 
     def took(self, records: int, elapsed_s: float) -> None:
         """A slice of *records* took *elapsed_s*."""
         if records:
+            self._cost_s = elapsed_s / records
             fits = records * self.target_s / max(elapsed_s, 1e-9)
             self.size = max(1, min(int(fits), self.growth * self.size, self.most))
+
+
+    def within(self, hurried: bool) -> int:
+        """The size of the next slice; *hurried*: one that takes no more than `HURRIED_SLICE_S`."""
+        if not hurried or self._cost_s * self.size <= HURRIED_SLICE_S:
+            return self.size
+        return max(1, int(HURRIED_SLICE_S / self._cost_s))
 
 
 SLICE_AT_FIRST, IN_FLIGHT_AT_FIRST = 16, 32

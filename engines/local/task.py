@@ -2,31 +2,48 @@
 
 Invariants: a batch goes through all operators before the next is taken; exactly once, nothing of an input is taken
 between its barrier and the snapshot; the snapshot's synchronous part and the barrier's passing-on happen in one step,
-so that no record comes between them; acknowledgements are sent in order.
+so that no record comes between them; acknowledgements are sent in order. What was on its way at the restored checkpoint
+is taken before anything else.
+
+A barrier that may overtake is told by the worker as well, and takes its snapshot when it is due, wherever the barriers
+in the channels are and whether or not there is room for outputs. What has not been taken then, and lies before those
+barriers, is captured: it is taken as before, counts for the next interval, and is written beside the snapshot.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.events import Ack, OperatorAck
-from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, OrderLog
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
+from exactlyonce.engines import in_flight
+from exactlyonce.engines.batch_codec import records_in
 from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
-from exactlyonce.engines.local.inputs import Input, SourceInput
+from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
 from exactlyonce.state.backend import Table, TableSnapshot
+
+
+class Due(NamedTuple):
+    """A checkpoint that was triggered."""
+
+    frame: BarrierFrame
+    overtakes_s: float | None
+    """When its barrier stops waiting behind records; None: never."""
 
 
 @dataclass
@@ -48,11 +65,19 @@ class Subtask:
     monotonic_s: Callable[[], float]
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
+    restored: RestoredInput | None = None
+    """None where nothing was on its way, and once all of it is taken."""
+    hurried: bool = False
+    """Whether a barrier that has overtaken is under way in this worker: slices are short then."""
 
     def __post_init__(self) -> None:
         self.alignment = Alignment((each.name for each in self.inputs), exactly_once=self.exactly_once)
         self._turn: deque[Input] = deque(self.inputs)
         self._snapshots: deque[Iterator[bool]] = deque()
+        self._due: deque[Due] = deque()
+        """Those without a snapshot here, oldest first."""
+        self._overtaken = 0
+        """How many of the snapshots under way are of barriers that have overtaken."""
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -63,6 +88,11 @@ class Subtask:
     def busy(self) -> bool:
         """Whether a snapshot is under way."""
         return bool(self._snapshots)
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether one is of a barrier that has overtaken."""
+        return self._overtaken > 0
 
     @property
     def room(self) -> int:
@@ -78,30 +108,36 @@ class Subtask:
     @property
     def waits(self) -> bool:
         """Whether `step` waits for records of a source, if there are none."""
-        return bool(self.room) and any(each.waits and not self.alignment.is_held(each.name) for each in self.sources)
+        may = self.restored is None and bool(self.room)
+        return may and any(each.waits and not self.alignment.is_held(each.name) for each in self.sources)
 
     def step(self, wait_s: float) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
         room = self.room
         if not room:
             return False
+        if self.restored is not None:
+            self._process(self.restored, self.restored.next(wait_s, room, hurried=self.hurried))
+            if self.restored.over:
+                self.restored = None
+            return True
         for _ in range(len(self._turn)):
             source = self._turn[0]
             self._turn.rotate(-1)
             if self.alignment.is_held(source.name):
                 continue
-            item = source.next(wait_s, room)
+            item = source.next(wait_s, room, hurried=self.hurried)
             if item is None:
                 continue
             if isinstance(item, BarrierFrame):
                 self._barrier(source, item)
             else:
-                self._take(source, item)
+                self.alignment.take(source.name)
+                self._process(source, item)
             return True
         return False
 
-    def _take(self, source: Input, batch: Batch) -> None:
-        self.alignment.take(source.name)
+    def _process(self, source: Input | RestoredInput, batch: Batch) -> None:
         if self.order is not None:
             for partition, count in source.runs():
                 self.order.note(source.name, partition, count)
@@ -114,10 +150,41 @@ class Subtask:
             hit("worker-barrier")
         if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
             hit("worker-aligned")
-            self._snapshots.append(self._snapshot(frame))
+            self._snapshots.append(self._snapshot(frame, ()))
 
-    def _snapshot(self, frame: BarrierFrame) -> Iterator[bool]:
+    def triggered(self, frame: BarrierFrame, overtakes_s: float | None) -> None:
+        """The coordinator has triggered a checkpoint; see `Due`."""
+        if frame.checkpoint > self.alignment.checkpoint_latest:
+            self._due.append(Due(frame, overtakes_s))
+
+    def overtake(self) -> bool:
+        """Take the snapshots of the barriers that wait no longer; True if there was one."""
+        moved = False
+        while self._due and (at_s := self._due[0].overtakes_s) is not None and self.monotonic_s() >= at_s:
+            self._overtake(self._due[0].frame)
+            moved = True
+        return moved
+
+    def _overtake(self, frame: BarrierFrame) -> None:
+        checkpoint = frame.checkpoint
+        for source in self.sources:
+            if self.alignment.checkpoint_latest < checkpoint and not self.alignment.is_held(source.name):
+                require(source.barrier() == frame, "a source injects every barrier, in its turn")
+                self._barrier(source, frame)
+        if self.alignment.checkpoint_latest < checkpoint:
+            awaited = self.alignment.overtake(checkpoint)
+            hit("worker-overtaken")
+            captures = [
+                each.capture(checkpoint)
+                for each in self.inputs
+                if isinstance(each, ChannelInput) and each.name in awaited
+            ]
+            self._snapshots.append(self._snapshot(frame, captures))
+
+    def _snapshot(self, frame: BarrierFrame, captures: Sequence[ChannelCapture]) -> Iterator[bool]:
         """The synchronous part now; the rest as an iterator."""
+        while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
+            self._due.popleft()
         began = self.monotonic_s()
         frozen = [(table, table.freeze(frame.checkpoint, frame.base, whole=frame.savepoint)) for table in self.tables]
         exact, log = self.alignment.exact, None
@@ -130,7 +197,9 @@ class Subtask:
         for sink in self.sinks:
             sink.barrier(frame.checkpoint)
         hit("worker-frozen")
-        return self._rest(frame, frozen, log, began, self.monotonic_s() - began)
+        self._overtaken += bool(captures)
+        left = self.restored.left() if self.restored is not None else []
+        return self._rest(_Frozen(frame, frozen, log, left, captures, began, self.monotonic_s() - began))
 
     def advance(self, budget_s: float) -> bool:
         """Work on snapshots for about *budget_s*; True if anything was done."""
@@ -145,19 +214,12 @@ class Subtask:
                 break
         return moved
 
-    def _rest(
-        self,
-        frame: BarrierFrame,
-        frozen: list[tuple[Table[Any], TableSnapshot]],
-        log: tuple[bytes, ...] | None,
-        began: float,
-        sync_s: float,
-    ) -> Iterator[bool]:
+    def _rest(self, frozen: _Frozen) -> Iterator[bool]:
         """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait."""
-        checkpoint = frame.checkpoint
+        checkpoint = frozen.frame.checkpoint
         written: list[BlockRef] = []
         operators = []
-        for table, snapshot in frozen:
+        for table, snapshot in frozen.tables:
             tickets = []
             for block in snapshot.encode():
                 if block is not None:
@@ -172,11 +234,13 @@ class Subtask:
             written += refs + index
             operators.append(OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size))
         order_log = None
-        if log is not None:
+        if frozen.order is not None:
             place = (self.blocks, checkpoint, self.name, self.index)
-            refs = yield from _durable([self.names.write_order(*place, part) for part in log])
+            refs = yield from _durable([self.names.write_order(*place, part) for part in frozen.order])
             written += refs
             order_log = OrderLog(self.name, self.index, tuple(refs))
+        channel_log = yield from self._channel_log(frozen)
+        written += channel_log.blocks if channel_log is not None else ()
         precommits, staged = [], []
         for sink in self.sinks:
             while (flushed := sink.take_flushed(checkpoint)) is None:
@@ -193,12 +257,47 @@ class Subtask:
             offsets=offsets,
             operators=tuple(operators),
             order_log=order_log,
+            channel_log=channel_log,
             precommits=tuple(precommits),
             staged=tuple(staged),
             written=tuple(written),
         )
-        self.acknowledge(Acknowledge(ack, sync_s * 1000, (self.monotonic_s() - began) * 1000))
+        self._overtaken -= bool(frozen.captures)
+        self.acknowledge(Acknowledge(ack, frozen.sync_s * 1000, (self.monotonic_s() - frozen.began_s) * 1000))
         hit("worker-acknowledged")
+
+    def _channel_log(self, frozen: _Frozen) -> Generator[bool, None, ChannelLog | None]:
+        """Write what was on its way, once the barriers have come that lay behind it."""
+        while not all(each.whole for each in frozen.captures):
+            yield False
+        frames = [*frozen.left, *chain.from_iterable(each.frames() for each in frozen.captures)]
+        if not frames:
+            return None
+        tickets = []
+        for body in in_flight.encode(frames):
+            if body is not None:
+                place = (self.blocks, frozen.frame.checkpoint, self.name, self.index)
+                tickets.append(self.names.write_in_flight(*place, body))
+            yield True
+            while self.blocks.pending > BLOCKS_PENDING_MAX:
+                yield False
+        refs = yield from _durable(tickets)
+        hit("worker-captured")
+        return ChannelLog(self.name, self.index, sum(records_in(each.frame) for each in frames), tuple(refs))
+
+
+@dataclass
+class _Frozen:
+    """What a subtask was at a barrier, and what was on its way to it."""
+
+    frame: BarrierFrame
+    tables: list[tuple[Table[Any], TableSnapshot]]
+    order: tuple[bytes, ...] | None
+    left: list[InFlightFrame]
+    """Of what was on its way at the restored checkpoint, and goes first."""
+    captures: Sequence[ChannelCapture]
+    began_s: float
+    sync_s: float
 
 
 def _durable(tickets: list[Ticket]) -> Generator[bool, None, list[BlockRef]]:

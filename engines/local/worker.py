@@ -140,11 +140,15 @@ class Worker:
     def _work(self) -> bool:
         """One round over everything; True if anything moved."""
         built, moved = self.built, False
+        for task in built.subtasks:
+            moved = task.overtake() or moved
+        hurried = any(task.overtaken for task in built.subtasks)
         for channel in built.sockets:
             moved = channel.flush() or channel.fill() or moved
         for channel in built.outgoing:
             channel.hear()
         for task in reversed(built.subtasks):
+            task.hurried = hurried
             waiting = moved or task.busy or any(sink.open_transactions for sink in task.sinks)
             moved = task.step(BUSY_WAIT_S if waiting else IDLE_WAIT_S) or moved
         self.activity.phase("flushing its sinks")
@@ -172,10 +176,8 @@ class Worker:
 
     def _obey(self, message: Any) -> None:
         match message:
-            case msg.Trigger(checkpoint, base, final, added, savepoint):
-                for source in self._sources:
-                    mine, frame = added.get(source.name, {}), BarrierFrame(checkpoint, base, savepoint)
-                    source.triggers.append(SourceTrigger(frame, final, mine))
+            case msg.Trigger():
+                self._trigger(message)
             case msg.Granted():
                 self.built.granted(message)
             case msg.CheckpointFinalized(checkpoint):
@@ -187,6 +189,16 @@ class Worker:
                     source.held = held
             case msg.Shutdown():
                 self._running = False
+
+    def _trigger(self, trigger: msg.Trigger) -> None:
+        frame = BarrierFrame(trigger.checkpoint, trigger.base, trigger.savepoint)
+        after_ms = trigger.overtakes_after_ms
+        for source in self._sources:
+            mine = trigger.added.get(source.name, {})
+            source.triggers.append(SourceTrigger(frame, trigger.final, mine))
+        overtakes_s = None if after_ms is None else self.clients.monotonic_s() + after_ms / 1000
+        for task in self.built.subtasks:
+            task.triggered(frame, overtakes_s)
 
     def _rest(self) -> None:
         """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""

@@ -87,7 +87,7 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
     channel.send(codec.encode(numbers(53, 1)), 1)
     taken: list[Any] = []
     counted = 0
-    read.pace = Pace(1e-9, 7, 7)
+    read.slices.pace = Pace(1e-9, 7, 7)
     while not isinstance(item := read.next(0.0, 5), BarrierFrame):
         assert item is not None
         assert len(item.records) <= 5
@@ -98,7 +98,7 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
         read.processed()
     assert [each.n for each in taken] == list(range(53))
     assert counted == 53
-    assert read.pace.size == 1, "a slice that took longer than the time shrinks the next"
+    assert read.slices.pace.size == 1, "a slice that took longer than the time shrinks the next"
     assert isinstance(read.next(0.0, 5), Batch)
 
 
@@ -256,5 +256,5 @@ def test_an_attempt_after_a_failure_begins_with_little() -> None:
     for _ in range(8):
         batch = read.next(0.0, 10_000)
         assert isinstance(batch, Batch)
-        read.pace.took(len(batch.records), 0.0)
-    assert read.pace.size > SLICE_AT_FIRST
+        read.slices.pace.took(len(batch.records), 0.0)
+    assert read.slices.pace.size > SLICE_AT_FIRST

@@ -67,7 +67,7 @@ class WatchedLeader(Leader):
         world = coordinator.world
         led = Led(
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
-            transaction_timeout_ms=world.transaction_timeout_ms, fingerprint="fingerprint",
+            transaction_timeout_ms=world.transaction_timeout_ms, fingerprint=world.graph.fingerprint(),
             max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
             staging=coordinator.stores.digests, ledgers=coordinator.stores.ledgers,
             store_timeout_ms=world.store_timeout_ms,
@@ -188,10 +188,10 @@ class SimulatedCoordinator:
 
     def _perform_effect(self, effect: events.Effect) -> None:
         match effect:
-            case events.Trigger(checkpoint, base, final, savepoint):
+            case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
                 for worker in self.workers:
                     added = self.world.share(self._topics.added, self.scale.parallelism, worker.index)
-                    worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint))
+                    worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms))
             case events.Decide(plan):
                 pinned = self.core.pinned
                 self._on_broker(

@@ -25,6 +25,8 @@ class Luck:
     """Settings of the pipeline, with their values."""
     stores: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of the store, with their values."""
+    rescale_chance: float = 0.0
+    """That the next coordinator runs with another parallelism."""
     parallelism: int | None = None
     output_partitions: int | None = None
 
@@ -106,6 +108,24 @@ LUCK = {
         settings={"mode": "at_least_once", "interval_ms": 60},
         stores={"harm": ""},
         parallelism=3,
+    ),
+    "unaligned": Luck(
+        kinds=("kill_worker", "slow_worker", "crash_coordinator"),
+        chances={"_chance": 0.004, "_request_chance": 0.005},
+        settings={"unaligned": True},
+        rescale_chance=0.5,
+    ),
+    "overtaken late": Luck(
+        kinds=("kill_worker", "slow_worker", "crash_coordinator"),
+        chances={"_chance": 0.004, "_request_chance": 0.005},
+        settings={"unaligned": True, "aligned_timeout_ms": 15},
+        rescale_chance=0.5,
+    ),
+    "unaligned replays": Luck(
+        kinds=("clean", "downtime", "crash_coordinator", "slow_worker"),
+        chances={"_chance": 0.002, "cleaned_chance": 1.0, "_decided_chance": 0.3, "_request_chance": 0.15},
+        settings={"unaligned": True},
+        rescale_chance=0.5,
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }

@@ -59,13 +59,13 @@ def _first_input() -> Iterable[Any]:
 def _late_snapshot() -> Iterable[Any]:
     real = Subtask._snapshot
 
-    def snapshot(self: Subtask, frame: BarrierFrame) -> Iterator[bool]:
+    def snapshot(self: Subtask, frame: BarrierFrame, captures: Any) -> Iterator[bool]:
         for source in self.sources:
             if not source.triggers:
                 batch = source.reader.poll(5, 0.0)
                 if batch:
                     source.push(source._decoder.decode(batch))
-        return real(self, frame)
+        return real(self, frame, captures)
 
     yield patch.object(Subtask, "_snapshot", snapshot)
 
@@ -73,7 +73,8 @@ def _late_snapshot() -> Iterable[Any]:
 @mutant("a barrier overtakes the frame before it", STATE + "|" + COUNT, first=5)
 def _overtaking() -> Iterable[Any]:
     def send_barrier(self: LocalChannel, barrier: BarrierFrame) -> None:
-        self._frames.insert(max(0, len(self._frames) - 1), barrier)
+        frames = self._arrivals.frames
+        frames.insert(max(0, len(frames) - 1), barrier)
 
     real = SocketChannel.send_barrier
 
@@ -103,9 +104,9 @@ def _dropped_frame() -> Iterable[Any]:
 def _forgotten_rest() -> Iterable[Any]:
     real = ChannelInput.next
 
-    def following(self: ChannelInput, wait_s: float, room: int) -> Any:
-        self._rest = None
-        return real(self, wait_s, room)
+    def following(self: ChannelInput, wait_s: float, room: int, **options: Any) -> Any:
+        self.slices.rest = None
+        return real(self, wait_s, room, **options)
 
     yield patch.object(ChannelInput, "next", following)
 
@@ -114,8 +115,8 @@ def _forgotten_rest() -> Iterable[Any]:
 def _reads_on() -> Iterable[Any]:
     real = SourceInput.next
 
-    def following(self: SourceInput, wait_s: float, room: int) -> Any:
-        item = real(self, wait_s, room)
+    def following(self: SourceInput, wait_s: float, room: int, **options: Any) -> Any:
+        item = real(self, wait_s, room, **options)
         self.stopped = False
         return item
 
@@ -129,15 +130,15 @@ def _reads_on() -> Iterable[Any]:
 def _early_offsets() -> Iterable[Any]:
     real = SourceInput.next
 
-    def following(self: SourceInput, wait_s: float, room: int) -> Any:
+    def following(self: SourceInput, wait_s: float, room: int, **options: Any) -> Any:
         reader: Any = self.reader
         before = dict(reader.offsets)
         if not self.triggers:
             self._before = before  # type: ignore[attr-defined]  # that is the defect
-            return real(self, wait_s, room)
+            return real(self, wait_s, room, **options)
         now, reader.offsets = reader.offsets, dict(getattr(self, "_before", before))
         try:
-            return real(self, wait_s, room)
+            return real(self, wait_s, room, **options)
         finally:
             reader.offsets = now
 
@@ -395,7 +396,7 @@ def _replay_from_nothing() -> Iterable[Any]:
     first=14,
 )
 def _replay_by_time() -> Iterable[Any]:
-    def take_along(lanes: Any, logs: Any, order: Any) -> None:
+    def take_along(lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
         ordering.take_by_time(lanes, order, ordering.BatchTime())
 
     yield patch.object(ordering, "take_along", take_along)

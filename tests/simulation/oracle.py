@@ -57,6 +57,8 @@ class Oracle:
     ) -> None:
         self.broker, self.topology, self.inputs = broker, topology, inputs
         self.sinks = topology.sinks
+        self.met: Counter[str] = Counter()
+        """How often what was judged, for whoever wants to know."""
         self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
         self.coordinator = coordinator_id("p")
         self._ways = Ways(topology)
@@ -296,7 +298,12 @@ class Oracle:
         listed = [block.ref for each in indexes for block in decode_index(self._body(each)).blocks]
         for ref in logs:
             self._body(ref)
-        return {*indexes, *logs, *listed, *self.ledgers.stood_on(manifest)}
+        return {*indexes, *logs, *listed, *self._on_their_way(manifest), *self.ledgers.stood_on(manifest)}
+
+    def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
+        """The blocks of records that were read before Sn, and are in no state."""
+        demand(not manifest.channel_logs, f"checkpoint {manifest.checkpoint} is aligned")
+        return set()
 
     def _body(self, ref: BlockRef) -> bytes:
         """What the block holds, which must be where the reference says."""

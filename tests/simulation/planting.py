@@ -64,9 +64,9 @@ def unfitting() -> AbstractContextManager[Any]:
     """Within this a replay takes by time what an order log that does not fit leaves over, and does not say so."""
     real = ordering.take_along
 
-    def take_along(lanes: Any, logs: Any, order: Any) -> None:
+    def take_along(lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
         try:
-            real(lanes, logs, order)
+            real(lanes, logs, order, left)
         except Halt:
             ordering.take_by_time(lanes, order, ordering.BatchTime())
 

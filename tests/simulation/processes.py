@@ -114,6 +114,7 @@ class Process:
                 refs = wanted.refs
             yield from clients.blocks.get(self.world, refs)
         self.worker = worker
+        self.world.seen["restored records on their way"] += any(each.restored for each in worker.built.subtasks)
         self.coordinator.hear(self, "restored")
         while worker.running:
             yield None if worker.turn() else self.world.clock.monotonic_ms() + IDLE_MS

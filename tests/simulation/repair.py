@@ -21,8 +21,8 @@ from exactlyonce.checkpoint.records import committable
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.engines import in_flight, wiring
 from exactlyonce.engines import operators as ops
-from exactlyonce.engines import wiring
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.order_log import order_runs
@@ -64,9 +64,15 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
     world, base = coordinator.world, coordinator.log.history.manifests[manifest.previous]
     ranges = yield from _ranges(world, base, manifest)
     logs = yield from _logs(coordinator, manifest)
+    left = {}
+    for log in manifest.channel_logs:
+        bodies = []
+        for ref in log.blocks:
+            bodies.append((yield from coordinator.block(ref)))
+        left[log.task, log.subtask] = in_flight.records_by_channel(in_flight.decode(bodies))
     blocks = FetchedBlocks()
     while True:
-        replay = Replay(world.scaled(manifest.parallelism).plan, base, ranges, logs, blocks)
+        replay = Replay(world.scaled(manifest.parallelism).plan, base, ranges, logs, blocks, left)
         try:
             replay.run()
             break
@@ -84,6 +90,8 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
     if counts != dict(lost.counts):
         return f"a replay gives {counts}, not {lost.counts}"
     world.seen["replay"] += 1
+    world.seen["replay behind records on their way"] += bool(base.channel_logs)
+    world.seen["replay up to records on their way"] += bool(manifest.channel_logs)
     world.seen["replay of a part"] += len(records) != len(share)
     return (yield from _produced(coordinator, lost, name, found))
 
@@ -147,10 +155,14 @@ class Replay:
     ranges: Ranges
     logs: dict[tuple[str, int], list[bytes]]
     blocks: FetchedBlocks
+    left: dict[tuple[str, int], dict[str, int]]
+    """By task and subtask, and channel, what was on its way at the end."""
     outputs: defaultdict[tuple[str, int], Records] = field(default_factory=lambda: defaultdict(list))
     """By sink and subtask."""
     _frames: defaultdict[tuple[str, int, int], list[bytes]] = field(default_factory=lambda: defaultdict(list))
     """By edge, sender and receiver."""
+    _before: list[in_flight.InFlightFrame] = field(default_factory=list)
+    """What was on its way at the base, to the subtask that is made."""
 
     def run(self) -> None:
         """All subtasks of all tasks."""
@@ -158,15 +170,17 @@ class Replay:
             for subtask in range(self.plan.parallelism):
                 lanes = self._lanes(task, subtask)
                 order = order_runs(task, self.plan.shuffles, several=len(lanes) > 1)
-                logs = self.logs.get((task.name, subtask), [])
-                if logs:
-                    ordering.take_along(lanes, logs, order)
+                logs, left = self.logs.get((task.name, subtask), []), self.left.get((task.name, subtask), {})
+                if logs or left:
+                    ordering.take_along(lanes, logs, order, left)
                 else:
                     ordering.take_by_time(lanes, order, ordering.BatchTime())
 
     def _lanes(self, task: Task, subtask: int) -> list[ordering.Lane]:
         """The operators of the subtask, wired to each other, and the inputs that push into them."""
         lanes: list[ordering.Lane] = []
+        graph, parallelism = self.plan.graph, self.plan.parallelism
+        self._before = in_flight.restored(self.base, graph, subtask, parallelism, self.blocks)
         operators: dict[str, Any] = {}
         for node in task.nodes:
             operators[node.id] = self._operator(node, subtask)
@@ -200,14 +214,19 @@ class Replay:
                 yield ordering.PartitionLane(source, partition, reader, decoder, operator)
 
     def _connect(self, read: Input, node: Node, subtask: int, operators: dict[str, Any]) -> Iterator[ordering.Lane]:
-        edge = self.plan.shuffle_into(node, read)
+        edge, name = self.plan.shuffle_into(node, read), f"{read.node}>{node.id}"
+        sent: dict[str, list[bytes]] = {}
+        for each in self._before:
+            if each.edge == name:
+                sent.setdefault(each.channel, []).append(bytes(ordering.TIME_BYTES) + each.frame)
         if edge is None:
             ops.listeners(operators[read.node], read.output).append(operators[node.id])
-            return
+        else:
+            for sender in range(self.plan.parallelism):
+                sent.setdefault(f"{name}:{sender}", []).extend(self._frames[name, sender, subtask])
         codec = BatchCodec(self.plan.graph.type_of(read))
-        for sender in range(self.plan.parallelism):
-            frames = iter(self._frames[edge.name, sender, subtask])
-            yield ordering.ChannelLane(f"{edge.name}:{sender}", None, codec, operators[node.id], _frames=frames)
+        for channel, frames in sent.items():
+            yield ordering.ChannelLane(channel, None, codec, operators[node.id], _frames=iter(frames))
 
     def _sends(self, task: Task, subtask: int, operators: dict[str, Any]) -> None:
         """What ends in a shuffle goes to the subtasks behind it."""

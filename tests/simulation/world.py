@@ -25,6 +25,7 @@ from processes import Attempt, Process
 from scale import Scale
 from stores import Stores
 from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of
+from unaligned import OracleUnaligned
 from watched import Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint import coordinator as core
@@ -139,6 +140,7 @@ class World:
     def judge_anew(self) -> None:
         """Nothing is decided, and what is visible now is nobody's business."""
         judge = Oracle if self.settings.mode == EXACTLY_ONCE or self.topology.is_stateless else OracleAtLeastOnce
+        judge = OracleUnaligned if self.settings.unaligned else judge
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
@@ -153,7 +155,8 @@ class World:
 
     def _rescale(self) -> None:
         """Perhaps it is run with more or fewer from now on."""
-        if self.stores and self.rng.random() < self.stores.rescale_chance:
+        chance = self.stores.rescale_chance if self.stores else self.luck.rescale_chance
+        if (self.stores or chance) and self.rng.random() < chance:
             self.seen["rescaled"] += 1
             self.scale = self.scaled(self.rng.randint(1, 3))
             self.note(f"parallelism is {self.scale.parallelism}")
@@ -457,6 +460,7 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
         raise broken from error
     world.seen["checkpoint"] = len(world.oracle.manifests)
     world.seen["incarnation"] = len(world.coordinators)
+    world.seen.update(world.oracle.met)
     world.seen[f"topology {world.topology.name}"] += 1
     return world
 

@@ -1,8 +1,9 @@
 """The output of an interval, computed again from the checkpoint before it: nothing is written but files.
 
 Invariants: exactly the records between the two Sn are read, by the manifest's own subtasks, along its order logs, on
-the state of the checkpoint before it; no block, no transaction, no lease; what cannot be computed as it was the first
-time is an error that says why, never a guess.
+the state of the checkpoint before it; what was on its way there is taken first, and what was on its way at the end is
+not; no block, no transaction, no lease; what cannot be computed as it was the first time is an error that says why,
+never a guess.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_outputs
 from exactlyonce.engines.bounded.workplace import workplace
+from exactlyonce.engines.in_flight import frames_of, records_by_channel
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt
 from exactlyonce.pipeline.loading import Loaded
@@ -113,7 +115,8 @@ def recomputed(
     with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
         common = _common(loaded, client, interval, folder, origins=origins)
         physical = plan(graph, manifest.parallelism)
-        receipts = compute(physical, common, interval.ranges, submit, _order_logs(client, common, manifest))
+        logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
+        receipts = compute(physical, common, interval.ranges, submit, logs, left)
         _require_same_topics(client, manifest)
         files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
         yield Recomputed(files, sum(each.records for each in receipts))
@@ -157,6 +160,15 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         folder=str(folder),
         storage=manifest.storage,
     )
+
+
+def _left_in_flight(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], dict[str, int]]:
+    """By task and subtask, and channel, how many records were on their way at the end of the interval."""
+    reader = block_storage(client, common.topic, common.storage)
+    with whole_or_halt(manifest):
+        return {
+            (log.task, log.subtask): records_by_channel(frames_of(log, reader)) for log in manifest.channel_logs
+        }
 
 
 def _order_logs(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:

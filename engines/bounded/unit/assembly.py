@@ -15,13 +15,14 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.source import RangeContext, Readable
+from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.batch_codec import BatchCodec
-from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
+from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage, whole_or_halt
 from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, Lane, PartitionLane
 from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
-from exactlyonce.engines.bounded.unit.staging import FrameWriter
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task
 from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.engines.system_clock import SystemClock
@@ -92,6 +93,9 @@ class _Assembler:
         self.made = Assembly(BatchTime())
         self.blocks = block_storage(self.config, unit.topic, unit.storage)
         self.operators: dict[str, Any] = {}
+        with whole_or_halt(unit.base):
+            self.before = in_flight.restored(unit.base, plan.graph, unit.subtask, unit.parallelism, self.blocks)
+        """What was on its way at the base, of all tasks."""
 
     def add(self, node: Node) -> None:
         """Make the operator of *node*, and wire what it reads."""
@@ -132,15 +136,20 @@ class _Assembler:
 
     def _connect(self, read: Input, node: Node) -> None:
         """Wire an edge: a call within the task, or the files of every subtask of the task before."""
+        codec, files = BatchCodec(self.plan.graph.type_of(read)), dict[str, StagedFile | None]()
         edge = self.plan.shuffle_into(node, read)
         if edge is None:
             listeners = ops.listeners(self.operators[read.node], read.output)
             listeners += self._pushes(node)
-            return
-        codec = BatchCodec(self.plan.graph.type_of(read))
-        files = {each.sender: each.file for each in self.unit.channels if each.edge == edge.name}
-        for sender in range(self.plan.parallelism):
-            lane = ChannelLane(f"{edge.name}:{sender}", files.get(sender), codec, self.operators[node.id])
+        else:
+            files = {f"{edge.name}:{sender}": None for sender in range(self.plan.parallelism)}
+            files.update((f"{edge.name}:{f.sender}", f.file) for f in self.unit.channels if f.edge == edge.name)
+        before: dict[str, list[bytes]] = {}
+        for each in self.before:  # at another parallelism the base had other channels
+            if each.edge == ShuffleEdge(read.node, node.id).name:
+                before.setdefault(each.channel, []).append(each.frame)
+        for name in dict.fromkeys((*files, *before)):
+            lane = ChannelLane(name, files.get(name), codec, self.operators[node.id], before.get(name, ()))
             self.made.lanes.append(lane)
 
     def _pushes(self, node: Node) -> Iterable[ops.Push]:
@@ -204,7 +213,7 @@ class _Assembler:
         touched = {group for file in unit.channels if file.edge in edges for group in file.groups}
         return table_of(
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
-            touched if len(edges) == len(node.inputs) else None,
+            touched if len(edges) == len(node.inputs) and not self.before else None,
         )  # fmt: skip
 
 

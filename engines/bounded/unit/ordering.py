@@ -1,15 +1,17 @@
 """The order in which a subtask takes what it has to read: by time, or along the order log of an earlier run.
 
 Invariants: within a lane (a partition of a source, a channel) the order is the lane's own; all that is in the lanes is
-taken, once; what was taken is noted in the form of `engines.order_log`, under the names that the local engine gives its
-inputs, so that a replay need not know which engine took it.
+taken, once, but for what an unaligned checkpoint has as on its way; what was taken is noted in the form of
+`engines.order_log`, under the names that the local engine gives its inputs, so that a replay need not know which engine
+took it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 from exactlyonce.connectors.source import SplitReader
@@ -80,6 +82,8 @@ class ChannelLane:
     file: StagedFile | None
     codec: BatchCodec
     push: Push
+    before: Sequence[bytes] = ()
+    """Frames that were on their way at the base, and go first; without a time."""
     partition: int = NOT_A_SOURCE
     _frames: Iterator[bytes] | None = None
     _frame: bytes = b""
@@ -105,7 +109,8 @@ class ChannelLane:
         """Have the next frame at hand, if there is one."""
         if not self._frame:
             if self._frames is None:
-                self._frames = iter(()) if self.file is None else read_frames(self.file)
+                sent = iter(()) if self.file is None else read_frames(self.file)
+                self._frames = chain((bytes(TIME_BYTES) + each for each in self.before), sent)
             self._frame = next(self._frames, b"")
             self._time_ms = int.from_bytes(self._frame[:TIME_BYTES], "big")
         return bool(self._frame)
@@ -138,8 +143,13 @@ def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: BatchTim
             heapq.heapreplace(waiting, (next_ms, place, lane))
 
 
-def take_along(lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | None) -> None:
-    """Push all that is in *lanes* in the order that *logs* hold. Raises Halt if they do not fit what is there."""
+def take_along(
+    lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | None, left: Mapping[str, int] | None = None
+) -> None:
+    """Push what is in *lanes* in the order that *logs* hold. Raises Halt if they do not fit what is there.
+
+    *left*: by channel, how many records were on their way at the end, and are not to be taken.
+    """
     by_name = {(lane.name, lane.partition): lane for lane in lanes}
     together: list[Batch] = []
     for (name, partition), count in runs_of(logs):
@@ -161,9 +171,17 @@ def take_along(lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | 
             together = []
             if order is not None:
                 order.end_batch()
+    awaited = dict(left or {})
     for lane in lanes:
-        if lane.time_ms() is not None:
+        wanted, found = awaited.pop(lane.name, 0), 0
+        while (taken := lane.take(BATCH_RECORDS_MAX)[0]) and found <= wanted:
+            found += taken
+        if found > wanted:
             raise _misfit(lane.name, lane.partition, "there are records behind those that the log has")
+        if found < wanted:
+            raise _misfit(lane.name, lane.partition, f"{found} of {wanted} records are there that were on their way")
+    for name, wanted in awaited.items():
+        raise _misfit(name, NOT_A_SOURCE, f"{wanted} records were on their way, and it is not read here")
 
 
 def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:

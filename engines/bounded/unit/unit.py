@@ -83,8 +83,9 @@ def _graph(unit: Unit) -> LogicalGraph:
 
 def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
     """Push all input through the operators; *order* gets what was taken, where there is more than one."""
-    if unit.order or (unit.order is not None and order is not None and _has_several_orders(assembly, order)):
-        take_along(assembly.lanes, unit.order, order)
+    follows = unit.order is not None and order is not None and _has_several_orders(assembly, order)
+    if unit.order or unit.left or follows:
+        take_along(assembly.lanes, unit.order or (), order, unit.left)
     else:
         take_by_time(assembly.lanes, order, assembly.clock)
 

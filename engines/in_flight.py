@@ -1,0 +1,131 @@
+"""Records on their way at a snapshot, in blocks: what a barrier has overtaken, by subtask, and who takes it again.
+
+    log   = frames end to end: bytes of the channel's name (2), of the frame (4), both big-endian, name, frame
+    block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
+    frame = a batch as `engines.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
+
+A subtask's log holds its frames in the order in which they go before anything else that it takes. Invariants: of a key,
+the log of the subtask that owned it has the records in their order; whoever owns the key after a restore takes them in
+that order, before any that is read or sent later; all together, the subtasks of a parallelism take every record once.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
+from exactlyonce.checkpoint.store.storage import Blocks
+from exactlyonce.engines.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.plan import ShuffleEdge
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.graph import Input, LogicalGraph
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.key_groups import common_groups, group_range
+
+PIECE_BYTES = 768 * 1024
+"""So that a block stays below its limit even where nothing can be compressed."""
+SLICE_FRAMES = 64
+_HEADER = struct.Struct(">HI")
+
+
+class InFlightFrame(NamedTuple):
+    """A frame that came on *channel* and was not taken yet."""
+
+    channel: str
+    frame: bytes
+
+    @property
+    def edge(self) -> str:
+        """Of the channel."""
+        return self.channel.rpartition(":")[0]
+
+
+def encode(frames: Iterable[InFlightFrame]) -> Iterator[bytes | None]:
+    """The blocks' bodies, in order; None now and then, where work is done and no block is full."""
+    piece = bytearray()
+    for number, (channel, frame) in enumerate(frames, 1):
+        name = channel.encode()
+        piece += _HEADER.pack(len(name), len(frame)) + name + frame
+        while len(piece) >= PIECE_BYTES:
+            yield zlib.compress(memoryview(piece)[:PIECE_BYTES].tobytes(), 1)
+            del piece[:PIECE_BYTES]
+        if number % SLICE_FRAMES == 0:
+            yield None
+    if piece:
+        yield zlib.compress(piece, 1)
+
+
+def decode(bodies: Iterable[bytes]) -> Iterator[InFlightFrame]:
+    """The frames of a log. Raises `DamagedState` for bytes that are none."""
+    rest = bytearray()
+    for body in bodies:
+        unpack = zlib.decompressobj()
+        try:
+            rest += unpack.decompress(body, PIECE_BYTES)
+        except zlib.error as error:
+            raise DamagedState(f"Records on their way cannot be read: {error}.") from error
+        begin = 0
+        while len(rest) - begin >= _HEADER.size:
+            name, size = _HEADER.unpack_from(rest, begin)
+            middle = begin + _HEADER.size + name
+            if len(rest) < middle + size:
+                break
+            channel = bytes(rest[begin + _HEADER.size : middle]).decode()
+            yield InFlightFrame(channel, bytes(rest[middle : middle + size]))
+            begin = middle + size
+        del rest[:begin]
+    if rest:
+        raise DamagedState(f"Records on their way cannot be read: {len(rest)} bytes are left over.")
+
+
+def frames_of(log: ChannelLog, reader: Blocks) -> Iterator[InFlightFrame]:
+    """The frames of *log*. Raises `DamagedBlock` or `DamagedState` where they are not what was written."""
+    bodies = {ref: block.body for ref, block in reader.fetch(log.blocks)}
+    return decode(bodies[ref] for ref in log.blocks)
+
+
+def restored(
+    manifest: Manifest, graph: LogicalGraph, subtask: int, parallelism: int, reader: Blocks
+) -> list[InFlightFrame]:
+    """What *subtask* of *parallelism*, of whichever task, takes before anything else, in this order.
+
+    Where streams are counted twice, what is nearer to the sinks goes first: it was sent before what is behind it.
+    """
+    if not manifest.channel_logs:
+        return []
+    _require_same_graph(manifest, graph)
+    groups, places, codecs = graph.max_parallelism, dict[str, int](), dict[str, BatchCodec]()
+    for edge in graph.shuffles:
+        name = ShuffleEdge(edge.key_by, edge.stateful).name
+        places[name] = graph.nodes.index(graph.node(edge.stateful))
+        codecs[name] = BatchCodec(graph.type_of(Input(edge.key_by)))
+    found: list[InFlightFrame] = []
+    for log in sorted(manifest.channel_logs, key=lambda each: (each.subtask, each.task)):
+        before = group_range(log.subtask, manifest.parallelism, groups)
+        common = common_groups(before, group_range(subtask, parallelism, groups))
+        for each in frames_of(log, reader) if common else ():
+            whole = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
+            if whole is not None:
+                found.append(InFlightFrame(each.channel, whole))
+    return sorted(found, key=lambda each: -places[each.edge])
+
+
+def _require_same_graph(manifest: Manifest, graph: LogicalGraph) -> None:
+    if graph.fingerprint() != manifest.fingerprint:
+        raise GraphError(
+            f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} is unaligned: it holds records that were on "
+            f"their way between operators, and the graph is another one now, in which they may have no place. Run the "
+            f"pipeline as it was once more, and let it end cleanly (`exactlyonce run ... --until latest`, or stop it): "
+            f"its last checkpoint is aligned, and any graph may go on from there."
+        )
+
+
+def records_by_channel(frames: Iterable[InFlightFrame]) -> dict[str, int]:
+    """How many records are on their way on each channel."""
+    found: dict[str, int] = {}
+    for channel, frame in frames:
+        found[channel] = found.get(channel, 0) + records_in(frame)
+    return found
