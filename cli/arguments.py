@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 HELP_WIDTH_MAX = 100
 _DURATION: dict[str, Any] = {"metavar": "T"}
 _COUNT: dict[str, Any] = {"metavar": "N", "type": int}
-CHECKPOINTING = {
+CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
     "mode": (
         {"choices": ("exactly_once", "at_least_once")},
         "at_least_once: no input is held back, and state may count records twice (default: exactly_once)",
     ),
+    "unaligned": (
+        {"action": "store_true", "default": None},
+        "a barrier overtakes the records before it, which become part of the checkpoint",
+    ),
+    "aligned-timeout": (_DURATION, "with --unaligned: for how long a barrier waits before it overtakes (default: 0s)"),
     "checkpoint-interval": (_DURATION, "from one to the next (default: 1s)"),
     "checkpoint-timeout": (_DURATION, "one that takes longer is aborted (default: 1m)"),
     "deploy-timeout": (_DURATION, "workers that are not ready by then are replaced (default: 5m)"),

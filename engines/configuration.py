@@ -4,8 +4,8 @@ What is given directly wins over the file, the file over the environment. A key 
 lists those that do.
 
     [run]           parallelism, until, repair, checkpoint_partitions
-    [checkpoint]    mode, interval, timeout, deploy_timeout, min_pause, max_concurrent, tolerable_failed, num_retained,
-                    restart_budget, store_timeout, transaction_timeout, storage
+    [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
+                    tolerable_failed, num_retained, restart_budget, store_timeout, transaction_timeout, storage
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
 
@@ -37,10 +37,11 @@ BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
 
 _RUN = ("parallelism", "until", "repair", "checkpoint_partitions")
 _DURATIONS = (
-    *("interval", "timeout", "deploy_timeout", "min_pause"),
+    *("aligned_timeout", "interval", "timeout", "deploy_timeout", "min_pause"),
     *("restart_budget", "store_timeout", "transaction_timeout"),
 )
 _WORDS = ("mode", "storage")
+_FLAGS = ("unaligned",)
 _COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
 _RESTART_DURATIONS = ("delay", "window", "initial", "max")
 _RESTART_COUNTS = ("attempts", "failures")
@@ -59,7 +60,7 @@ _DIRECT = {
     "accept_loss",
     "restart",
     *_RUN,
-    *(_keyword(name) for name in (*_WORDS, *_DURATIONS, *_COUNTS)),
+    *(_keyword(name) for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)),
 }
 
 
@@ -92,7 +93,7 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
     known = {
         "run": _RUN,
-        "checkpoint": (*_WORDS, *_DURATIONS, *_COUNTS),
+        "checkpoint": (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS),
         "restart": ("strategy", *_RESTART_DURATIONS, *_RESTART_COUNTS),
     }
     for table, content in file.items():
@@ -134,6 +135,10 @@ def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> Checkpoint
         value = given.get(_keyword(name), file.get(name))
         if value is not None:
             fields[name] = storage_url(str(value)) if name == "storage" else str(value)
+    for name in _FLAGS:
+        value = given.get(name, file.get(name))
+        if value is not None:
+            fields[name] = _flag(value, setting(name))
     for name in _DURATIONS:
         value = given.get(_keyword(name), file.get(name))
         if value is not None:
@@ -156,6 +161,12 @@ def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:
             known = ", ".join((*_RESTART_COUNTS, *_RESTART_DURATIONS))
             raise ConfigError(f"A restart strategy has no option {name!r}. Options are, depending on it: {known}.")
     return found
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}: write true or false.")
+    return value
 
 
 def _count(value: Any, name: str) -> int:

@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
-from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _RUN, _WORDS, options_from
+from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _FLAGS, _RUN, _WORDS, options_from
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
@@ -49,7 +49,7 @@ def test_every_setting_is_documented(table: Table) -> None:
     assert {code(row["command line"])[0] for row in rows} | {"--restart", "--help"} == run_options()
     keys = {code(row["in the file"])[0] for row in rows if row["in the file"]}
     expected = {f"[run] {name}" for name in _RUN} | {
-        f"[checkpoint] {name}" for name in (*_WORDS, *_DURATIONS, *_COUNTS)
+        f"[checkpoint] {name}" for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)
     }
     assert keys == expected | {"[kafka]", "[kafka] bootstrap.servers"}
 
@@ -61,6 +61,8 @@ def test_the_defaults_are_those_of_the_code(table: Table) -> None:
         section, _, name = [*code(row["in the file"]), ""][0].partition(" ")
         if section == "[checkpoint]" and name in _DURATIONS and name != "transaction_timeout":
             assert getattr(options.checkpoint, f"{name}_ms") == duration_ms(row["default"]), name
+        elif section == "[checkpoint]" and name in _FLAGS:
+            assert getattr(options.checkpoint, name) == {"off": False, "on": True}[row["default"]], name
         elif section == "[checkpoint]" and name in _COUNTS:
             assert getattr(options.checkpoint, name) == int(row["default"]), name
         elif name == "storage":

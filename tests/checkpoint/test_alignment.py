@@ -138,3 +138,65 @@ def test_no_interval_that_took_more_or_less_than_lies_between_its_barriers_count
     assert found == {(True, True)}
     found = {each for seed in range(100) for each in _intervals(random.Random(seed), exactly_once=False)}
     assert {(True, True), (False, False)} <= found <= {(True, True), (False, False), (True, False)}
+
+
+def test_a_barrier_that_overtakes_waits_for_none_and_holds_none() -> None:
+    """Overtaking ends the alignment: whoever was held goes on, those that owe the barrier are named, and its coming
+    later means nothing, be it behind the snapshot of the next."""
+    alignment = Alignment("abc")
+    assert not alignment.barrier("b", 4)
+    assert alignment.is_held("b")
+    assert alignment.overtake(4) == {"a", "c"}
+    assert not alignment.is_held("b")
+    assert alignment.overtake(5) == {"a", "b", "c"}
+    assert not alignment.barrier("a", 4)
+    assert not alignment.barrier("a", 5)
+    assert not alignment.is_held("a")
+    assert not alignment.barrier("a", 6)
+    assert alignment.is_held("a")
+    for name, checkpoint in (("c", 4), ("b", 5), ("c", 5), ("b", 6)):
+        assert not alignment.barrier(name, checkpoint)
+    assert alignment.barrier("c", 6)
+    assert alignment.exact
+
+
+def test_a_barrier_overtakes_in_its_turn_and_where_inputs_are_held() -> None:
+    """Not before an older one whose snapshot is due, not once its snapshot is taken, and not at least once."""
+    alignment = Alignment("ab")
+    alignment.barrier("a", 1)
+    with pytest.raises(InvariantViolation, match="in their order"):
+        alignment.overtake(2)
+    assert alignment.overtake(1) == {"b"}
+    with pytest.raises(InvariantViolation, match="before its snapshot is taken"):
+        alignment.overtake(1)
+    with pytest.raises(InvariantViolation, match="where inputs are held back"):
+        Alignment("ab", exactly_once=False).overtake(1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_overtakes_a_cut_is_consistent_with_what_comes_before_the_barriers(seed: int) -> None:
+    """In every interleaving, what the snapshot of *n* has seen of an input and what comes on it until barrier *n* is
+    together what was sent before barrier *n*."""
+    rng = random.Random(seed)
+    channels: dict[str, list[Any]] = {name: [each for n in range(1, 5) for each in ("r", n)] for name in "abc"}
+    alignment, seen = Alignment(channels), dict.fromkeys(channels, 0)
+    captured: dict[int, dict[str, int]] = {}
+    open_: dict[int, set[str]] = {}
+    while any(channels.values()):
+        due = alignment.checkpoint_latest + 1
+        if due < 5 and rng.random() < 0.2:
+            open_[due] = {str(each) for each in alignment.overtake(due)}
+            captured[due] = dict(seen)
+            continue
+        name = rng.choice([each for each, queue in channels.items() if queue and not alignment.is_held(each)])
+        item = channels[name].pop(0)
+        if item == "r":
+            alignment.take(name)
+            seen[name] += 1
+            for checkpoint, awaited in open_.items():
+                captured[checkpoint][name] += name in awaited
+        elif alignment.barrier(name, item):
+            captured[item] = dict(seen)
+        elif item in open_:
+            open_[item].discard(name)
+    assert captured == {n: dict.fromkeys("abc", n) for n in range(1, 5)}

@@ -417,3 +417,15 @@ def test_an_error_of_recovery_itself_ends_the_job(error: ExactlyOnceError) -> No
     job = Job()
     job(Stop())
     assert job(Failed("recovery", error)) == [End(None, error)]
+
+
+@pytest.mark.parametrize("after_ms", [0, 700])
+def test_a_trigger_says_when_its_barrier_may_overtake(after_ms: int) -> None:
+    """Barriers of unaligned checkpoints overtake after the time that is set, and the last one before an end never."""
+    job = Job(unaligned=True, aligned_timeout_ms=after_ms).running()
+    job.now_ms = INTERVAL_MS
+    assert job(Tick()) == [Trigger(1, 0, final=False, overtakes_after_ms=after_ms)]
+    job.ack(1)
+    assert job(Stop()) == []
+    last = Trigger(2, 1, final=True, overtakes_after_ms=None)
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), last]

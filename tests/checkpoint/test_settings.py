@@ -15,6 +15,7 @@ from exactlyonce.pipeline.errors import ConfigError
     ("name", "value", "said"),
     [
         ("mode", "at_most_once", "mode is at_most_once: choose one of exactly_once, at_least_once"),
+        ("aligned_timeout_ms", -1, "aligned_timeout (--aligned-timeout) is -1 ms"),
         ("interval_ms", 9, "interval (--checkpoint-interval) is 9 ms"),
         ("timeout_ms", 0, "timeout (--checkpoint-timeout) is 0 ms"),
         ("deploy_timeout_ms", 0, "deploy_timeout (--deploy-timeout) is 0 ms: it must be at least 1"),
@@ -30,6 +31,14 @@ def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, said: 
     """A setting out of range is refused with its names, in Python and on the command line, and its value."""
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         CheckpointSettings(**{name: value})
+
+
+def test_barriers_overtake_where_records_count_once_only() -> None:
+    """Unaligned checkpoints in mode at_least_once are refused, and so is a timeout of an alignment that has none."""
+    with pytest.raises(ConfigError, match="unaligned goes with mode exactly_once only"):
+        CheckpointSettings(unaligned=True, mode="at_least_once")
+    with pytest.raises(ConfigError, match=r"aligned_timeout .* is 5 ms, but .* set unaligned as well"):
+        CheckpointSettings(aligned_timeout_ms=5)
 
 
 def test_slots_cover_those_in_flight_those_carried_and_the_next() -> None:

@@ -90,6 +90,18 @@ def test_keywords_are_called_as_on_the_command_line() -> None:
         assert options_from(options).checkpoint == expected
 
 
+def test_barriers_overtake_where_it_is_said(tmp_path: Path) -> None:
+    """On the command line, in Python and in a file alike; what is neither true nor false is refused."""
+    on_the_line = settings(parser().parse_args(["run", "orders:pipeline", "--unaligned", "--aligned-timeout", "2s"]))
+    file = written(tmp_path, '[checkpoint]\nunaligned = true\naligned_timeout = "2s"')
+    expected = CheckpointSettings(unaligned=True, aligned_timeout_ms=2_000)
+    for options in (on_the_line, {"unaligned": True, "aligned_timeout": "2s"}, {"config": file}):
+        assert options_from(options).checkpoint == expected
+    assert not options_from(settings(parser().parse_args(["run", "orders:pipeline"]))).checkpoint.unaligned
+    with pytest.raises(ConfigError, match=r"unaligned is 'yes': write true or false"):
+        options_from({"unaligned": "yes"})
+
+
 def test_an_option_that_does_not_exist() -> None:
     """It is named, with those that do exist."""
     with pytest.raises(ConfigError, match=r"no option 'interval'. Options are: .*checkpoint_interval"):

@@ -121,6 +121,12 @@ LUCK = {
         settings={"unaligned": True, "aligned_timeout_ms": 15},
         rescale_chance=0.5,
     ),
+    "crowded": Luck(
+        kinds=("slow_worker", "kill_worker"),
+        chances={"_chance": 0.01, "_network_chance": 0.0, "_request_chance": 0.0, "_decided_chance": 0.0},
+        settings={"unaligned": True, "max_concurrent": 3, "interval_ms": 20, "timeout_ms": 200, "tolerable_failed": 2},
+        parallelism=3,
+    ),
     "unaligned replays": Luck(
         kinds=("clean", "downtime", "crash_coordinator", "slow_worker"),
         chances={"_chance": 0.002, "cleaned_chance": 1.0, "_decided_chance": 0.3, "_request_chance": 0.15},

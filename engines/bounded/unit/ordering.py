@@ -171,17 +171,15 @@ def take_along(
             together = []
             if order is not None:
                 order.end_batch()
-    awaited = dict(left or {})
+    for name, count in (left or {}).items():
+        lane = by_name.get((name, NOT_A_SOURCE))
+        if lane is None:
+            raise _misfit(name, NOT_A_SOURCE, f"{count} records were on their way, and it is not read here")
+        for _ in _taken(lane, count, None):
+            pass
     for lane in lanes:
-        wanted, found = awaited.pop(lane.name, 0), 0
-        while (taken := lane.take(BATCH_RECORDS_MAX)[0]) and found <= wanted:
-            found += taken
-        if found > wanted:
+        if lane.time_ms() is not None:
             raise _misfit(lane.name, lane.partition, "there are records behind those that the log has")
-        if found < wanted:
-            raise _misfit(lane.name, lane.partition, f"{found} of {wanted} records are there that were on their way")
-    for name, wanted in awaited.items():
-        raise _misfit(name, NOT_A_SOURCE, f"{wanted} records were on their way, and it is not read here")
 
 
 def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
