@@ -117,7 +117,7 @@ def restore_table(
     indexes = [body for _, body in _bodies(reader, _indexes(snapshot, groups, max_parallelism))]
     return restore(
         node.id,
-        node.state_type,
+        node.kept,
         groups,
         max_parallelism,
         checkpoint,

@@ -30,6 +30,7 @@
     ├── EndedEarly              asked to stop, a bounded run has ended cleanly before it had read all
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     ├── OpenFailed              engines.wiring: a user's open() raised; the job restarts
+    ├── NotAnswered             cli.asking: a run has not done what it was asked for
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts

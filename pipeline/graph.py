@@ -19,6 +19,7 @@ from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.versions import VersionedState
 
 
 class Kind(str, Enum):
@@ -74,6 +75,9 @@ class Node:
     """The type of each side output."""
     state_type: Any = None
     """Of the state of one key, without None; None for nodes that keep none."""
+    state_version: int = 1
+    migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
+    """By version of the state, the function that makes one of the next version."""
     key_type: Any = None
     """Of the key, where KEY_BY's function tells; else UNKNOWN. For messages only: keys travel as canonical bytes."""
     source: Source[Any] | None = None
@@ -87,6 +91,11 @@ class Node:
     def stateful(self) -> bool:
         """Whether it keeps state by key."""
         return self.kind in STATEFUL_KINDS
+
+    @property
+    def kept(self) -> VersionedState:
+        """The type of the state of one key, in its present version."""
+        return VersionedState(self.state_type, self.state_version, self.migrations)
 
     def make(self) -> Callable[..., Any]:
         """The function to call with records: a new instance for each call where the user passed a class.
@@ -185,6 +194,7 @@ class LogicalGraph:
             described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
             described["state"] = schema.describe(node.state_type)
+            described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
         if node.sink:

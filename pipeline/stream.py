@@ -6,7 +6,7 @@ used several times: each use gets all of its records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
@@ -18,6 +18,7 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.output import Emit, Output
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.versions import VersionedState
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -26,6 +27,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
 K = TypeVar("K")
+Migrations = Mapping[int, Callable[[Any], Any]]
 
 
 R_co = TypeVar("R_co", covariant=True)
@@ -236,6 +238,8 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_map(
@@ -245,16 +249,24 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
-    def stateful_map(self, id: str, fn: Any, *, state: Any = None, output: Any = None) -> Stream[Any]:
+    def stateful_map(
+        self, id: str, fn: Any, *, state: Any = None, output: Any = None, state_version: int = 1,
+        migrations: Migrations | None = None,
+    ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
-        The state is None at a key's first record; a new state of None deletes the key.
+        The state is None at a key's first record; a new state of None deletes the key. Where its type has changed so
+        that names and defaults of fields do not tell how, *state_version* grows by one, and *migrations* has by version
+        the function that makes a state of the next one.
         """
         function = self._builder.read(fn, ("state", "record"), yields="use stateful_flat_map")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
-        return self._keep(Kind.STATEFUL_MAP, id, function, state_type, _given(output, returned))
+        kept = VersionedState(state_type, state_version, migrations or {})
+        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned))
 
     @overload
     def stateful_flat_map(
@@ -264,6 +276,8 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_flat_map(
@@ -273,13 +287,22 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
-    def stateful_flat_map(self, id: str, fn: Any, *, state: Any = None, output: Any = None) -> Stream[Any]:
-        """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs."""
+    def stateful_flat_map(
+        self, id: str, fn: Any, *, state: Any = None, output: Any = None, state_version: int = 1,
+        migrations: Migrations | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
+
+        *state_version* and *migrations* are those of `stateful_map`.
+        """
         function = self._builder.read(fn, ("state", "record"), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
-        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, state_type, _given(output, hints.element(returned)))
+        kept = VersionedState(state_type, state_version, migrations or {})
+        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, _given(output, hints.element(returned)))
 
     @overload
     def reduce(self, id: str, fn: Callable[[T, T], T]) -> Stream[T]: ...
@@ -289,10 +312,15 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``."""
         type_ = self._builder.type_of(self._origin)
         function = self._builder.read(fn, ("reduced", "record"))
-        return self._keep(Kind.REDUCE, id, function, hints.without_none(type_), type_)
+        return self._keep(Kind.REDUCE, id, function, VersionedState(hints.without_none(type_)), type_)
 
-    def _keep(self, kind: Kind, id: str, function: Function, state_type: Any, type_: Any) -> Stream[Any]:
-        origin = self._builder.add(kind, id, (self._origin,), function, type=type_, state_type=state_type)
+    def _keep(self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any) -> Stream[Any]:
+        for problem in kept.problems:
+            self._builder.problem(problem)
+        origin = self._builder.add(
+            kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
+            migrations=kept.migrations,
+        )  # fmt: skip
         return Stream(self._builder, origin)
 
     if not TYPE_CHECKING:

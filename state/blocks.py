@@ -1,7 +1,7 @@
 """The format of a block: whole sections of key groups, so that a reader of one group decodes only what it needs.
 
     body    = "EOS1", length of the header (4 bytes, big-endian), header, zlib(sections, end to end)
-    header  = msgpack array: operator, checkpoint, sections
+    header  = msgpack array: operator, checkpoint, sections, and the version of the states where it is not 1
     section = msgpack array: key group, kind, entries, bytes of its keys, bytes of its states
     keys    = msgpack array: [keys with a state, deleted keys];  states = msgpack array, typed
 
@@ -49,6 +49,8 @@ class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
     operator: str
     checkpoint: int
     sections: tuple[Section, ...]
+    version: int = 1
+    """Of the states: `pipeline.versions`."""
 
     @property
     def groups(self) -> int:
@@ -81,9 +83,10 @@ _keys_decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes]])
 class BlockEncoder:
     """Packs sections into blocks. `add` and `flush` return the block that they finished, if any."""
 
-    def __init__(self, operator: str, checkpoint: int) -> None:
+    def __init__(self, operator: str, checkpoint: int, version: int = 1) -> None:
         self._operator = operator
         self._checkpoint = checkpoint
+        self._version = version
         self._sections: list[Section] = []
         self._raw: list[bytes] = []
         self._raw_bytes = 0
@@ -112,8 +115,9 @@ class BlockEncoder:
         """Finish the block, if anything is in it."""
         if not self._sections:
             return None
-        header = BlockHeader(self._operator, self._checkpoint, tuple(self._sections))
-        encoded = _encode(header)
+        header = BlockHeader(self._operator, self._checkpoint, tuple(self._sections), self._version)
+        fields = msgspec.structs.astuple(header)
+        encoded = _encode(fields if self._version > 1 else fields[:-1])  # as it has always been written
         body = b"".join((_MAGIC, len(encoded).to_bytes(4, "big"), encoded, zlib.compress(b"".join(self._raw), 1)))
         require(len(body) < BLOCK_SIZE_MAX, f"a block is under {BLOCK_SIZE_MAX} bytes, not {len(body)}")
         self._sections, self._raw, self._raw_bytes = [], [], 0

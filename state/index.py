@@ -36,6 +36,8 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     """Of the states, as `pipeline.schema.describe` gives it."""
     credit: float = 0.0
     """`Merging.credit`, as this checkpoint left it."""
+    version: int = 1
+    """Of the states that this checkpoint wrote; older blocks may have older ones."""
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -89,13 +91,17 @@ def decode_index(body: bytes) -> Index:
 
 
 def _parts(blocks: Sequence[ChainBlock], head: IndexHead) -> list[bytes]:
-    body = b"".join(
-        (_MAGIC, zlib.compress(_encode(_columns(blocks, head)), 6), *(block.ref.sha256 for block in blocks))
-    )
+    body = b"".join((_MAGIC, zlib.compress(_encode(_fields(blocks, head)), 6), *(block.ref.sha256 for block in blocks)))
     if len(body) < BLOCK_SIZE_MAX:
         return [body]
     middle = len(blocks) // 2
     return [*_parts(blocks[:middle], head), *_parts(blocks[middle:], head)]
+
+
+def _fields(blocks: Sequence[ChainBlock], head: IndexHead) -> tuple[Any, ...]:
+    """The columns; a head of version 1 as it has always been written, without it."""
+    columns, first = msgspec.structs.astuple(_columns(blocks, head)), msgspec.structs.astuple(head)
+    return (first if head.version > 1 else first[:-1], *columns[1:])
 
 
 def _columns(blocks: Sequence[ChainBlock], head: IndexHead) -> _Columns:

@@ -84,7 +84,7 @@ class Interval(Generic[S]):
     def freeze(self, checkpoint: int, *, whole: bool = False) -> Interval[S]:
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
-        self._writer = BlockEncoder(self._state_type.operator, checkpoint)
+        self._writer = BlockEncoder(self._state_type.operator, checkpoint, self._state_type.version)
         self._slices = self._encode()
         self._next = Interval(self._states, self._keys, self._max_parallelism, self._state_type, self._merging)
         return self._next

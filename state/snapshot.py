@@ -36,7 +36,7 @@ class Snapshot:
         self.operator = state_type.operator
         self._intervals, self._whole = intervals, whole
         self._chains = chains
-        self._schema = state_type.schema
+        self._schema, self._version = state_type.schema, state_type.version
         self._max_parallelism = max_parallelism
         self._headers: list[BlockHeader] = []
         self._encoded = False
@@ -66,5 +66,5 @@ class Snapshot:
         self.chain = self.chain.extended(zip(refs, self._headers, strict=True))
         self._chains[self.checkpoint] = self.chain
         credit = self._intervals[-1].credit
-        head = IndexHead(self.operator, self.checkpoint, self._max_parallelism, self._schema, credit)
+        head = IndexHead(self.operator, self.checkpoint, self._max_parallelism, self._schema, credit, self._version)
         return encode_index(self.chain, head)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import methodcaller
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.schema import describe, type_name
+from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
@@ -37,11 +39,21 @@ _IMMUTABLE = (
 )
 
 
+class RawState(NamedTuple):
+    """A state as it was written."""
+
+    version: int
+    msgpack: bytes
+
+
 class StateType(Generic[S]):
-    """Encodes, decodes and clones the states of one operator."""
+    """Encodes, decodes and clones the states of one operator; *type_* is their type, or a `VersionedState`."""
 
     def __init__(self, operator: str, type_: Any) -> None:
+        self._versioned = type_ if isinstance(type_, VersionedState) else VersionedState(type_)
+        type_ = self._versioned.type
         self.operator = operator
+        self.version = self._versioned.version
         self.name = type_name(type_)
         self.schema = describe(type_)
         self._decoder: msgspec.msgpack.Decoder[list[S]] = msgspec.msgpack.Decoder(list[type_])
@@ -61,21 +73,53 @@ class StateType(Generic[S]):
             ) from error
         return encoded
 
-    def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
-        """The states in *encoded*, whose schema was *written*."""
+    def decode(self, encoded: bytes | memoryview, written: Any, version: int | None = None) -> list[S]:
+        """The states in *encoded*, whose schema was *written*; *version*: if not the present one."""
+        version = self.version if version is None else version
+        if version != self.version:
+            encoded = self._migrated(encoded, version)
         try:
             return self._decoder.decode(encoded)
         except msgspec.ValidationError as error:
-            if written == self.schema:
+            if written == self.schema and version == self.version:
                 raise self.damaged(str(error)) from error
             raise self._incompatible(written, str(error)) from error
         except UNDECODABLE as error:
             raise self.damaged(str(error)) from error
 
-    def require_readable(self, written: Any) -> None:
-        """Raise `StateIncompatible` if reading states of schema *written* would drop a field of theirs silently."""
-        if lost := _lost(written, self.schema, self.name):
+    def _migrated(self, encoded: bytes | memoryview, version: int) -> bytes:
+        """The states in *encoded*, of an older *version*, as the present one."""
+        self._require_known(version)
+        states = RawStates(self.operator).decode(encoded, None, version)
+        found = [state.msgpack for state in states]
+        for step, taken, migration in self._versioned.steps(version):
+            try:
+                found = [_encode(migration(msgspec.msgpack.decode(each, type=taken))) for each in found]
+            except USERS_ERRORS as error:
+                raise StateIncompatible(
+                    f"The migration of version {step} of the state of operator {self.operator!r} failed: "
+                    f"{type(error).__name__}: {error}. Nothing was changed: correct it, and run again."
+                ) from error
+        return _encode(list(map(msgspec.Raw, found)))
+
+    def _require_known(self, version: int) -> None:
+        if version > self.version:
+            raise StateIncompatible(
+                f"The checkpoint's state of operator {self.operator!r} is of version {version}, and the pipeline knows "
+                f"version {self.version}. Run the code that wrote it, or a newer one."
+            )
+
+    def require_readable(self, written: Any, version: int | None = None) -> None:
+        """Raise `StateIncompatible` if states of schema *written* cannot be read, or a field would be dropped silently.
+
+        States of an older *version* may lose fields: that is what the new version says.
+        """
+        version = self.version if version is None else version
+        self._require_known(version)
+        if version == self.version and (lost := _lost(written, self.schema, self.name)):
             raise self._incompatible(written, f"{', '.join(lost)} would be lost")
+        if not self._versioned.steps(version) and (unfit := _unfit(written, self.schema, self.name)):
+            raise self._incompatible(written, "; ".join(unfit))
 
     def damaged(self, why: str) -> DamagedState:
         """The error for bytes of this operator's state that are not what was written."""
@@ -86,7 +130,8 @@ class StateType(Generic[S]):
         return StateIncompatible(
             f"The checkpoint's state of operator {self.operator!r} cannot be read as {self.name}: {why}. It was written"
             f" as {old}; the pipeline now declares {new}. Keep every old field under its name and give new ones a"
-            " default; or start over with `exactlyonce reset`."
+            " default; or raise state_version, with a migration where names and defaults do not tell how; or start over"
+            " with `exactlyonce reset`."
         )
 
     def _clone_by_codec(self, state: S) -> S:
@@ -101,10 +146,10 @@ class RawStates:
     def __init__(self, operator: str) -> None:
         self.operator = operator
 
-    def decode(self, encoded: bytes | memoryview, written: Any) -> list[bytes]:
-        """The states in *encoded*, whose schema was *written*."""
+    def decode(self, encoded: bytes | memoryview, written: Any, version: int) -> list[RawState]:
+        """The states in *encoded*, of *version*."""
         try:
-            return [bytes(each) for each in self._decoder.decode(encoded)]
+            return [RawState(version, bytes(each)) for each in self._decoder.decode(encoded)]
         except UNDECODABLE as error:
             raise self.damaged(str(error)) from error
 
@@ -174,6 +219,30 @@ def _lost(old: Any, new: Any, path: str) -> list[str]:
         for name, schema in old["fields"]
         for lost in (_lost(schema, fields[name], f"{path}.{name}") if name in fields else [f"{path}.{name}"])
     ]
+
+
+_PLAIN = {"bool", "int", "float", "str", "bytes"}
+
+
+def _unfit(old: Any, new: Any, path: str) -> list[str]:
+    """Fields of schema *new* that states of *old* surely do not fill. What else may not fit, decoding finds."""
+    old, new = (each.get("optional", each) if isinstance(each, dict) else each for each in (old, new))
+    if isinstance(old, str) and isinstance(new, str):
+        wrong = {old, new} <= _PLAIN and old != new and (old, new) != ("int", "float")
+        return [f"{path} is {new} now, and was {old}"] if wrong else []
+    if not (isinstance(old, dict) and isinstance(new, dict) and "fields" in old and "fields" in new):
+        return []
+    fields = dict(old["fields"])
+    return [
+        found
+        for name, schema in new["fields"]
+        for found in (
+            _unfit(fields[name], schema, f"{path}.{name}")
+            if name in fields
+            else [] if isinstance(schema, dict) and "optional" in schema
+            else [f"{path}.{name} is new and has no default"]
+        )
+    ]  # fmt: skip
 
 
 def _pairs(old: list[Any], new: list[Any]) -> list[tuple[Any, Any]]:

@@ -17,7 +17,7 @@ from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.state_type import RawStates, StateType
+from exactlyonce.state.state_type import RawState, RawStates, StateType
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -58,7 +58,7 @@ class StoredState(Generic[S]):
         """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
         return _decode(self._parts(groups), StateType[S](self.operator, self.type), self.schema)
 
-    def read_raw(self, groups: Iterable[int]) -> dict[int, GroupState[bytes]]:
+    def read_raw(self, groups: Iterable[int]) -> dict[int, GroupState[RawState]]:
         """The same, each state as the msgpack that was written: for whoever does not know its type."""
         return _decode(self._parts(groups), RawStates(self.operator), self.schema)
 
@@ -101,7 +101,7 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
 
 
 class _Decoder(Protocol[S_co]):
-    def decode(self, encoded: memoryview, written: Any) -> Sequence[S_co]: ...
+    def decode(self, encoded: memoryview, written: Any, version: int) -> Sequence[S_co]: ...
     def damaged(self, why: str) -> DamagedState: ...
 
 
@@ -110,7 +110,7 @@ def _decode(parts: Sequence[_Part], state_type: _Decoder[S], schema: Any) -> dic
     remaining = Counter(part.reader for part in parts)
     for part in parts:
         keys, deleted, encoded = part.reader.section(part.number)
-        states = state_type.decode(encoded, schema)
+        states = state_type.decode(encoded, schema, part.reader.header.version)
         if len(states) != len(keys):
             raise state_type.damaged(f"it holds {len(keys)} keys and {len(states)} states")
         group = found.setdefault(part.section.group, GroupState())

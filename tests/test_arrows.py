@@ -54,6 +54,7 @@ ROOMS = {
     "engines/bounded/replay": {"engines", "engines/bounded", "engines/bounded/unit"},
     "engines/bounded/unit": {"engines", "engines/bounded/ranges"},
     "engines/local": {"engines", "engines/bounded", "engines/surroundings"},
+    "engines/savepoints": {"engines", "engines/surroundings"},
     "engines/surroundings": set[str](),
     "engines/spark": {
         *("engines", "engines/bounded", "engines/bounded/unit"),
@@ -90,12 +91,13 @@ ROOMS = {
 CROSSINGS = {
     ("checkpoint/records/history", "checkpoint"): "the one place that knows what a manifest stands on",
     ("engines/leader", "engines/bounded"): "the leader makes the replay repair, once it has a log",
+    ("engines/leader", "engines/savepoints"): "the leader restores a savepoint before its first attempt",
     ("engines/bounded/replay/replay_repair", "engines/spark"): "`--repair spark` starts a Spark when there is a loss",
 }
 """By (module, room): why it may import that room all the same."""
 BEHIND_A_SEAM = {
     "checkpoint.store.blocks": {"engines/blocks.py"},
-    "checkpoint.store.files": {"engines/blocks.py"},
+    "checkpoint.store.files": {"engines/blocks.py", "engines/savepoints/exported.py"},
     "connectors.kafka.range_reader": {
         f"engines/spark/source/{name}.py" for name in ("ranges", "reading", "stream_reading")
     },

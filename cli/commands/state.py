@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.history import History
     from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.checkpoint.store.storage import Blocks
-    from exactlyonce.engines.kept_state import KeptEntry, KeptState
+    from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
 
 _EXAMPLES = """\
 Show the state that a pipeline keeps: without OPERATOR which operators keep some, with it
@@ -58,7 +58,7 @@ def state(args: argparse.Namespace) -> int:
     from exactlyonce.checkpoint.store.storage import DamagedBlock
     from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.engines.blocks import block_storage
-    from exactlyonce.engines.kept_state import kept_state
+    from exactlyonce.engines.savepoints.kept_state import kept_state
 
     if args.key is not None and args.operator is None:
         raise ConfigError("--key is for one operator: name it behind the pipeline.")
@@ -96,8 +96,8 @@ def chosen(history: History, at: int | None) -> Manifest:
 
 
 def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator[str]:
-    from exactlyonce.engines.kept_state import kept_state
     from exactlyonce.engines.local.reporting import size
+    from exactlyonce.engines.savepoints.kept_state import kept_state
 
     found = [(each, kept_state(manifest, each.operator, blocks).head()) for each in manifest.operators]
     if as_json:
@@ -139,7 +139,7 @@ def _print(manifest: Manifest, kept: KeptState, args: argparse.Namespace) -> Non
 
 
 def _lines(manifest: Manifest, operator: str, schema: Any, entries: Iterable[KeptEntry]) -> Iterator[str]:
-    from exactlyonce.engines.kept_state import decoded
+    from exactlyonce.engines.savepoints.kept_state import decoded
 
     for each in entries:
         line = {
@@ -150,7 +150,7 @@ def _lines(manifest: Manifest, operator: str, schema: Any, entries: Iterable[Kep
 
 
 def _row(entry: KeptEntry, schema: Any) -> text.Row:
-    from exactlyonce.engines.kept_state import decoded
+    from exactlyonce.engines.savepoints.kept_state import decoded
 
     shown = (msgspec.json.encode(each).decode() for each in (decoded(entry.key), decoded(entry.state, schema)))
     return (str(entry.group), *shown)

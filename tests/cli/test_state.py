@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exactlyonce.cli.commands.state import type_text
-from exactlyonce.engines.kept_state import decoded
+from exactlyonce.engines.savepoints.kept_state import decoded
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
 

@@ -30,6 +30,8 @@ class KeptEntry(NamedTuple):
     """Canonical (`pipeline.keys`)."""
     state: bytes
     """As msgpack."""
+    version: int
+    """Of the state: `pipeline.versions`."""
 
 
 class KeptState:
@@ -65,7 +67,7 @@ class KeptState:
             fetch=lambda refs: ((ref, block.body) for ref, block in self._blocks.fetch(refs)),
         )
         for group, found in sorted(stored.read_raw(groups).items()):
-            yield from (KeptEntry(group, key, state) for key, state in found.states.items())
+            yield from (KeptEntry(group, key, raw.msgpack, raw.version) for key, raw in found.states.items())
 
     def _bodies(self, parts: tuple[BlockRef, ...]) -> Iterator[bytes]:
         return (block.body for _, block in self._blocks.fetch(parts))
