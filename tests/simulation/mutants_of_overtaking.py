@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -150,7 +151,7 @@ def _final() -> Iterable[Any]:
     real = Coordinator._trigger
 
     def trigger(self: Coordinator, now_ms: int) -> list[Any]:
-        return [Trigger(e.checkpoint, e.base, e.final, 0) if isinstance(e, Trigger) else e for e in real(self, now_ms)]
+        return [dataclasses.replace(e, overtakes_after_ms=0) if isinstance(e, Trigger) else e for e in real(self, now_ms)]
 
     yield patch.object(Coordinator, "_trigger", trigger)
 
