@@ -152,7 +152,8 @@ def _final() -> Iterable[Any]:
 
     def trigger(self: Coordinator, now_ms: int) -> list[Any]:
         effects = real(self, now_ms)
-        return [dataclasses.replace(each, overtakes_after_ms=0) if isinstance(each, Trigger) else each for each in effects]
+        hasty = [dataclasses.replace(each, overtakes_after_ms=0) for each in effects if isinstance(each, Trigger)]
+        return hasty or effects
 
     yield patch.object(Coordinator, "_trigger", trigger)
 
