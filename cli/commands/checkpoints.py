@@ -105,6 +105,7 @@ class ListedCheckpoint:
             "finalized_at_ms": self.finalized.at_ms if self.finalized else None,
             "duration_ms": _duration_ms(manifest),
             "state_bytes": _state_bytes(manifest),
+            "records_in_flight": manifest.records_in_flight,
             "offsets": manifest.offsets,
             "committables": committables,
             "staged": [
@@ -134,6 +135,8 @@ class ListedCheckpoint:
         """What it committed, and Sn of each source."""
         labels = {"damage": self.damage} if self.damage else {}
         labels["committables"] = self._committed()
+        if self.manifest.channel_logs:
+            labels["on their way"] = self._in_flight()
         labels |= _sinks_place(self.manifest) if _is_sinks(self.manifest) else self._places()
         label_width = max(map(len, labels)) + 2
         for label, content in labels.items():
@@ -146,6 +149,12 @@ class ListedCheckpoint:
             place = f"{each.topic}[{each.partition}]={each.offset}"
             found[f"Sn of {each.source}"] = f"{found.get(f'Sn of {each.source}', '')} {place}".lstrip()
         return found
+
+    def _in_flight(self) -> str:
+        from exactlyonce.engines.local.reporting import size
+
+        written = sum(ref.size for log in self.manifest.channel_logs for ref in log.blocks)
+        return f"{text.counted(self.manifest.records_in_flight, 'record')} between operators; {size(written)}"
 
     def _committed(self) -> str:
         names = [each.transactional_id for each in self.manifest.committables]

@@ -355,6 +355,49 @@ def slow_behind_a_shuffle(name: str, pause_ms: int) -> Pipeline:
     return pipeline
 
 
+def two_shuffles(name: str, pause_ms: int) -> Pipeline:
+    """NAME-in and NAME-more united, dealt by id, then by customer to a running total with a pause at every record."""
+    pipeline = Pipeline(name)
+
+    def passed(count: int | None, order: Order) -> tuple[int, Order]:
+        return (count or 0) + 1, order
+
+    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
+        time.sleep(pause_ms / 1000)  # a slow user function
+        return add(total, order)
+
+    left = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    right = pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
+    (
+        left.union(right)
+        .key_by(lambda order: order.id % 7)
+        .stateful_map("passed", passed)
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add_slowly)
+        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def parting(name: str, pause_ms: int) -> Pipeline:
+    """NAME-in parts, is dealt by customer on both ways, and meets again behind a running total on one of them."""
+    pipeline = Pipeline(name)
+
+    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
+        time.sleep(pause_ms / 1000)  # a slow user function
+        return add(total, order)
+
+    def seen(count: int | None, order: Order) -> tuple[int, Total]:
+        return (count or 0) + 1, Total(order.id, f"seen {order.customer}", (count or 0) + 1)
+
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add_slowly)
+    counts = orders.key_by(lambda order: order.customer).stateful_map("counts", seen)
+    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    totals.union(counts).sink("both", KafkaSink(f"{name}-both", key=lambda total: total.customer))
+    return pipeline
+
+
 def stuck(name: str, folder: str) -> Pipeline:
     """`linear`, whose map waits at order 100 for as long as there is a file FOLDER/wait."""
     pipeline = Pipeline(name)

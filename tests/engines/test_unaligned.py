@@ -1,0 +1,156 @@
+"""Unaligned checkpoints on a real broker: killed while channels are full, at another parallelism, at every step."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import QUICK, Run, assert_totals, orders
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+COUNT = 6_000
+
+
+def newest(kafka: KafkaCluster, name: str) -> Manifest | None:
+    """The newest checkpoint."""
+    return read_history({"bootstrap.servers": kafka.bootstrap_servers}, name).latest
+
+
+class Job:
+    """Incarnations of one pipeline, whose channels are full."""
+
+    def __init__(self, run: Callable[..., Run], kafka: KafkaCluster, name: str, target: str, *arguments: str) -> None:
+        self._run, self._kafka, self._name = run, kafka, name
+        self._target = (f"pipelines:{target}", "--param", f"name={name}", "--param", "pause_ms=1")
+        self._arguments = (*QUICK, *(arguments or ("--unaligned",)))
+        kafka.create_topic(f"{name}-in", 3)
+        self.fed = orders(COUNT)
+        kafka.produce(f"{name}-in", self.fed)
+
+    def start(self, parallelism: int, *arguments: str, env: dict[str, str] | None = None) -> Run:
+        """One incarnation."""
+        options = ("--parallelism", str(parallelism), *self._arguments, *arguments)
+        return self._run(*self._target, *options, env=env)
+
+    def kill_with_records_on_their_way(self, parallelism: int) -> Manifest:
+        """The checkpoint that the next incarnation goes on from: one that was not aligned."""
+        job, deadline = self.start(parallelism), time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            job.await_event(lambda event: event["event"] == "checkpoint")
+            found = newest(self._kafka, self._name)
+            if found is not None and found.records_in_flight:
+                job.kill()
+                left = newest(self._kafka, self._name)
+                if left is not None and left.records_in_flight:
+                    return left
+                job = self.start(parallelism)
+        raise AssertionError(f"no checkpoint had anything on its way; {job.said}")
+
+    def finish(self, parallelism: int) -> None:
+        """To the end, by a last incarnation, whose last checkpoint is aligned."""
+        last = self.start(parallelism, "--until", "latest")
+        assert last.wait() == 0, last.said
+        found = newest(self._kafka, self._name)
+        assert found is not None
+        assert (found.kind, found.records_in_flight) == ("final", 0)
+
+
+@pytest.fixture
+def job(run: Any, kafka: KafkaCluster, topic_name: str) -> Callable[..., Job]:
+    """`job("two_shuffles")`."""
+
+    def made(target: str, *arguments: str) -> Job:
+        return Job(run, kafka, topic_name, target, *arguments)
+
+    return made
+
+
+@pytest.mark.exhaustive(but=["two_shuffles"])
+@pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "two_shuffles", "parting"])
+def test_records_on_their_way_are_dealt_anew_with_the_parallelism(
+    target: str, job: Callable[..., Job], kafka: KafkaCluster, topic_name: str
+) -> None:
+    """Killed with full channels at parallelism 3, gone on with at 2, killed again, then at 1, at 3 and at 2 to the end:
+    every order counts once, and each total follows from the one before."""
+    kafka.create_topic(f"{topic_name}-more", 2)
+    running = job(target)
+    assert running.kill_with_records_on_their_way(3).parallelism == 3
+    assert running.kill_with_records_on_their_way(2).parallelism == 2
+    single = running.start(1)
+    single.await_checkpoint()
+    single.kill()
+    assert running.kill_with_records_on_their_way(3).parallelism == 3
+    running.finish(2)
+    assert_totals(kafka, f"{topic_name}-out", running.fed)
+
+
+@pytest.mark.exhaustive(but=["worker-captured"])
+@pytest.mark.parametrize(
+    "name", ["worker-overtaken", "worker-captured", "worker-frozen", "worker-restored", "coordinator-decided"]
+)
+def test_killed_at_a_step(
+    name: str, job: Callable[..., Job], failpoint: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """A process that dies while a barrier overtakes, while records are captured or restored costs nothing."""
+    running = job("slow_behind_a_shuffle")
+    running.kill_with_records_on_their_way(2)
+    codes: list[int] = []
+    while 0 not in codes:
+        assert len(codes) < 4, codes
+        incarnation = running.start(2, "--until", "latest", env=failpoint(name))
+        codes.append(incarnation.wait())
+        assert codes[-1] in (0, -9), incarnation.said
+    assert (tmp_path / "fired" / name).exists()
+    assert_totals(kafka, f"{topic_name}-out", running.fed)
+
+
+@pytest.mark.exhaustive
+def test_with_several_in_flight_and_a_timeout_of_the_alignment(
+    job: Callable[..., Job], kafka: KafkaCluster, topic_name: str
+) -> None:
+    """Three at once, each aligned for 50 ms before it overtakes."""
+    running = job("slow_behind_a_shuffle", "--unaligned", "--aligned-timeout", "50ms", "--max-concurrent", "3")
+    running.kill_with_records_on_their_way(3)
+    running.kill_with_records_on_their_way(2)
+    running.finish(3)
+    assert_totals(kafka, f"{topic_name}-out", running.fed)
+
+
+@pytest.mark.exhaustive
+def test_a_stop_leaves_an_aligned_checkpoint(job: Callable[..., Job], kafka: KafkaCluster, topic_name: str) -> None:
+    """SIGTERM with full channels ends cleanly, with nothing on its way; what is visible is in order, and a changed
+    parallelism goes on from there."""
+    running = job("slow_behind_a_shuffle")
+    first = running.start(2)
+    first.await_checkpoint()
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == 0, first.said
+    left = newest(kafka, topic_name)
+    assert left is not None
+    assert not left.channel_logs
+    running.finish(1)
+    assert_totals(kafka, f"{topic_name}-out", running.fed)
+
+
+def test_what_is_on_its_way_is_listed(
+    job: Callable[..., Job], kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`exactlyonce checkpoints` says how many records are between operators, and so does its JSON."""
+    from exactlyonce.cli.main import main
+
+    left = job("slow_behind_a_shuffle").kill_with_records_on_their_way(2)
+    where = ("--bootstrap-servers", kafka.bootstrap_servers)
+    assert main(["checkpoints", topic_name, *where]) == 0
+    assert f"{left.records_in_flight:,} record" in capsys.readouterr().out
+    assert main(["checkpoints", topic_name, "--json", *where]) == 0
+    listed = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert listed[-1]["records_in_flight"] == left.records_in_flight
