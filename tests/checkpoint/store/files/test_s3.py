@@ -37,7 +37,7 @@ class TestS3(BlockStorageContract):
         """Under every name that some reference of it may have: that of these bytes, and of the bytes that were cut."""
         parsed = BlockKey.parse(key)
         assert parsed is not None
-        names = [each.rpartition("/")[2] for each in self.server.keys() if each.startswith(self.prefix)]
+        names = [each.rpartition("/")[2] for each in self.server.listed() if each.startswith(self.prefix)]
         digests = {found.sha256 for name in names if (found := reference(name, 0)) is not None}
         for digest in {*digests, hashlib.sha256(value).digest()}:
             self.server.put(f"{self.prefix}/{file_name(parsed, digest)}", value)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class Forwarder:
-    """Forwards connections of a loopback port to another, unless it is away: then they are refused, and open ones end."""
+    """Forwards connections of a loopback port; while it is away they are refused, and open ones end."""
 
     def __init__(self, target: int) -> None:
         self._target = target

@@ -65,7 +65,7 @@ class S3Server:
         """As an operator's mistake would."""
         urllib.request.urlopen(self._request("DELETE", f"/{BUCKET}/{key}")).close()
 
-    def keys(self) -> set[str]:
+    def listed(self) -> set[str]:
         """All that there are; a thousand at most."""
         with urllib.request.urlopen(self._request("GET", f"/{BUCKET}?list-type=2&max-keys=1000")) as answer:
             listing = answer.read().decode()
