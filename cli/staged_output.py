@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
+from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli import text
 from exactlyonce.cli.traces import Traces
@@ -94,7 +95,7 @@ def _decided(history: History, views: Mapping[str, StoreView]) -> Iterator[Waiti
     for each in manifest.staged if manifest is not None else ():
         view = views.get(each.sink)
         listed = next((waits for waits in view.waiting if _names(each, waits)), None) if view else None
-        state, where = _progress(each, view, listed)
+        state, where = _progress(each, view, listed, described(history.storage))
         yield WaitingOutput(
             name=listed.name if listed else each.name, kind=each.kind, state=state, sink=each.sink,
             subtask=each.subtask, checkpoint=each.checkpoint, records=each.records,
@@ -108,9 +109,11 @@ def _names(committable: StoreCommittable, waits: SetAside) -> bool:
     return committable.subtask == waits.subtask and waits.name.encode() in committable.body
 
 
-def _progress(each: StoreCommittable, view: StoreView | None, listed: SetAside | None) -> tuple[str, str]:
-    """How far the commit has come, and by what that is known."""
-    blocks = f"{text.counted(len(each.blocks), 'block')} of the checkpoint topic" if each.blocks else ""
+def _progress(
+    each: StoreCommittable, view: StoreView | None, listed: SetAside | None, place: str
+) -> tuple[str, str]:
+    """How far the commit has come, and by what that is known; *place* is where blocks are kept."""
+    blocks = f"{text.counted(len(each.blocks), 'block')} of {place}" if each.blocks else ""
     if view is None:
         return "unknown", blocks or "the store was not asked"
     has = view.ledger.get(each.subtask, 0)

@@ -12,6 +12,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 
@@ -203,6 +204,7 @@ def as_json(history: History, damaged: Mapping[int, str] = {}) -> dict[str, Any]
     return {
         "pipeline": history.pipeline,
         "newest_incarnation": history.newest_incarnation,
+        "storage": described(history.storage),
         "damaged": history.damaged,
         "checkpoints": [each.as_json() for each in _listed(history, damaged)],
     }
@@ -214,6 +216,8 @@ def as_text(history: History, bootstrap_servers: str, width: int, damaged: Mappi
     is_sink = history.latest is not None and _is_sinks(history.latest)
     whose = f"{history.pipeline}, a sink of Spark," if is_sink else history.pipeline
     yield f"{whose} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
+    if history.storage:
+        yield f"blocks are kept in {history.storage}"
     if newest is not None:
         seen = f"{'ended' if newest.ended else 'last seen'} {text.moment(newest.heartbeat_ms)}"
         yield f"incarnation {newest.incarnation}: process {newest.process} on {newest.host}, {seen}"

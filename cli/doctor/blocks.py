@@ -75,12 +75,13 @@ def _damage(
 def _tell(subject: Subject, history: History, checkpoints: list[int], why: str, findings: Findings) -> None:
     newest = history.latest is not None and history.latest.checkpoint in checkpoints
     numbers = ", ".join(map(str, checkpoints))
+    what, disks = (history.storage, "its disks") if history.storage else ("the topic", "the disks of the brokers")
     findings.add(
-        "blocks", f"Damaged in {subject.checkpoint_topic}: {why}",
+        "blocks", f"Damaged in {history.storage or subject.checkpoint_topic}: {why}",
         whose=f"checkpoint {numbers}, the newest among them: no run can go on from it" if newest
         else f"checkpoint {numbers}: nothing can be restored from it, and a run does without",
-        do=f"restore the topic from a replica or a backup, or `exactlyonce reset {subject.name}`; look at the disks of "
-        "the brokers" if newest else "look at the disks of the brokers; it goes when the checkpoint expires",
+        do=f"restore {what} from a replica or a backup, or `exactlyonce reset {subject.name}`; look at {disks}"
+        if newest else f"look at {disks}; it goes when the checkpoint expires",
     )  # fmt: skip
 
 

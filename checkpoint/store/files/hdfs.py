@@ -7,6 +7,7 @@ nodes have its bytes on disk and the name node its end.
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,15 @@ from exactlyonce.pipeline.extras import needing
 
 R = TypeVar("R")
 
+CLIENT = {
+    "dfs.client.failover.max.attempts": "2",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "500",
+    "dfs.client.socket-timeout": "20000",
+}
+"""A request is tried on each name node, and not for minutes, as the library would: whoever asks repeats it."""
+
+_RPC_ERROR = re.compile(r'RPCError\("[^"]*", "(.*?)(?:\\n|"\)|\Z)', re.DOTALL)
 _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
 
 
@@ -106,7 +116,7 @@ class HdfsFolder:
             if self._made is None:
                 with needing("hdfs", "hdfs-native", f"The checkpoint storage {self.url}"):
                     import hdfs_native
-                self._made = hdfs_native.Client(f"hdfs://{self._host}")
+                self._made = hdfs_native.Client(f"hdfs://{self._host}", CLIENT)
             return self._made
 
     def _asked(self, ask: Callable[[Any], R]) -> R:
@@ -115,7 +125,14 @@ class HdfsFolder:
         except (ConfigError, StorageUnavailable):
             raise
         except Exception as error:  # the library raises what its errors are made of, as whatever class fits
-            said = str(error).partition("\n")[0][:300]
-            if isinstance(error, PermissionError) or any(each in said for each in _REFUSED):
+            said = _said(error)
+            if isinstance(error, PermissionError) or any(each in str(error) for each in _REFUSED):
                 raise ConfigError(f"The checkpoint storage {self.url} refuses: {said}") from error
             raise StorageUnavailable(f"The checkpoint storage {self.url} does not answer: {said}") from error
+
+
+def _said(error: Exception) -> str:
+    """The first line of what the name node or the library has to say."""
+    text = str(error)
+    found = _RPC_ERROR.match(text)
+    return (found[1] if found else text).partition("\n")[0].replace('\\"', '"')[:300]

@@ -50,16 +50,24 @@ class S3Folder:
 
     def put(self, name: str, content: bytes, aside: str) -> None:
         try:
-            self._asked("put_object", Key=self._prefix + name, Body=content, IfNoneMatch="*")
+            self._call("put_object", Key=self._prefix + name, Body=content, IfNoneMatch="*")
         except _Answered as answer:
             if answer.code not in _THERE:  # else an attempt of this one has put it, whose answer did not come
                 raise answer.error from answer
 
     def get(self, name: str) -> bytes | None:
         file_system = self._file_system()
+        from fsspec.asyn import sync
+
+        async def read() -> bytes:
+            answer = await file_system._call_s3("get_object", Bucket=self._bucket, Key=self._prefix + name)
+            async with answer["Body"] as body:
+                content: bytes = await body.read()
+            return content
+
         try:
             with self._explained():
-                content: bytes = file_system.cat_file(f"{self._bucket}/{self._prefix}{name}")
+                content: bytes = sync(file_system.loop, read)
                 return content
         except _Answered as answer:
             if answer.code in _NO_FILE:
@@ -103,6 +111,13 @@ class S3Folder:
             return self._made
 
     def _asked(self, method: str, **arguments: Any) -> Any:
+        """The answer to a request; if that is an error, what it means."""
+        try:
+            return self._call(method, **arguments)
+        except _Answered as answer:
+            raise answer.error from answer
+
+    def _call(self, method: str, **arguments: Any) -> Any:
         call: Callable[..., Any] = self._file_system().call_s3
         with self._explained():
             return call(method, Bucket=self._bucket, **arguments)

@@ -1,0 +1,79 @@
+"""HDFS as a block storage, on Hadoop's MiniDFSCluster."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.records.encoding import BlockKey
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.store.files.hdfs import HdfsFolder
+from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
+from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.testing.storage_contract import BlockStorageContract
+
+pytestmark = pytest.mark.slow
+
+
+class TestHdfs(BlockStorageContract):
+    """It keeps the contract."""
+
+    beginning = (0,) * 5
+    ordered = False
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, hdfs: Any) -> None:
+        self.server, self.path = hdfs, f"prod/{uuid.uuid4().hex}/topic-1"
+
+    def storage(self) -> FileStorage:
+        return FileStorage(HdfsFolder(self.server.host, self.path), away_timeout_s=0.5)
+
+    def client(self) -> Any:
+        """Of an operator."""
+        import hdfs_native
+
+        return hdfs_native.Client(f"hdfs://{self.server.host}")
+
+    def laid(self, key: str, value: bytes) -> tuple[int, int]:
+        """Under every name that some reference of it may have: that of these bytes, and of the bytes that were cut."""
+        from hdfs_native import WriteOptions
+
+        parsed, client = BlockKey.parse(key), self.client()
+        assert parsed is not None
+        names = [each.path.rpartition("/")[2] for each in client.list_status(f"/{self.path}")]
+        digests = {found.sha256 for name in names if (found := reference(name, 0)) is not None}
+        for digest in {*digests, hashlib.sha256(value).digest()}:
+            with client.create(f"/{self.path}/{file_name(parsed, digest)}", WriteOptions(overwrite=True)) as file:
+                file.write(value)
+        return PARTITION, OFFSET
+
+    def lost(self, ref: BlockRef) -> BlockRef:
+        self.client().delete(f"/{self.path}/{name_of(ref)}")
+        return ref
+
+    def away(self) -> AbstractContextManager[None]:
+        """Killed, and started again."""
+        away: AbstractContextManager[None] = self.server.killed()
+        return away
+
+
+def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
+    """A put whose answer did not come is repeated, replaces nothing, and leaves nothing beside it."""
+    folder = HdfsFolder(hdfs.host, f"prod/{uuid.uuid4().hex}")
+    folder.check()
+    folder.put("block", b"first", "aside-1")
+    folder.put("block", b"other", "aside-2")
+    assert folder.get("block") == b"first"
+    assert list(folder.files()) == [("block", 5)]
+
+
+def test_a_folder_that_cannot_be_written(hdfs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused in the name node's words."""
+    monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")
+    with pytest.raises(ConfigError, match="refuses: Permission denied: user=somebody-else"):
+        HdfsFolder(hdfs.host, "prod-of-others/x").check()

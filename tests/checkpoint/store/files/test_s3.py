@@ -1,0 +1,109 @@
+"""S3's protocol as a block storage, on a server of moto's."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.records.encoding import BlockKey
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
+from exactlyonce.checkpoint.store.files.s3 import S3Folder
+from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.testing.storage_contract import BlockStorageContract
+
+BUCKET = "checkpoints"
+
+
+class TestS3(BlockStorageContract):
+    """It keeps the contract."""
+
+    beginning = (0,) * 5
+    ordered = False
+
+    @pytest.fixture(autouse=True)
+    def _prefix(self, s3: Any) -> None:
+        self.server, self.prefix = s3, f"prod/{uuid.uuid4().hex}/topic-1"
+
+    def storage(self) -> FileStorage:
+        return FileStorage(S3Folder(BUCKET, self.prefix), away_timeout_s=0.5)
+
+    def laid(self, key: str, value: bytes) -> tuple[int, int]:
+        """Under every name that some reference of it may have: that of these bytes, and of the bytes that were cut."""
+        parsed = BlockKey.parse(key)
+        assert parsed is not None
+        names = [each.rpartition("/")[2] for each in self.server.listed() if each.startswith(self.prefix)]
+        digests = {found.sha256 for name in names if (found := reference(name, 0)) is not None}
+        for digest in {*digests, hashlib.sha256(value).digest()}:
+            self.server.put(f"{self.prefix}/{file_name(parsed, digest)}", value)
+        return PARTITION, OFFSET
+
+    def lost(self, ref: BlockRef) -> BlockRef:
+        self.server.delete(f"{self.prefix}/{name_of(ref)}")
+        return ref
+
+    def away(self) -> AbstractContextManager[None]:
+        away: AbstractContextManager[None] = self.server.away()
+        return away
+
+
+def test_what_is_put_again_is_no_error(s3: Any) -> None:
+    """A put whose answer did not come is repeated, and replaces nothing."""
+    folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
+    folder.put("block", b"first", "aside")
+    folder.put("block", b"other", "aside")
+    assert folder.get("block") == b"first"
+
+
+@pytest.mark.slow
+def test_more_than_a_listing_holds(s3: Any) -> None:
+    """Listing and removing go on where an answer of the server ends, at a thousand files."""
+    folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
+    names = {f"block-{number}" for number in range(1_003)}
+    for name in names:
+        folder.put(name, b"x", "aside")
+    assert set(folder.files()) == {(name, 1) for name in names}
+    folder.remove(sorted(names)[1:])
+    assert list(folder.files()) == [(min(names), 1)]
+
+
+def test_a_bucket_that_is_missing(s3: Any) -> None:
+    """It is refused, by name."""
+    with pytest.raises(ConfigError, match="There is no bucket missing-one: make it"):
+        S3Folder("missing-one", "prod/x").check()
+
+
+def test_credentials_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused, and the message holds nothing of them."""
+    from s3_server import S3Server
+
+    server = S3Server(knows_nobody=True)
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="refuses the credentials") as caught:
+        S3Folder(BUCKET, "prod/x").check()
+    server.close()
+    assert "canary" not in str(caught.value)
+
+
+def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the variables."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        S3Folder(BUCKET, "prod/x").check()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_silent(s3: Any) -> None:
+    """A request without an answer ends, and is no damage; once the server goes on it is as it was."""
+    folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
+    folder.put("block", b"content", "aside")
+    with s3.silent(), pytest.raises(StorageUnavailable, match="does not answer"):
+        folder.get("block")
+    assert folder.get("block") == b"content"

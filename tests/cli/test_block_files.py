@@ -1,0 +1,103 @@
+"""The commands with a pipeline whose blocks are files outside of the checkpoint topic: they learn it from the manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Here, Orders
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where blocks are kept."""
+    folder = tmp_path / "blocks"
+    folder.mkdir()
+    return folder
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(each for each in root.rglob("*") if each.is_file())
+
+
+def settings(root: Path) -> list[str]:
+    """As a file has them."""
+    config = root.with_name("settings.toml")
+    config.write_text(f'[checkpoint]\nstorage = "file://{root}"\ninterval = "200ms"\n')
+    return ["--config", str(config)]
+
+
+def test_looking_at_it(orders: Orders, here: Here, root: Path) -> None:
+    """`checkpoints` and `doctor` read the files, say where they are, and find a damaged one and orphans."""
+    orders.killed_at("coordinator-finalized", *settings(root))
+    listed = json.loads(here("checkpoints", orders.name, "--json").out)
+    assert listed["storage"] == f"file://{root}"
+    assert f"blocks are kept in file://{root}" in here("checkpoints", orders.name).out
+    assert orders.command("run", "orders:pipeline", "--until", "latest", *settings(root)).code == 0
+    healthy = here("doctor", orders.name, "--deep")
+    assert "of no checkpoint" not in healthy.out, healthy.out
+    assert "Damaged" not in healthy.out
+    some = next(each for each in files(root) if ".totals." in each.name)
+    orphan = some.with_name(some.name.replace(".totals.", ".orphaned.", 1))
+    orphan.write_bytes(some.read_bytes())
+    found = here("doctor", orders.name).out
+    assert "orphans of a run that was ended in the middle" in " ".join(found.split()), found
+    orphan.unlink()
+    some.write_bytes(b"x" * some.stat().st_size)
+    found = " ".join(here("doctor", orders.name, "--deep").out.split())
+    assert f"Damaged in file://{root}" in found
+    assert some.name.rpartition(".")[2] not in found, "people know blocks by their keys"
+
+
+def test_what_a_crash_leaves_is_committed(orders: Orders, here: Here, root: Path) -> None:
+    """`transactions commit` takes over with the storage that the manifest names."""
+    orders.killed_at("coordinator-decided", *settings(root))
+    done = here("transactions", "commit", orders.name, "--take-over")
+    assert done.code == 0, done.err
+    assert here("transactions", "list", orders.name).code == 0
+    ended = orders.command("run", "orders:pipeline", "--until", "latest", *settings(root))
+    assert ended.code == 0, ended.err
+    assert len(orders.totals()) == 700
+
+
+def test_reset(orders: Orders, here: Here, root: Path) -> None:
+    """It shows the storage, removes every file, and the next run may keep its blocks elsewhere."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest", *settings(root)).code == 0
+    assert files(root)
+    neighbour = root / "neighbour" / "topic" / "file"
+    neighbour.parent.mkdir(parents=True)
+    neighbour.write_text("of another pipeline")
+    ended = here("reset", orders.name, "--yes")
+    assert ended.code == 0, ended.err
+    assert f"all files of this pipeline in file://{root}" in " ".join(ended.out.split())
+    assert files(root) == [neighbour]
+    assert sorted(each.name for each in root.iterdir()) == ["neighbour"]
+    again = orders.command("run", "orders:pipeline", "--until", "latest")
+    assert again.code == 0, again.err
+    assert files(root) == [neighbour]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://host/folder", "there is no storage ftp://"),
+        ("/mnt/checkpoints", "it is no URL"),
+        ("file:///missing/folder", "is not there: make the folder"),
+        ("s3://canary-user:canary-secret@bucket/x", "it holds a user or a password"),
+        ("s3://bucket/x?key=canary-secret", "it has a query"),
+    ],
+    ids=["scheme", "path", "missing", "password", "query"],
+)
+def test_what_is_refused_at_start(url: str, says: str, orders: Orders, root: Path) -> None:
+    """A storage that cannot be is refused with what to do, before anything is written, and no secret is shown."""
+    refused = orders.command("run", "orders:pipeline", "--until", "latest", "--checkpoint-storage", url)
+    assert refused.code == 2, refused.err
+    assert says in " ".join(refused.err.split())
+    assert "canary" not in refused.err
+    assert orders.command("checkpoints", orders.name).out.count("checkpoint") <= 1, "there is none"
