@@ -49,6 +49,8 @@ from exactlyonce.pipeline.names import setting
 
 NEVER_MS = 1 << 62
 HOLD_AFTER_MS = 1_000
+DECLINED_NOTE_INTERVAL_MS = 10_000
+"""How often it is said, while checkpoint after checkpoint is declined."""
 
 
 class Coordinator:
@@ -75,6 +77,7 @@ class Coordinator:
         self._deployed_by_ms = NEVER_MS
         self._deciding_since_ms = 0
         self._held = False
+        self._note_declined_ms = 0
         self._producers: dict[Subtask, int] = {}
         self._precommits: list[tuple[Precommit, int]] = []
         self._staged: list[StagedAck] = []
@@ -287,10 +290,21 @@ class Coordinator:
         plan = next((p for p in self.in_flight if p.checkpoint == ack.checkpoint), None)
         if plan is None:
             return []
+        if ack.declined:
+            return self._declined(plan, ack.declined, now_ms)
         plan.acks[subtask] = ack
         if plan.acks.keys() == self.subtasks:
             plan.move(CheckpointState.ACKNOWLEDGED)
         return self._decide(now_ms)
+
+    def _declined(self, plan: PendingCheckpoint, why: str, now_ms: int) -> list[Effect]:
+        """Abort a checkpoint that a subtask cannot take now. It is no failure: the job goes on, or waits, by itself."""
+        plan.move(CheckpointState.ABORTED)
+        self.in_flight.remove(plan)
+        if now_ms < self._note_declined_ms:
+            return []
+        self._note_declined_ms = now_ms + DECLINED_NOTE_INTERVAL_MS
+        return [Note(f"checkpoint {plan.checkpoint} was declined, and is aborted; nothing is lost. {why}")]
 
     def _decide(self, now_ms: int) -> list[Effect]:
         """Begin the decision of the oldest checkpoint in flight, if its turn has come."""

@@ -44,6 +44,8 @@ class Ack(msgspec.Struct, frozen=True):
     staged: tuple[StagedAck, ...] = ()
     written: tuple[BlockRef, ...] = ()
     """Blocks that this checkpoint wrote."""
+    declined: str = ""
+    """Why the subtask has no snapshot: the checkpoint cannot complete, and what else it acknowledges is carried on."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------

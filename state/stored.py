@@ -20,6 +20,7 @@ from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.state_type import StateType
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 Fetch = Callable[[list[BlockRef]], Iterable[tuple[BlockRef, bytes]]]
 """Given references, yields each with its block, in any order."""
@@ -51,13 +52,30 @@ class StoredState(Generic[S]):
     """`Merging.credit`, as the checkpoint left it."""
     share: float = 1.0
     """Of the subtask's key groups, those in `groups`."""
+    digest: bytes = b""
+    """Of the indexes: of one digest is one state. Empty where there is none."""
     fetch: Fetch = lambda refs: ()
+
+    @property
+    def present(self) -> set[int]:
+        """Those of `groups` that have any state."""
+        mask = 0
+        for _, some in self.chain.needed(mask_of(self.groups)):
+            mask |= some
+        return {group for group in self.groups if mask >> group & 1}
 
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
         """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
         state_type: StateType[S] = StateType(self.operator, self.type)
-        parts = _parts(_read(self.operator, list(self.chain.needed(mask_of(groups))), self.fetch))
-        return _decode(parts, state_type, self.schema)
+        return _decode(self._parts(groups), state_type, lambda encoded: state_type.decode(encoded, self.schema))
+
+    def read_packed(self, groups: Iterable[int]) -> dict[int, GroupState[bytes]]:
+        """The same, each state as `StateType.pack` has it."""
+        state_type: StateType[S] = StateType(self.operator, self.type)
+        return _decode(self._parts(groups), state_type, lambda encoded: state_type.split(encoded, self.schema))
+
+    def _parts(self, groups: Iterable[int]) -> list[_Part]:
+        return _parts(_read(self.operator, list(self.chain.needed(mask_of(groups))), self.fetch))
 
 
 class _Part(NamedTuple):
@@ -94,12 +112,14 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
     return sorted(parts, key=lambda part: part.section.group)
 
 
-def _decode(parts: Sequence[_Part], state_type: StateType[S], schema: Any) -> dict[int, GroupState[S]]:
-    found: dict[int, GroupState[S]] = {}
+def _decode(
+    parts: Sequence[_Part], state_type: StateType[Any], decode: Callable[[memoryview], list[T]]
+) -> dict[int, GroupState[T]]:
+    found: dict[int, GroupState[T]] = {}
     remaining = Counter(part.reader for part in parts)
     for part in parts:
         keys, deleted, encoded = part.reader.section(part.number)
-        states = state_type.decode(encoded, schema)
+        states = decode(encoded)
         if len(states) != len(keys):
             raise state_type.damaged(f"it holds {len(keys)} keys and {len(states)} states")
         group = found.setdefault(part.section.group, GroupState())

@@ -16,6 +16,7 @@ import msgspec
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.engines.backends import StateSettings
 
 
 class Start(msgspec.Struct, tag=True):
@@ -37,6 +38,7 @@ class Start(msgspec.Struct, tag=True):
     """By source and partition, the offset to stop at; empty: run on."""
     mode: str
     """`CheckpointSettings.mode`."""
+    state: StateSettings
     slots: int
     transaction_timeout_ms: int
     channels: dict[str, int]

@@ -69,6 +69,8 @@ class Worker:
         self._first_record_ms = 0
         self._records_seen = 0
         self._running = True
+        self._full = set[str]()
+        """The operators that wait for room."""
         self._gone: PeerGone | None = None
         """Why nothing more is done, but for the coordinator's last words: another worker is gone."""
         self._gone_by_s = 0.0
@@ -198,7 +200,17 @@ class Worker:
                 waiting.register(channel, wanted)
             waiting.poll(1000 * (BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S))
 
+    def _note_full(self) -> None:
+        """Say of each table when it begins to wait for room, and when it goes on."""
+        for task in self.built.subtasks:
+            for table in task.tables:
+                if bool(table.full) != (table.operator in self._full):
+                    self._full ^= {table.operator}
+                    place = f"worker {self.start.subtask}, operator {table.operator!r}"
+                    self.built.notes.append(f"{place}: paused, {table.full}" if table.full else f"{place}: goes on")
+
     def _report(self, now: float) -> None:
+        self._note_full()
         self._progress_at = now + PROGRESS_INTERVAL_S
         busiest, busiest_ms, busiest_share = self.activity.costliest() or ("", 0.0, 0.0)
         if now >= self._costs_at:
