@@ -306,8 +306,8 @@ class World:
             reference={}, parallelism=attempt.scale.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
-            state=StateSettings(), slots=self.settings.slots, transaction_timeout_ms=self.transaction_timeout_ms, channels={},
-            topic=self.topic,
+            state=StateSettings(), slots=self.settings.slots, transaction_timeout_ms=self.transaction_timeout_ms,
+            channels={}, topic=self.topic,
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:
