@@ -33,6 +33,7 @@ from exactlyonce.checkpoint.events import (
     ProducerGranted,
     Recovered,
     Restart,
+    Room,
     SourcesFinished,
     Stop,
     Subtask,
@@ -78,6 +79,8 @@ class Coordinator:
         self._deciding_since_ms = 0
         self._held = False
         self._note_declined_ms = 0
+        self._full = frozenset[int]()
+        """Workers whose state finds no room on the disk."""
         self._producers: dict[Subtask, int] = {}
         self._precommits: list[tuple[Precommit, int]] = []
         self._staged: list[StagedAck] = []
@@ -131,6 +134,9 @@ class Coordinator:
             case SourcesFinished():
                 self._finished, self._next_trigger_ms = True, now_ms
                 effects = []
+            case Room(worker, found):
+                self._full = self._full - {worker} if found else self._full | {worker}
+                effects = self._hold(now_ms)
             case Stop():
                 self._stopping, self._next_trigger_ms = True, now_ms
                 effects = self._recover("", 0) if self.state is JobState.DEPLOYING else []
@@ -194,7 +200,7 @@ class Coordinator:
         self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
         self._pending_failure = None
         self._producers, self._acked = {}, {}
-        self._failed_in_row, self._finished, self._held = 0, False, False
+        self._failed_in_row, self._finished, self._held, self._full = 0, False, False, frozenset()
 
     def _end(self, error: ExactlyOnceError | None) -> list[Effect]:
         self._move(JobState.ENDED)
@@ -323,9 +329,11 @@ class Coordinator:
         return [Decide(plan)]
 
     def _hold(self, now_ms: int) -> list[Effect]:
-        """While a decided checkpoint waits for a store, what is read only makes the next one larger: sources pause."""
+        """While a decided checkpoint waits for a store, what is read only makes the next one larger: sources pause. So
+        they do while a worker's disk is full: what records change could only stay in its memory."""
         hold_after_ms = max(self.settings.interval_ms, HOLD_AFTER_MS)
-        held = self._staging and self.deciding is not None and now_ms - self._deciding_since_ms >= hold_after_ms
+        waits = self._staging and self.deciding is not None and now_ms - self._deciding_since_ms >= hold_after_ms
+        held = waits or bool(self._full)
         if held == self._held or self.state is not JobState.RUNNING:
             return []
         self._held = held

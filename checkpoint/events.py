@@ -110,11 +110,19 @@ class SourcesFinished:
 
 
 @dataclass(frozen=True)
+class Room:
+    """Whether the state of a worker finds room on its disk."""
+
+    worker: int
+    found: bool
+
+
+@dataclass(frozen=True)
 class Stop:
     """The user asked for a clean stop."""
 
 
-OfWorkers = Deployed | ProducerGranted | Acknowledged | SourcesFinished
+OfWorkers = Deployed | ProducerGranted | Acknowledged | Room | SourcesFinished
 Event = Tick | Recovered | Concluded | Failed | Stop | OfWorkers
 
 # --- effects --------------------------------------------------------------------------------------------------------

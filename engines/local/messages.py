@@ -129,6 +129,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """Records up to the last stable offset that are not yet read."""
     waiting: list[str]
     """Of each source that a broker does not answer, what it waits for."""
+    full: list[str]
+    """The operators whose state finds no room on the disk."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
     busiest: str = ""

@@ -68,7 +68,7 @@ class Subtask:
     @property
     def room(self) -> int:
         """How many records may be taken; 0: what is behind this subtask must drain first."""
-        if any(sink.full for sink in self.sinks) or any(table.full for table in self.tables):
+        if any(sink.full for sink in self.sinks):
             return 0
         rooms = [BATCH_RECORDS_MAX]
         for channels in self.outputs:

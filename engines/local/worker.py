@@ -69,6 +69,8 @@ class Worker:
         self._first_record_ms = 0
         self._records_seen = 0
         self._running = True
+        self._held = False
+        """Whether the coordinator lets nothing but barriers be read."""
         self._full = set[str]()
         """The operators that wait for room."""
         self._gone: PeerGone | None = None
@@ -142,6 +144,9 @@ class Worker:
     def _work(self) -> bool:
         """One round over everything; True if anything moved."""
         built, moved = self.built, False
+        full = any(table.full for task in built.subtasks for table in task.tables)
+        for source in self._sources:
+            source.held = self._held or full
         for channel in built.sockets:
             moved = channel.flush() or channel.fill() or moved
         for channel in built.outgoing:
@@ -185,8 +190,7 @@ class Worker:
                 for writer in self.built.writers:
                     writer.finalized(checkpoint)
             case msg.Hold(held):
-                for source in self._sources:
-                    source.held = held
+                self._held = held
             case msg.Shutdown():
                 self._running = False
 
@@ -228,6 +232,7 @@ class Worker:
                 lag=sum(source.reader.lag() for source in self._sources),
                 waiting=[waiting for source in self._sources if (waiting := source.reader.waiting)],
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
+                full=sorted(self._full),
                 busiest=busiest,
                 busiest_ms=busiest_ms,
                 busiest_share=busiest_share,

@@ -124,17 +124,21 @@ class LocalFiles:
             if share != self._folder and {each.name for each in share.iterdir()} <= {"lock"}:
                 shutil.rmtree(share, ignore_errors=True)
 
-    def save(self, checkpoint: int, known: dict[str, Any]) -> None:
-        """Keep the database as it is now, unless that was done a moment ago: the state of *checkpoint*, of which
-        *known* are the fields of the marker, once `name` says which state that is."""
+    def save(self, checkpoint: int) -> None:
+        """Keep the database as it is now, the state of *checkpoint*, unless that was done a moment ago."""
         began = time.monotonic()
         if began < self._save_at_s or self.store.no_room():
             return
         path = self._work / f"checkpoint-{checkpoint}"
         self.store.save(path)
-        self._begun[checkpoint] = path, known
+        self._begun[checkpoint] = path, {}
         ended = time.monotonic()
         self._save_at_s = ended + (ended - began) / SAVING_SHARE
+
+    def describe(self, checkpoint: int, known: dict[str, Any]) -> None:
+        """Note the fields of the marker that the table knows once *checkpoint* is encoded."""
+        if checkpoint in self._begun:
+            self._begun[checkpoint][1].update(known)
 
     def name(self, checkpoint: int, digest: bytes) -> None:
         """The index of *checkpoint* is known: what was saved for it can be found from now on."""

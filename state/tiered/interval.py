@@ -55,7 +55,7 @@ class Shelf(Generic[S]):
             "max_parallelism": self.max_parallelism,
             "schema": self.state_type.schema,
             "counts": dict(self.counts),
-            "entries": self.merging.entries,
+            "entries": dict(self.merging.entries),
             "oldest": dict(self.merging.oldest),
         }
 
@@ -113,7 +113,7 @@ class TieredInterval(Generic[S]):
         yield from self._settle()
         self._snapshot = shelf.store.snapshot()
         if not shelf.unread:
-            shelf.files.save(self.checkpoint, shelf.known())
+            shelf.files.save(self.checkpoint)
         self.settled = True
         for group in sorted(merged):
             yield from self._image(group)
@@ -126,6 +126,7 @@ class TieredInterval(Generic[S]):
         self._dealt.clear()
         if self.spilled:
             shelf.store.forget(self.number)
+        shelf.files.describe(self.checkpoint, shelf.known())
         self.encoded = True
 
     def _choose(self) -> set[int]:

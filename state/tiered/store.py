@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -37,7 +38,10 @@ _CHANGES = 0xFFFF
 _BLOCK_BYTES = 4 * 1024
 _BUFFER_BYTES_MIN, _BUFFER_BYTES_MAX = 64 * 1024, 64 << 20
 _RESERVE_MIN = 8 << 20
-_group = struct.Struct(">H").pack
+LOOK_INTERVAL_S = 0.02
+"""Between two looks at a disk that had room: a small part of what is reserved is written meanwhile."""
+_PREFIXES = [group.to_bytes(2, "big") for group in range(_CHANGES)]
+"""By key group."""
 _interval = struct.Struct(">HQ").pack
 _group_of = struct.Struct(">H").unpack_from
 _CHANGE_PREFIX = 10
@@ -54,6 +58,7 @@ class LocalStore:
         self.reserve_bytes = max(_RESERVE_MIN, 4 * self._buffer_bytes)
         """What has to be free on the disk before more is written: RocksDB writes it out in the background."""
         self._options = _options(memory, self._buffer_bytes)
+        self._look_at_s = 0.0
         self._ingested = 0
         self.failed: Callable[[], None] = _nothing
         """Called before `LocalFilesFailed` is raised."""
@@ -78,9 +83,13 @@ class LocalStore:
 
     def no_room(self) -> str:
         """Why nothing should be written now; empty where there is room."""
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return ""
         stat = os.statvfs(self.path)
         free = stat.f_bavail * stat.f_frsize
         if free >= self.reserve_bytes:
+            self._look_at_s = now_s + LOOK_INTERVAL_S
             return ""
         return (
             f"the disk of {self.path.parent} has {shown_bytes(free)} left, and local files of state take "
@@ -96,20 +105,22 @@ class LocalStore:
     def get(self, keys: Sequence[bytes], groups: Sequence[int]) -> list[bytes | None]:
         """The packed state of each of *keys*, which are of *groups*."""
         with self._asked():
-            wanted: list[Any] = [_group(g) + key for g, key in zip(groups, keys, strict=True)]
+            wanted: list[Any] = [_PREFIXES[group] + key for group, key in zip(groups, keys, strict=True)]
             return cast("list[bytes | None]", self._db.get(wanted))
 
     def write(self, entries: Iterable[tuple[int, bytes, bytes]], interval: int | None) -> None:
         """Put (key group, key, packed state or nothing); with *interval*, note them as its changes, too."""
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
+        noted = None if interval is None else _interval(_CHANGES, interval)
         for group, key, packed in entries:
+            place = _PREFIXES[group] + key
             if packed:
-                put(_group(group) + key, packed)
+                put(place, packed)
             else:
-                delete(_group(group) + key)
-            if interval is not None:
-                put(_interval(_CHANGES, interval) + _group(group) + key, packed)
+                delete(place)
+            if noted is not None:
+                put(noted + place, packed)
         with self._asked():
             self._db.write(batch)
 
@@ -117,7 +128,7 @@ class LocalStore:
         """Put the packed states of a key group that has none here."""
         if not states:
             return
-        prefix, path = _group(group), self.path.parent / f"group-{self._ingested}.sst"
+        prefix, path = _PREFIXES[group], self.path.parent / f"group-{self._ingested}.sst"
         self._ingested += 1
         moved = IngestExternalFileOptions()
         moved.set_move_files(True)
@@ -137,7 +148,7 @@ class LocalStore:
 
     def group(self, snapshot: Snapshot, group: int) -> Iterator[Entry]:
         """The keys of a key group, in order, with their packed states."""
-        prefix = _group(group)
+        prefix = _PREFIXES[group]
         with self._asked():
             for key, packed in _from(snapshot, prefix):
                 yield key[2:], packed

@@ -223,7 +223,6 @@ class TieredTable(BatchTable[S]):
         require(base in self._chains, f"checkpoint {base} is a base of {self.operator!r}")
         for older in [each for each in self._chains if each < base]:
             del self._chains[older]
-        self._files.completed(base)
         self._intervals = [interval for interval in self._intervals if interval.checkpoint > base]
         self._unsettled = [interval for interval in self._unsettled if not interval.settled]
         self._intervals.append(self._interval)
@@ -233,6 +232,7 @@ class TieredTable(BatchTable[S]):
 
     def sealed(self, checkpoint: int, parts: tuple[bytes, ...]) -> None:
         """The index of *checkpoint* is known."""
+        self._files.completed(min(self._chains))
         self._files.name(checkpoint, index_digest(parts) if parts else b"")
 
     # --- what is there ------------------------------------------------------------------------------------------------

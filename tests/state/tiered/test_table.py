@@ -145,7 +145,7 @@ def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None
             checkpoint, at_checkpoint = latest, copy.deepcopy(model)
         elif step == "restart":
             backend: Any = HashMapBackend() if value else None
-            options = {"checkpoint": checkpoint, "indexes": indexes}
+            options: dict[str, Any] = {"checkpoint": checkpoint, "indexes": indexes}
             subtasks = Subtasks(backend, subtasks.blocks, Cart, **options) if value else process(Cart, **options)
             model, latest = copy.deepcopy(at_checkpoint), checkpoint
         else:
