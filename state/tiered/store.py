@@ -13,7 +13,6 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -176,9 +175,13 @@ class LocalStore:
 
 
 def _from(snapshot: Snapshot, prefix: bytes) -> Iterator[Entry]:
-    """All whose key begins with *prefix*."""
-    found = cast("Iterator[Entry]", snapshot.items(from_key=prefix))
-    return takewhile(lambda entry: entry[0].startswith(prefix), found)
+    """All whose key begins with *prefix*. `Snapshot.items` would end at a damaged block, as if that were all."""
+    cursor: Any = snapshot.iter()
+    cursor.seek(prefix)
+    while cursor.valid() and (key := cursor.key()).startswith(prefix):
+        yield key, cursor.value()
+        cursor.next()
+    cursor.status()
 
 
 def _options(memory: Memory, buffer_bytes: int) -> Options:
