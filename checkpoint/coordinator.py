@@ -33,6 +33,7 @@ from exactlyonce.checkpoint.events import (
     ProducerGranted,
     Recovered,
     Restart,
+    Room,
     SavepointAsked,
     SourcesFinished,
     Stop,
@@ -50,6 +51,8 @@ from exactlyonce.pipeline.names import setting
 
 NEVER_MS = 1 << 62
 HOLD_AFTER_MS = 1_000
+DECLINED_NOTE_INTERVAL_MS = 10_000
+"""How often it is said, while checkpoint after checkpoint is declined."""
 
 
 class Coordinator:
@@ -76,6 +79,9 @@ class Coordinator:
         self._deployed_by_ms = NEVER_MS
         self._deciding_since_ms = 0
         self._held = False
+        self._note_declined_ms = 0
+        self._full = frozenset[int]()
+        """Workers whose state finds no room on the disk."""
         self._producers: dict[Subtask, int] = {}
         self._precommits: list[tuple[Precommit, int]] = []
         self._staged: list[StagedAck] = []
@@ -134,6 +140,9 @@ class Coordinator:
                 effects = []
             case SavepointAsked(request, stop):
                 effects = self._savepoint_asked(request, now_ms, stop=stop)
+            case Room(worker, found):
+                self._full = self._full - {worker} if found else self._full | {worker}
+                effects = self._hold(now_ms)
             case Stop():
                 self._stopping, self._next_trigger_ms = True, now_ms
                 effects = self._recover("", 0) if self.state is JobState.DEPLOYING else []
@@ -198,7 +207,7 @@ class Coordinator:
         self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
         self._pending_failure = None
         self._producers, self._acked = {}, {}
-        self._failed_in_row, self._finished, self._held = 0, False, False
+        self._failed_in_row, self._finished, self._held, self._full = 0, False, False, frozenset()
 
     def _end(self, error: ExactlyOnceError | None) -> list[Effect]:
         self._move(JobState.ENDED)
@@ -312,10 +321,21 @@ class Coordinator:
         plan = next((p for p in self.in_flight if p.checkpoint == ack.checkpoint), None)
         if plan is None:
             return []
+        if ack.declined:
+            return self._declined(plan, ack.declined, now_ms)
         plan.acks[subtask] = ack
         if plan.acks.keys() == self.subtasks:
             plan.move(CheckpointState.ACKNOWLEDGED)
         return self._decide(now_ms)
+
+    def _declined(self, plan: PendingCheckpoint, why: str, now_ms: int) -> list[Effect]:
+        """Abort a checkpoint that a subtask cannot take now. It is no failure: the job goes on, or waits, by itself."""
+        plan.move(CheckpointState.ABORTED)
+        self.in_flight.remove(plan)
+        if now_ms < self._note_declined_ms:
+            return []
+        self._note_declined_ms = now_ms + DECLINED_NOTE_INTERVAL_MS
+        return [Note(f"checkpoint {plan.checkpoint} was declined, and is aborted; nothing is lost. {why}")]
 
     def _decide(self, now_ms: int) -> list[Effect]:
         """Begin the decision of the oldest checkpoint in flight, if its turn has come."""
@@ -334,9 +354,11 @@ class Coordinator:
         return [Decide(plan)]
 
     def _hold(self, now_ms: int) -> list[Effect]:
-        """While a decided checkpoint waits for a store, what is read only makes the next one larger: sources pause."""
+        """While a decided checkpoint waits for a store, what is read only makes the next one larger: sources pause. So
+        they do while a worker's disk is full: what records change could only stay in its memory."""
         hold_after_ms = max(self.settings.interval_ms, HOLD_AFTER_MS)
-        held = self._staging and self.deciding is not None and now_ms - self._deciding_since_ms >= hold_after_ms
+        waits = self._staging and self.deciding is not None and now_ms - self._deciding_since_ms >= hold_after_ms
+        held = waits or bool(self._full)
         if held == self._held or self.state is not JobState.RUNNING:
             return []
         self._held = held

@@ -46,6 +46,8 @@ class Ack(msgspec.Struct, frozen=True):
     staged: tuple[StagedAck, ...] = ()
     written: tuple[BlockRef, ...] = ()
     """Blocks that this checkpoint wrote."""
+    declined: str = ""
+    """Why the subtask has no snapshot: the checkpoint cannot complete, and what else it acknowledges is carried on."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -110,11 +112,19 @@ class SourcesFinished:
 
 
 @dataclass(frozen=True)
+class Room:
+    """Whether the state of a worker finds room on its disk."""
+
+    worker: int
+    found: bool
+
+
+@dataclass(frozen=True)
 class Stop:
     """The user asked for a clean stop."""
 
 
-OfWorkers = Deployed | ProducerGranted | Acknowledged | SourcesFinished
+OfWorkers = Deployed | ProducerGranted | Acknowledged | Room | SourcesFinished
 
 
 @dataclass(frozen=True)

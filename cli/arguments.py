@@ -50,6 +50,15 @@ CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
     "checkpoint-partitions": (_COUNT, "of their topic, when it is created (default: 5)"),
 }
 """What commands that take checkpoints are told of them. By option: what its value is, for the parser, and its help."""
+KEEPING_STATE: dict[str, tuple[dict[str, Any], str]] = {
+    "state-backend": (
+        {"choices": ("hashmap", "rocksdb")},
+        "hashmap: all in memory; rocksdb: a part of it, the rest in local files (default: hashmap)",
+    ),
+    "state-memory": ({"metavar": "SIZE"}, "what rocksdb lets a worker take, as 512mb (the default)"),
+    "state-folder": ({"metavar": "PATH"}, "where rocksdb keeps local files (default: in the user's cache)"),
+}
+"""Where workers keep their state; likewise."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -126,6 +135,12 @@ def add_checkpointing(group: argparse._ActionsContainer, names: Iterable[str]) -
     """Those of `CHECKPOINTING` that are named."""
     for name in names:
         value, text = CHECKPOINTING[name]
+        group.add_argument(f"--{name}", help=text, **value)
+
+
+def add_state(group: argparse._ActionsContainer) -> None:
+    """Those of `KEEPING_STATE`."""
+    for name, (value, text) in KEEPING_STATE.items():
         group.add_argument(f"--{name}", help=text, **value)
 
 

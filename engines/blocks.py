@@ -25,7 +25,6 @@ from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
 from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import restore
@@ -99,11 +98,6 @@ class StagedBlocks:
         return self.names.write_staged(self.blocks, checkpoint, self.sink, kind, self.subtask, body)
 
 
-def state_backend() -> StateBackend:
-    """What every engine keeps its tables in."""
-    return HashMapBackend()
-
-
 def restore_table(
     node: Node,
     groups: range,
@@ -112,6 +106,8 @@ def restore_table(
     snapshot: OperatorSnapshot | None,
     reader: Blocks,
     touched: Collection[int] | None = None,
+    *,
+    backend: StateBackend,
 ) -> Table[Any]:
     """The table of *node* for *groups* at *checkpoint*; of these, only the *touched* ones are read if that is given."""
     indexes = [body for _, body in _bodies(reader, _indexes(snapshot, groups, max_parallelism))]
@@ -124,7 +120,7 @@ def restore_table(
         indexes,
         lambda wanted: _bodies(reader, wanted),
         touched,
-        backend=state_backend(),
+        backend=backend,
     )
 
 

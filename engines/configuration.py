@@ -6,10 +6,11 @@ lists those that do.
     [run]           parallelism, until, repair, checkpoint_partitions
     [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
                     tolerable_failed, num_retained, restart_budget, store_timeout, transaction_timeout, storage
+    [state]         backend, memory, folder
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
 
-Durations are written "500ms", "1.5s", "10m" or "1h".
+Durations are written "500ms", "1.5s", "10m" or "1h", sizes "512mb" or "2gb".
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from typing import Any
 from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.backends import StateSettings
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.sizes import byte_count
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,6 +46,7 @@ _DURATIONS = (
 _WORDS = ("mode", "storage")
 _FLAGS = ("unaligned",)
 _COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
+_STATE = ("backend", "memory", "folder")
 _RESTART_DURATIONS = ("delay", "window", "initial", "max")
 _RESTART_COUNTS = ("attempts", "failures")
 
@@ -60,6 +64,7 @@ _DIRECT = {
     "accept_loss",
     "restart",
     *_RUN,
+    *(f"state_{name}" for name in _STATE),
     *(_keyword(name) for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)),
 }
 
@@ -94,12 +99,13 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
     known = {
         "run": _RUN,
         "checkpoint": (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS),
+        "state": _STATE,
         "restart": ("strategy", *_RESTART_DURATIONS, *_RESTART_COUNTS),
     }
     for table, content in file.items():
         if table not in (*known, "kafka") or not isinstance(content, dict):
             raise ConfigError(
-                f"{path}: there is no table [{table}]. Tables are: [run], [checkpoint], [restart], [kafka]."
+                f"{path}: there is no table [{table}]. Tables are: [run], [checkpoint], [state], [restart], [kafka]."
             )
         for key in content:
             if table != "kafka" and key not in known[table]:
@@ -122,6 +128,7 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
     return RunOptions(
         client=client_from(given, file),
         checkpoint=_checkpoint(given, file.get("checkpoint", {})),
+        state=_state(given, file.get("state", {})),
         restart=_restart(given.get("restart") or file.get("restart", {})),
         inline=bool(given.get("inline", False)),
         accept_loss=given.get("accept_loss"),
@@ -148,6 +155,15 @@ def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> Checkpoint
         if value is not None:
             fields[name] = _count(value, setting(name))
     return CheckpointSettings(**fields)
+
+
+def _state(given: Mapping[str, Any], file: Mapping[str, Any]) -> StateSettings:
+    fields = {name: given.get(f"state_{name}", file.get(name)) for name in _STATE}
+    memory = fields.pop("memory")
+    found: dict[str, Any] = {name: str(value) for name, value in fields.items() if value is not None}
+    if memory is not None:
+        found["memory_bytes"] = byte_count(memory, setting("state_memory"))
+    return StateSettings(**found)
 
 
 def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:

@@ -327,6 +327,7 @@ class PipelineLeader:
             "topic_ids": self.inputs.topic_ids,
             "targets": self.inputs.targets,
             "mode": self._options.checkpoint.mode,
+            "state": self._options.state,
             "slots": self._options.checkpoint.slots,
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self.topic,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.backends import StateSettings
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
 
@@ -22,6 +23,7 @@ class RunOptions:
     client: ClientConfig
     """How to reach the cluster; librdkafka's settings are passed through."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    state: StateSettings = field(default_factory=StateSettings)
     parallelism: int = 1
     until: str = "running"
     """"latest": process what is there, complete a last checkpoint and end; "running": go on until stopped."""

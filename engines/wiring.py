@@ -14,7 +14,7 @@ from exactlyonce.engines.blocks import restore_table, whole_or_halt
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
-from exactlyonce.state.backend import Table
+from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.key_groups import group_range
 
 STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
@@ -103,6 +103,8 @@ def table_of(
     manifest: Manifest,
     reader: Blocks,
     touched: Collection[int] | None = None,
+    *,
+    backend: StateBackend,
 ) -> Table[Any]:
     """The table of *node* in *subtask*, with what *manifest* has of it.
 
@@ -119,4 +121,6 @@ def table_of(
             )
         snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
     with whole_or_halt(manifest):
-        return restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, touched)
+        return restore_table(
+            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, touched, backend=backend
+        )

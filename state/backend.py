@@ -5,8 +5,8 @@ whatever records do meanwhile; blocks belong to no backend: what one has written
 parallelism. `testing/state_contract/` asks all of it of any backend.
 
 A backend that keeps less than all state in memory needs no more than this: where it keeps the rest, and how much memory
-it may take, are arguments of its own; `StoredState.read` gives it a key group when the first record wants it; a
-snapshot encodes in slices, so that images may be iterated from a store's own snapshot.
+it may take, are arguments of its own; `StoredState.read` gives it a key group when the first record wants it, and
+`fetch` when none does; a snapshot encodes in slices, so that images may be iterated from a store's own snapshot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class TableSnapshot(Protocol):
 
     def encode(self) -> Iterator[EncodedBlock | None]:
         """Blocks to write; None where a slice of work is done and no block finished. Called once, and advanced between
-        batches: a slice takes a few milliseconds. Raises `StateUnstorable` for a state that is not of the type."""
+        batches: a slice takes a few milliseconds. Raises `StateUnstorable` for a state that is not of the type, and
+        `SnapshotDeclined` where this snapshot cannot be written now; a later one then has all that this one has."""
 
     def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
         """The parts of the index to write, given where the blocks of `encode` were written, in their order; none for
@@ -66,6 +67,13 @@ class Table(Protocol, Generic[S]):
         Raises `ApplyFailed` where *fn* raises. *fn* may change its accumulator in place.
         """
 
+    @property
+    def full(self) -> str:
+        """Why no record may be applied now, for people: what the table needs room for finds none. Empty: they may."""
+
+    def fetch(self) -> bool:
+        """Between two batches: read a part of the stored state that no record has wanted yet; False if none was."""
+
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> TableSnapshot:
         """The synchronous part of a snapshot, in constant time; *whole*: its chain is to have no older block.
 
@@ -85,3 +93,6 @@ class StateBackend(Protocol):
 
     def table(self, stored: StoredState[S]) -> Table[S]:
         """The table of what is *stored*, for its key groups. Raises what `StoredState.read` raises."""
+
+    def close(self) -> None:
+        """At a clean end: let go of what the tables have kept beside memory, and of the tables."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.pipeline.errors import Halt, UserError
+from exactlyonce.pipeline.errors import ExactlyOnceError, Halt, UserError
 
 UNDECODABLE = (ValueError, RecursionError, MemoryError)
 """What msgspec raises on bytes that are not what they should be; `ValueError` includes its own errors and Unicode's."""
@@ -14,6 +14,10 @@ class ApplyFailed(Exception):
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.index = index
+
+
+class SnapshotDeclined(ExactlyOnceError):
+    """A snapshot cannot be taken now; a later one can, for the table is whole and goes on. The text says why."""
 
 
 class StateUnstorable(UserError):

@@ -25,3 +25,6 @@ class HashMapBackend:
                 merging.incremented(group, checkpoint, entries)
         contents = Contents(stored.checkpoint, tables, stored.chain, merging)
         return KeyedTable(stored.operator, stored.type, stored.groups, stored.max_parallelism, contents)
+
+    def close(self) -> None:
+        """Memory goes with the process."""

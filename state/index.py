@@ -9,6 +9,7 @@ lies together, and what grows is written as its steps.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -66,6 +67,11 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_Columns)
+
+
+def index_digest(parts: Sequence[bytes]) -> bytes:
+    """Names the state that the *parts* of an index stand for, down to the bytes of its blocks."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
 def encode_index(chain: Chain, head: IndexHead) -> tuple[bytes, ...]:

@@ -23,29 +23,30 @@ class Merging:
     def __init__(self, credit: float = 0.0, share: float = 1.0) -> None:
         self.credit = credit
         """Entries that may go into images, and did not yet."""
-        self._share = share
+        self.share = share
         """Of the subtask's key groups, those in the table. The others' entries are taken to be as many in each."""
-        self._entries: dict[int, int] = {}
+        self.entries: dict[int, int] = {}
+        """By group, how many its increments have since its image."""
         self.oldest: dict[int, int] = {}
         """By group, the checkpoint of its first increment since its image."""
 
     def incremented(self, group: int, checkpoint: int, entries: int) -> None:
         """*group* got an increment. Checkpoints may come in any order."""
-        self._entries[group] = self._entries.get(group, 0) + entries
+        self.entries[group] = self.entries.get(group, 0) + entries
         self.oldest[group] = min(checkpoint, self.oldest.get(group, checkpoint))
 
     def imaged(self, group: int) -> None:
         """*group* got an image; its increments are no longer needed."""
-        self._entries.pop(group, None)
+        self.entries.pop(group, None)
         self.oldest.pop(group, None)
 
     def choose(self, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> set[int]:
         """The groups to write whole at *checkpoint*, in which *changed* keys changed: those most in need of it."""
-        total = sum(map(len, tables.values())) / self._share
+        total = sum(map(len, tables.values())) / self.share
         cycle = _cycle(total)
         needs = {
             group: max(entries / (RATIO * (len(tables[group]) or 1)), (checkpoint - self.oldest[group]) / cycle)
-            for group, entries in self._entries.items()
+            for group, entries in self.entries.items()
         }
         self.credit += max(changed / RATIO, total / cycle)
         chosen: set[int] = set()

@@ -12,7 +12,7 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import DamagedState, StateIncompatible
-from exactlyonce.state.index import IndexHead, decode_index
+from exactlyonce.state.index import IndexHead, decode_index, index_digest
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import Fetch, StoredState
@@ -53,6 +53,7 @@ def restore(
             schema=indexes[0].head.schema if indexes else None,
             credit=max((index.head.credit for index in indexes), default=0.0),
             share=max(1, len(restored)) / max(1, len(groups)),
+            digest=index_digest(index_blocks) if index_blocks else b"",
             fetch=fetch,
         )
     )

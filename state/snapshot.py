@@ -7,15 +7,26 @@ order. Every chain is the base's with all blocks since, so blocks of a checkpoin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import BlockHeader, EncodedBlock
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.index import IndexHead, encode_index
-from exactlyonce.state.interval import Interval
 from exactlyonce.state.state_type import StateType
+
+
+class Encoding(Protocol):
+    """The changes of an interval, on their way into blocks: `Interval` is one."""
+
+    checkpoint: int
+    blocks: list[EncodedBlock]
+    encoded: bool
+    credit: float
+
+    def advance(self) -> None:
+        """Encode one slice more."""
 
 
 class Snapshot:
@@ -23,7 +34,7 @@ class Snapshot:
 
     def __init__(
         self,
-        intervals: Sequence[Interval[Any]],
+        intervals: Sequence[Encoding],
         base: Chain,
         chains: dict[int, Chain],
         state_type: StateType[Any],

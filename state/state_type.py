@@ -21,6 +21,7 @@ from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatibl
 S = TypeVar("S")
 
 _encode = msgspec.msgpack.Encoder().encode
+_raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _IMMUTABLE = (
     inspect.NoneType,
     inspect.BoolType,
@@ -57,9 +58,15 @@ class StateType(Generic[S]):
         self.name = type_name(type_)
         self.schema = describe(type_)
         self._decoder: msgspec.msgpack.Decoder[list[S]] = msgspec.msgpack.Decoder(list[type_])
+        self._one: msgspec.msgpack.Decoder[S] = msgspec.msgpack.Decoder(type_)
         info = inspect.type_info(type_)
         self.mutable = _mutable(info)
         self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
+
+    @property
+    def form(self) -> Any:
+        """Version and schema: packed states of equal forms are read alike."""
+        return [self.version, self.schema]
 
     def encode(self, states: Sequence[S]) -> bytes:
         """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again."""
@@ -72,6 +79,23 @@ class StateType(Generic[S]):
                 f" state: return {self.name}, or declare another type by state=."
             ) from error
         return encoded
+
+    def pack(self, states: Sequence[S]) -> list[bytes]:
+        """Each of *states* by itself; `joined`, they are what `encode` returns. Raises `StateUnstorable` likewise."""
+        self.encode(states)
+        return list(map(_encode, states))
+
+    def unpack(self, packed: bytes) -> S:
+        """One state. Raises what `decode` raises."""
+        try:
+            return self._one.decode(packed)
+        except UNDECODABLE:
+            return self.decode(joined([packed]), self.schema)[0]
+
+    def split(self, encoded: bytes | memoryview, written: Any, version: int) -> list[bytes]:
+        """What `decode` returns, packed as states of this type. Raises what `decode` raises."""
+        states, same = self.decode(encoded, written, version), (written, version) == (self.schema, self.version)
+        return list(map(bytes, _raw.decode(encoded))) if same else self.pack(states)
 
     def decode(self, encoded: bytes | memoryview, written: Any, version: int | None = None) -> list[S]:
         """The states in *encoded*, whose schema was *written*; *version*: if not the present one."""
@@ -160,6 +184,22 @@ class RawStates:
 
 def _damaged(operator: str, why: str) -> DamagedState:
     return DamagedState(f"A block with state of operator {operator!r} is damaged: {why}.")
+
+
+def joined(packed: Sequence[bytes]) -> bytes:
+    """The msgpack array of states that are packed.
+
+    >>> joined([b"\\x01", b"\\xa1x"])
+    b'\\x92\\x01\\xa1x'
+    """
+    count = len(packed)
+    if count < 16:
+        head = bytes((0x90 | count,))
+    elif count < 1 << 16:
+        head = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        head = b"\xdd" + count.to_bytes(4, "big")
+    return head + b"".join(packed)
 
 
 def _mutable(info: inspect.Type, seen: frozenset[type] = frozenset()) -> bool:

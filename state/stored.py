@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
@@ -20,7 +20,7 @@ from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.state_type import RawState, RawStates, StateType
 
 S = TypeVar("S")
-S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
 
 Fetch = Callable[[list[BlockRef]], Iterable[tuple[BlockRef, bytes]]]
 """Given references, yields each with its block, in any order."""
@@ -52,15 +52,40 @@ class StoredState(Generic[S]):
     """`Merging.credit`, as the checkpoint left it."""
     share: float = 1.0
     """Of the subtask's key groups, those in `groups`."""
+    digest: bytes = b""
+    """Of the indexes: of one digest is one state. Empty where there is none."""
     fetch: Fetch = lambda refs: ()
+
+    @property
+    def present(self) -> set[int]:
+        """Those of `groups` that have any state."""
+        mask = 0
+        for _, some in self.chain.needed(mask_of(self.groups)):
+            mask |= some
+        return {group for group in self.groups if mask >> group & 1}
 
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
         """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
-        return _decode(self._parts(groups), StateType[S](self.operator, self.type), self.schema)
+        state_type: StateType[S] = StateType(self.operator, self.type)
+        return self._decoded(groups, state_type.damaged, state_type.decode)
+
+    def read_packed(self, groups: Iterable[int]) -> dict[int, GroupState[bytes]]:
+        """The same, each state as `StateType.pack` has it."""
+        state_type: StateType[S] = StateType(self.operator, self.type)
+        return self._decoded(groups, state_type.damaged, state_type.split)
 
     def read_raw(self, groups: Iterable[int]) -> dict[int, GroupState[RawState]]:
         """The same, each state as the msgpack that was written: for whoever does not know its type."""
-        return _decode(self._parts(groups), RawStates(self.operator), self.schema)
+        raw = RawStates(self.operator)
+        return self._decoded(groups, raw.damaged, raw.decode)
+
+    def _decoded(
+        self,
+        groups: Iterable[int],
+        damaged: Callable[[str], DamagedState],
+        decode: Callable[[memoryview, Any, int], list[T]],
+    ) -> dict[int, GroupState[T]]:
+        return _decode(self._parts(groups), damaged, lambda encoded, version: decode(encoded, self.schema, version))
 
     def _parts(self, groups: Iterable[int]) -> list[_Part]:
         return _parts(_read(self.operator, list(self.chain.needed(mask_of(groups))), self.fetch))
@@ -100,19 +125,16 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
     return sorted(parts, key=lambda part: part.section.group)
 
 
-class _Decoder(Protocol[S_co]):
-    def decode(self, encoded: memoryview, written: Any, version: int) -> Sequence[S_co]: ...
-    def damaged(self, why: str) -> DamagedState: ...
-
-
-def _decode(parts: Sequence[_Part], state_type: _Decoder[S], schema: Any) -> dict[int, GroupState[S]]:
-    found: dict[int, GroupState[S]] = {}
+def _decode(
+    parts: Sequence[_Part], damaged: Callable[[str], DamagedState], decode: Callable[[memoryview, int], list[T]]
+) -> dict[int, GroupState[T]]:
+    found: dict[int, GroupState[T]] = {}
     remaining = Counter(part.reader for part in parts)
     for part in parts:
         keys, deleted, encoded = part.reader.section(part.number)
-        states = state_type.decode(encoded, schema, part.reader.header.version)
+        states = decode(encoded, part.reader.header.version)
         if len(states) != len(keys):
-            raise state_type.damaged(f"it holds {len(keys)} keys and {len(states)} states")
+            raise damaged(f"it holds {len(keys)} keys and {len(states)} states")
         group = found.setdefault(part.section.group, GroupState())
         group.states.update(zip(keys, states, strict=True))
         for key in deleted:

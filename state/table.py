@@ -7,23 +7,21 @@ where a record first touches them while an older interval is open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.pipeline.errors import USERS_ERRORS, require
+from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
+from exactlyonce.state.batches import BatchTable
 from exactlyonce.state.chain import Chain
-from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.state_type import StateType
 
 S = TypeVar("S")
-R = TypeVar("R")
-O = TypeVar("O")  # noqa: E741 - the output
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Contents(Generic[S]):
     merging: Merging = field(default_factory=Merging)
 
 
-class KeyedTable(Generic[S]):
+class KeyedTable(BatchTable[S]):
     """The states of *operator* for the keys in *groups*; keys are canonical bytes (`pipeline.keys`).
 
     A record of another group is a defect: of another subtask's, or of one that was not restored.
@@ -72,60 +70,6 @@ class KeyedTable(Generic[S]):
         self._frozen_latest = contents.checkpoint
         self._chains = {contents.checkpoint: contents.chain}
 
-    def apply(
-        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
-    ) -> list[O]:
-        """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
-
-        Raises `ApplyFailed` where *fn* raises. An output that is the state itself is cloned if it could change later.
-        """
-        changes, states = self._touch(keys), self._states
-        get, count = states.get, len(states)
-        outputs: list[O] = []
-        append = outputs.append
-        try:
-            if self.state_type.mutable:
-                clone: Callable[[Any], Any] = self.state_type.clone
-                for key, record in zip(keys, records, strict=True):
-                    state, output = fn(get(key), record)
-                    states[key] = changes[key] = state
-                    append(clone(output) if output is state and state is not None else output)
-            else:
-                for key, record in zip(keys, records, strict=True):
-                    state, output = fn(get(key), record)
-                    states[key] = changes[key] = state
-                    append(output)
-        except USERS_ERRORS as error:
-            raise ApplyFailed(len(outputs)) from error
-        self._note_added(len(states) - count)
-        return outputs
-
-    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
-        """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
-
-        Raises `ApplyFailed` where *fn* raises. Mutable ones are clones: *fn* may change its accumulator in place.
-        """
-        changes, states = self._touch(keys), self._states
-        get, count = states.get, len(states)
-        outputs: list[S] = []
-        append = outputs.append
-        try:
-            if self.state_type.mutable:
-                clone = self.state_type.clone
-                for key, record in zip(keys, records, strict=True):
-                    before = get(key)
-                    states[key] = changes[key] = state = clone(record) if before is None else fn(before, record)
-                    append(clone(state))
-            else:
-                for key, record in zip(keys, records, strict=True):
-                    before = get(key)
-                    states[key] = changes[key] = state = record if before is None else fn(before, record)
-                    append(state)
-        except USERS_ERRORS as error:
-            raise ApplyFailed(len(outputs)) from error
-        self._note_added(len(states) - count)
-        return outputs
-
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> Snapshot:
         """The synchronous part of a snapshot: constant time. *whole*: all key groups are written, changed or not.
 
@@ -149,8 +93,7 @@ class KeyedTable(Generic[S]):
         """The newest state of every key, while no record is applied."""
         return ((key, state) for key, state in self._states.items() if state is not None)
 
-    def _touch(self, keys: Iterable[bytes]) -> dict[bytes, S | None]:
-        """The current interval's changes, to which states of *keys* may be added."""
+    def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
         if self._intervals and self._intervals[-1].open:
             before = self._interval.before
             self._keep([key for key in keys if key not in before])
@@ -164,10 +107,9 @@ class KeyedTable(Generic[S]):
             clone = self.state_type.clone
             states.update((key, clone(state)) for key in set(keys) if (state := before[key]) is not None)
 
-    def _note_added(self, count: int) -> None:
-        """The newest *count* keys of the table were not in it before."""
-        if count:
-            keys = list(islice(reversed(self._states), count))
+    def _touched(self, added: int) -> None:
+        if added:
+            keys = list(islice(reversed(self._states), added))
             groups = key_groups(keys, self.max_parallelism)
             require(self._keys.keys() >= set(groups), f"all keys are of the key groups {self.groups}")
             for key, group in zip(keys, groups, strict=True):

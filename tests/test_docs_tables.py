@@ -14,11 +14,12 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
-from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _FLAGS, _RUN, _WORDS, options_from
+from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _FLAGS, _RUN, _STATE, _WORDS, options_from
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.pipeline.sizes import byte_count
 from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
 
 Table = Callable[..., list[dict[str, str]]]
@@ -51,6 +52,7 @@ def test_every_setting_is_documented(table: Table) -> None:
     expected = {f"[run] {name}" for name in _RUN} | {
         f"[checkpoint] {name}" for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)
     }
+    expected |= {f"[state] {name}" for name in _STATE}
     assert keys == expected | {"[kafka]", "[kafka] bootstrap.servers"}
 
 
@@ -69,6 +71,10 @@ def test_the_defaults_are_those_of_the_code(table: Table) -> None:
             assert (options.checkpoint.storage, row["default"]) == (TOPIC, "the topic")
         elif section == "[checkpoint]" and name in _WORDS:
             assert getattr(options.checkpoint, name) == row["default"].strip("`"), name
+        elif section == "[state]" and name == "memory":
+            assert options.state.memory_bytes == byte_count(row["default"]), name
+        elif section == "[state]" and name == "backend":
+            assert options.state.backend == row["default"].strip("`"), name
         elif section == "[run]":
             assert str(getattr(options, name)) == row["default"].strip("`"), name
 

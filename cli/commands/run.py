@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import (
     CHECKPOINTING,
+    KEEPING_STATE,
     Commands,
     Parser,
     add_checkpointing,
@@ -15,6 +16,7 @@ from exactlyonce.cli.arguments import (
     add_command,
     add_pipeline,
     add_repair,
+    add_state,
     settings_of,
 )
 
@@ -42,6 +44,7 @@ of JSON there. Durations T are written 500ms, 1.5s, 10m or 1h.
 _SETTINGS = (
     *("bootstrap_servers", "config", "inline", "accept_loss", "repair", "restart", "parallelism", "until"),
     *CHECKPOINTING,
+    *KEEPING_STATE,
 )
 
 
@@ -51,6 +54,7 @@ def add(commands: Commands) -> None:
     add_pipeline(parser)
     _add_running(parser)
     add_checkpointing(parser.add_argument_group("checkpoints"), CHECKPOINTING)
+    add_state(parser.add_argument_group("state"))
     add_cluster(parser)
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")

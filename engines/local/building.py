@@ -16,6 +16,7 @@ from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
+from exactlyonce.engines.backends import state_backend
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, whole_or_halt
 from exactlyonce.engines.local import messages as msg
@@ -32,7 +33,7 @@ from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.sinks.writer import GrantedWriter, SinkWriter, Writable, WriterContext
-from exactlyonce.state.backend import Table
+from exactlyonce.state.backend import StateBackend, Table
 
 Send = Callable[[msg.ToCoordinator], None]
 
@@ -52,7 +53,9 @@ class Built:
     functions: list[Any] = field(default_factory=list)
     """The user's functions, as they were made here."""
     notes: list[str] = field(default_factory=list)
-    """What sinks have to say since the last report."""
+    """What sinks and tables have to say since the last report."""
+    backend: StateBackend = field(default_factory=state_backend)
+    """Of all tables."""
 
     def close(self) -> None:
         """At a clean end: what the user's operators opened is closed."""
@@ -60,6 +63,7 @@ class Built:
         for subtask in self.subtasks:
             for source in subtask.sources:
                 source.reader.close()
+        self.backend.close()
 
     def breathe(self) -> None:
         """Between two chunks of a batch that takes long: sinks and blocks go on; see `engines.operators`."""
@@ -93,6 +97,7 @@ class _Builder:
         self.names = BlockNames(start.subtask)
         self.cautious = start.attempt > 0
         self.reader = clients.block_reader()
+        self.built.backend = state_backend(start.state, plan.graph.pipeline_id)
         self.operators: dict[str, Any] = {}
         self.channels = self._channels()
         with whole_or_halt(start.manifest):
@@ -208,7 +213,10 @@ class _Builder:
     def _table(self, node: Node) -> Table[Any]:
         """The operator's table, with what the manifest has of it."""
         start = self.start
-        return table_of(node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader)
+        return table_of(
+            node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader,
+            backend=self.built.backend,
+        )  # fmt: skip
 
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:
         start, activity, source = self.start, self.built.activity, cast("Readable", node.source)

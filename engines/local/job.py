@@ -389,6 +389,7 @@ class Job:
                     self._feed(events.SourcesFinished())
             case msg.Progress():
                 self.report.progress(message)
+                self._feed(events.Room(message.subtask, found=not message.full))
             case msg.WorkerFailed(_, name, said):
                 text = self.options.client.redact(said)
                 self._feed(events.Failed(text, made_from(name, text) if name else None))

@@ -16,6 +16,7 @@ import msgspec
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.engines.backends import StateSettings
 
 
 class Start(msgspec.Struct, tag=True):
@@ -37,6 +38,7 @@ class Start(msgspec.Struct, tag=True):
     """By source and partition, the offset to stop at; empty: run on."""
     mode: str
     """`CheckpointSettings.mode`."""
+    state: StateSettings
     slots: int
     transaction_timeout_ms: int
     channels: dict[str, int]
@@ -133,6 +135,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """Records up to the last stable offset that are not yet read."""
     waiting: list[str]
     """Of each source that a broker does not answer, and of the storage of blocks, what it waits for."""
+    full: list[str]
+    """The operators whose state finds no room on the disk."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
     busiest: str = ""

@@ -80,6 +80,7 @@ def run_loaded(
     """Run until the end; returns the last manifest of a clean end, raises what ended it otherwise."""
     stopper = stopper or Stopper()
     options.client.check()
+    options.state.check()
     graph = loaded.pipeline.build()
     physical = plan(graph, options.parallelism)
     refuse_too_many(physical)

@@ -36,6 +36,7 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
 from exactlyonce.state.backend import Table, TableSnapshot
+from exactlyonce.state.errors import SnapshotDeclined
 
 
 class Due(NamedTuple):
@@ -202,9 +203,9 @@ class Subtask:
         return self._rest(_Frozen(frame, frozen, log, left, captures, began, self.monotonic_s() - began))
 
     def advance(self, budget_s: float) -> bool:
-        """Work on snapshots for about *budget_s*; True if anything was done."""
+        """Work on snapshots for about *budget_s*, and on restored state; True if anything was done."""
         end = self.monotonic_s() + budget_s
-        moved = False
+        moved = any(table.fetch() for table in self.tables)
         while self._snapshots:
             progressed = next(self._snapshots[0], None)
             if progressed is None:
@@ -218,21 +219,13 @@ class Subtask:
         """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait."""
         checkpoint = frozen.frame.checkpoint
         written: list[BlockRef] = []
-        operators = []
-        for table, snapshot in frozen.tables:
-            tickets = []
-            for block in snapshot.encode():
-                if block is not None:
-                    tickets.append(self.names.write(self.blocks, checkpoint, table.operator, block))
-                yield True
-                while self.blocks.pending > BLOCKS_PENDING_MAX:
-                    yield False
-            refs = yield from _durable(tickets)
-            hit("worker-blocks")
-            tickets = [self.names.write_index(self.blocks, checkpoint, table, part) for part in snapshot.seal(refs)]
-            index = yield from _durable(tickets)
-            written += refs + index
-            operators.append(OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size))
+        operators: list[OperatorAck] = []
+        declined = ""
+        try:
+            for table, snapshot in frozen.tables:
+                operators.append((yield from self._write(table, snapshot, written)))
+        except SnapshotDeclined as error:  # what the sinks flush is carried by a later checkpoint
+            declined = str(error)
         order_log = None
         if frozen.order is not None:
             place = (self.blocks, checkpoint, self.name, self.index)
@@ -261,6 +254,7 @@ class Subtask:
             precommits=tuple(precommits),
             staged=tuple(staged),
             written=tuple(written),
+            declined=declined,
         )
         self._overtaken -= bool(frozen.captures)
         self.acknowledge(Acknowledge(ack, frozen.sync_s * 1000, (self.monotonic_s() - frozen.began_s) * 1000))
@@ -284,6 +278,25 @@ class Subtask:
         refs = yield from _durable(tickets)
         hit("worker-captured")
         return ChannelLog(self.name, self.index, sum(records_in(each.frame) for each in frames), tuple(refs))
+
+    def _write(
+        self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]
+    ) -> Generator[bool, None, OperatorAck]:
+        """Write the state of one operator; what was written is noted in *written*."""
+        tickets = []
+        for block in snapshot.encode():
+            if block is not None:
+                tickets.append(self.names.write(self.blocks, snapshot.checkpoint, table.operator, block))
+            yield True
+            while self.blocks.pending > BLOCKS_PENDING_MAX:
+                yield False
+        refs = yield from _durable(tickets)
+        hit("worker-blocks")
+        parts = snapshot.seal(refs)
+        tickets = [self.names.write_index(self.blocks, snapshot.checkpoint, table, part) for part in parts]
+        index = yield from _durable(tickets)
+        written += refs + index
+        return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
 
 
 @dataclass

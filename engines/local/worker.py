@@ -69,6 +69,10 @@ class Worker:
         self._first_record_ms = 0
         self._records_seen = 0
         self._running = True
+        self._held = False
+        """Whether the coordinator lets nothing but barriers be read."""
+        self._full = set[str]()
+        """The operators that wait for room."""
         self._gone: PeerGone | None = None
         """Why nothing more is done, but for the coordinator's last words: another worker is gone."""
         self._gone_by_s = 0.0
@@ -143,6 +147,9 @@ class Worker:
         for task in built.subtasks:
             moved = task.overtake() or moved
         hurried = any(task.overtaken for task in built.subtasks)
+        full = any(table.full for task in built.subtasks for table in task.tables)
+        for source in self._sources:
+            source.held = self._held or full
         for channel in built.sockets:
             moved = channel.flush() or channel.fill() or moved
         for channel in built.outgoing:
@@ -185,8 +192,7 @@ class Worker:
                 for writer in self.built.writers:
                     writer.finalized(checkpoint)
             case msg.Hold(held):
-                for source in self._sources:
-                    source.held = held
+                self._held = held
             case msg.Shutdown():
                 self._running = False
 
@@ -210,7 +216,17 @@ class Worker:
                 waiting.register(channel, wanted)
             waiting.poll(1000 * (BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S))
 
+    def _note_full(self) -> None:
+        """Say of each table when it begins to wait for room, and when it goes on."""
+        for task in self.built.subtasks:
+            for table in task.tables:
+                if bool(table.full) != (table.operator in self._full):
+                    self._full ^= {table.operator}
+                    place = f"worker {self.start.subtask}, operator {table.operator!r}"
+                    self.built.notes.append(f"{place}: paused, {table.full}" if table.full else f"{place}: goes on")
+
     def _report(self, now: float) -> None:
+        self._note_full()
         self._progress_at = now + PROGRESS_INTERVAL_S
         busiest, busiest_ms, busiest_share = self.activity.costliest() or ("", 0.0, 0.0)
         if now >= self._costs_at:
@@ -230,6 +246,7 @@ class Worker:
                     each for each in (*(s.reader.waiting for s in self._sources), self.built.blocks.waiting) if each
                 ],
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
+                full=sorted(self._full),
                 busiest=busiest,
                 busiest_ms=busiest_ms,
                 busiest_share=busiest_share,

@@ -20,6 +20,7 @@ from exactlyonce.engines.wiring import table_of
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.backend import Table
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.key_groups import group_range
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -74,7 +75,7 @@ class States:
         reader = CountingReader(self.config, self.topic)
         node = self.graph.node("totals")
         tables = [
-            table_of(node, self.graph, parallelism, each, manifest, reader, touched[each])
+            table_of(node, self.graph, parallelism, each, manifest, reader, touched[each], backend=HashMapBackend())
             for each in range(parallelism)
         ]
         return tables, reader.read

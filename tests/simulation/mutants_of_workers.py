@@ -381,9 +381,10 @@ def _sorted_log() -> Iterable[Any]:
 def _replay_from_nothing() -> Iterable[Any]:
     real = wiring.table_of
 
-    def table_of(*arguments: Any) -> Any:
+    def table_of(*arguments: Any, backend: Any) -> Any:
         node, graph, parallelism, subtask, manifest, reader = arguments
-        return real(node, graph, parallelism, subtask, msgspec.structs.replace(manifest, operators=()), reader)
+        without = msgspec.structs.replace(manifest, operators=())
+        return real(node, graph, parallelism, subtask, without, reader, backend=backend)
 
     yield patch.object(wiring, "table_of", table_of)
 

@@ -32,6 +32,7 @@ from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Input, Kind, Node
 from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.testing.broker.interface import Error, Isolation
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class Replay:
             return ops.SinkOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
 
         def table(node: Node) -> Any:
-            return wiring.table_of(node, graph, parallelism, subtask, self.base, self.blocks)
+            return wiring.table_of(node, graph, parallelism, subtask, self.base, self.blocks, backend=HashMapBackend())
 
         return wiring.make_operator(node, Context(node.id, subtask, parallelism), table).operator
 

@@ -39,6 +39,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
+from exactlyonce.engines.backends import StateSettings
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import share_of
@@ -308,8 +309,8 @@ class World:
             reference={}, parallelism=attempt.scale.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
-            slots=self.settings.slots, transaction_timeout_ms=self.transaction_timeout_ms, channels={},
-            topic=self.topic,
+            state=StateSettings(), slots=self.settings.slots, transaction_timeout_ms=self.transaction_timeout_ms,
+            channels={}, topic=self.topic,
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:

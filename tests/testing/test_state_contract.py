@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +26,9 @@ from exactlyonce.state.merging import Merging
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import GroupState, StoredState
 from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.tiered import interval as tiered_interval
+from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract import StateBackendContract
 
 
@@ -42,6 +46,30 @@ class TestHashMapInSmallSlices(TestHashMap):
     def _sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
         monkeypatch.setattr(interval, "_ENTRIES_AT_FIRST", 2)
+
+
+class TestTiered(StateBackendContract):
+    """The backend over local files keeps the contract, within a small budget."""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def backend(self) -> StateBackend:
+        return RocksDBBackend(self.folder, 4 << 20)
+
+
+class TestTieredInNoMemory(TestTiered):
+    """It does so where nothing stays in memory, and every interval spills; wherever its slices end."""
+
+    @pytest.fixture(autouse=True)
+    def _sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
+        monkeypatch.setattr(TieredTable, "_limit", _nothing_stays)
+
+
+def _nothing_stays(self: TieredTable[Any]) -> None:
+    self._cached_max, self._changes_max = 5, 4
 
 
 Changes = dict[bytes, bytes | None]
@@ -79,6 +107,11 @@ class EncodedTable:
             return state, state
 
         return self.apply(step, keys, records)
+
+    full = ""
+
+    def fetch(self) -> bool:
+        return False
 
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> EncodedSnapshot:
         require(checkpoint > self._frozen and base in self.chains, "checkpoints and bases only grow")
@@ -157,6 +190,9 @@ class EncodedBackend:
 
     def table(self, stored: StoredState[Any]) -> EncodedTable:
         return EncodedTable(stored)
+
+    def close(self) -> None:
+        pass
 
 
 class TestAnotherBackend(StateBackendContract):
@@ -245,7 +281,7 @@ MUTANTS = {
         "some_key_groups", "Exactly the key groups that are asked for",
     ),
     "any record is taken": Mutant(
-        KeyedTable, "_note_added", lambda self, count: None, "a_record_of_another_key_group", "lost at restore"
+        KeyedTable, "_touched", lambda self, added: None, "a_record_of_another_key_group", "lost at restore"
     ),
     "any base will do": Mutant(
         table, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"

@@ -17,6 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.source import RangeContext, Readable
 from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
+from exactlyonce.engines.backends import state_backend
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage, whole_or_halt
 from exactlyonce.engines.bounded.unit.messages import Unit
@@ -213,7 +214,7 @@ class _Assembler:
         touched = {group for file in unit.channels if file.edge in edges for group in file.groups}
         return table_of(
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
-            touched if len(edges) == len(node.inputs) and not self.before else None,
+            touched if len(edges) == len(node.inputs) and not self.before else None, backend=state_backend(),
         )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 HERE = Path(__file__).parent
@@ -130,7 +131,10 @@ def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str
     snapshot = next((each for each in manifest.operators if each.operator == operator), None)
     groups = range(graph.max_parallelism)
     reader = BlockReader(config, find_topic(config, manifest.pipeline))
-    table = restore_table(graph.node(operator), groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader)
+    table = restore_table(
+        graph.node(operator), groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader,
+        backend=HashMapBackend(),
+    )  # fmt: skip
     return {msgspec.msgpack.decode(key): value for key, value in table.items()}
 
 

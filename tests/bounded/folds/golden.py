@@ -20,6 +20,7 @@ from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.state.hash_map import HashMapBackend
 
 Outputs = dict[tuple[str, int], list[Any]]
 States = dict[str, dict[bytes, bytes]]
@@ -41,7 +42,9 @@ def states_of(fed: Fed, loaded: Loaded, manifest: Manifest) -> States:
     for snapshot in manifest.operators:
         node = graph.node(snapshot.operator)
         groups = range(graph.max_parallelism)
-        table = restore_table(node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader)
+        table = restore_table(
+            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, backend=HashMapBackend()
+        )
         found[node.id] = {key: msgspec.msgpack.encode(state) for key, state in table.items()}
     return found
 

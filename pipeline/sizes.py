@@ -1,0 +1,35 @@
+"""Sizes as people write them: "512mb", "1.5gb", "64kb" or a number of bytes; a kilobyte is 1,024 bytes."""
+
+from __future__ import annotations
+
+import re
+
+from exactlyonce.pipeline.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kb|mb|gb|tb|)\Z")
+_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+
+
+def byte_count(text: str | int, name: str = "size") -> int:
+    """Bytes of a size.
+
+    >>> byte_count("1.5kb")
+    1536
+    """
+    match = _SIZE.match(str(text).strip().lower())
+    if match is None:
+        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 64kb, 512mb or 2gb.")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def shown_bytes(count: int) -> str:
+    """A size for people.
+
+    >>> shown_bytes(1536), shown_bytes(3 << 30)
+    ('1.5 kB', '3.0 GB')
+    """
+    shown, units = float(count), iter(("bytes", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while shown >= 1024 and unit != "TB":
+        shown, unit = shown / 1024, next(units)
+    return f"{shown:.1f} {unit}" if unit != "bytes" else f"{count} bytes"

@@ -1,0 +1,97 @@
+"""A batch of records on states in a dict: the loop that every table runs whose newest states are Python objects.
+
+Invariant: before the loop, `_touch` has put the state of every key of the batch into `_states`, where it has one; the
+loop leaves each new state there and in the interval's changes; after it, `_touched` may take states out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.state_type import StateType
+
+S = TypeVar("S")
+R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741 - the output
+
+
+class BatchTable(Generic[S]):
+    """What tables have in common; they differ in where states come from, and where changes go."""
+
+    state_type: StateType[S]
+    _states: dict[bytes, S | None]
+    """None: there is no state."""
+
+    @property
+    def full(self) -> str:
+        """See `Table.full`."""
+        return ""
+
+    def fetch(self) -> bool:
+        """See `Table.fetch`."""
+        return False
+
+    def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
+        """Make ready the states of *keys*; returns the changes of the current interval, to which they may be added."""
+        raise NotImplementedError
+
+    def _touched(self, added: int) -> None:
+        """The batch is through; it has *added* keys to `_states`, the newest of it."""
+        raise NotImplementedError
+
+    def apply(
+        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
+    ) -> list[O]:
+        """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
+
+        Raises `ApplyFailed` where *fn* raises. An output that is the state itself is cloned if it could change later.
+        """
+        changes, states = self._touch(keys), self._states
+        get, count = states.get, len(states)
+        outputs: list[O] = []
+        append = outputs.append
+        try:
+            if self.state_type.mutable:
+                clone: Callable[[Any], Any] = self.state_type.clone
+                for key, record in zip(keys, records, strict=True):
+                    state, output = fn(get(key), record)
+                    states[key] = changes[key] = state
+                    append(clone(output) if output is state and state is not None else output)
+            else:
+                for key, record in zip(keys, records, strict=True):
+                    state, output = fn(get(key), record)
+                    states[key] = changes[key] = state
+                    append(output)
+        except USERS_ERRORS as error:
+            raise ApplyFailed(len(outputs)) from error
+        self._touched(len(states) - count)
+        return outputs
+
+    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
+        """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
+
+        Raises `ApplyFailed` where *fn* raises. Mutable ones are clones: *fn* may change its accumulator in place.
+        """
+        changes, states = self._touch(keys), self._states
+        get, count = states.get, len(states)
+        outputs: list[S] = []
+        append = outputs.append
+        try:
+            if self.state_type.mutable:
+                clone = self.state_type.clone
+                for key, record in zip(keys, records, strict=True):
+                    before = get(key)
+                    states[key] = changes[key] = state = clone(record) if before is None else fn(before, record)
+                    append(clone(state))
+            else:
+                for key, record in zip(keys, records, strict=True):
+                    before = get(key)
+                    states[key] = changes[key] = state = record if before is None else fn(before, record)
+                    append(state)
+        except USERS_ERRORS as error:
+            raise ApplyFailed(len(outputs)) from error
+        self._touched(len(states) - count)
+        return outputs

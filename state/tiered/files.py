@@ -1,0 +1,208 @@
+"""The local files of one subtask of an operator: a database at work, and those saved at checkpoints, to be taken again.
+
+    <folder of the operator>/<first key group>-<last>/
+        work-XXXX/  owner: locked by the process that has it;  db/: the database at work
+        saved-<digest of the index>/  a database as it was at a checkpoint, and `marker`
+
+Invariants: a database at work belongs to one process, and a process takes a new folder for it, so that none shares one
+with a zombie. A saved one never changes: whoever takes it links its files. It has the name of the state that it is, by
+the index of its checkpoint, and comes to be by one renaming, once that index is known: so it is whole, whoever made it,
+and is taken only where exactly this state is to be restored.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from exactlyonce.state.tiered.errors import LocalFilesFailed
+from exactlyonce.state.tiered.memory import Memory
+from exactlyonce.state.tiered.store import LocalStore
+
+VERSION = 1
+SAVING_SHARE = 0.05
+"""Of the time, what saving may take."""
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What a saved database holds, and what its table knew beside it."""
+
+    version: int
+    operator: str
+    groups: tuple[int, ...]
+    max_parallelism: int
+    checkpoint: int
+    digest: bytes
+    schema: Any
+    counts: dict[int, int]
+    """Keys by key group."""
+    entries: dict[int, int]
+    """`Merging`'s, by key group."""
+    oldest: dict[int, int]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first key group and the last one."""
+        return min(self.groups, default=0), max(self.groups, default=0)
+
+    def same(self, other: Marker) -> bool:
+        """Whether both stand for the same state."""
+        return all(getattr(self, each) == getattr(other, each) for each in _IDENTITY)
+
+
+_IDENTITY = ("version", "operator", "groups", "max_parallelism", "checkpoint", "digest", "schema")
+
+
+class LocalFiles:
+    """The files of one table. It begins with the saved database of the state that *wanted* names, if there is one."""
+
+    def __init__(self, folder: Path, wanted: Marker, memory: Memory) -> None:
+        first, last = wanted.bounds
+        self._folder = folder / f"{first}-{last}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._saved: dict[int, Path] = {}
+        """By checkpoint, those that this process has made or taken."""
+        self._begun: dict[int, tuple[Path, dict[str, Any]]] = {}
+        """By checkpoint, those whose index is not known yet."""
+        self._save_at_s = 0.0
+        with _locked(self._folder / "lock"):
+            self._clean(folder, wanted)
+            self._work = Path(tempfile.mkdtemp(prefix="work-", dir=self._folder))
+            self._owner = _own(self._work)
+        self.marker = self._take(wanted)
+        """Of what the database holds at first; None: it is empty."""
+        try:
+            self.store = LocalStore(self._work / "db", memory)
+        except LocalFilesFailed:
+            if self.marker is None:
+                raise
+            self.distrust()
+            self.marker = None
+            shutil.rmtree(self._work / "db", ignore_errors=True)
+            self.store = LocalStore(self._work / "db", memory)
+        self.store.failed = self.distrust
+
+    def _take(self, wanted: Marker) -> Marker | None:
+        saved = self._folder / _name(wanted.digest)
+        if not wanted.digest or not (saved / "marker").exists():
+            return None
+        marker = _read(saved / "marker")
+        if marker is None or not marker.same(wanted):
+            shutil.rmtree(saved, ignore_errors=True)
+            return None
+        (self._work / "db").mkdir()
+        for path in saved.iterdir():
+            if path.suffix == ".sst":
+                os.link(path, self._work / "db" / path.name)
+            elif path.name != "marker":
+                shutil.copyfile(path, self._work / "db" / path.name)
+        self._saved[wanted.checkpoint] = saved
+        return marker
+
+    def _clean(self, folder: Path, wanted: Marker) -> None:
+        """Delete what nobody will take: saved states but the wanted one, and what dead processes had at work, here and
+        in the folders of other shares of the same key groups."""
+        first, last = wanted.bounds
+        for share in folder.iterdir():
+            begin, _, end = share.name.partition("-")
+            if not (begin.isdigit() and end.isdigit() and int(begin) <= last and int(end) >= first):
+                continue
+            for path in share.iterdir():
+                mine = share == self._folder and path.name == _name(wanted.digest)
+                saved = path.name.startswith("saved-") and not mine
+                if saved or (path.name.startswith("work-") and not _is_owned(path)):
+                    shutil.rmtree(path, ignore_errors=True)
+            if share != self._folder and {each.name for each in share.iterdir()} <= {"lock"}:
+                shutil.rmtree(share, ignore_errors=True)
+
+    def save(self, checkpoint: int) -> None:
+        """Keep the database as it is now, the state of *checkpoint*, unless that was done a moment ago."""
+        began = time.monotonic()
+        if began < self._save_at_s or self.store.no_room():
+            return
+        path = self._work / f"checkpoint-{checkpoint}"
+        self.store.save(path)
+        self._begun[checkpoint] = path, {}
+        ended = time.monotonic()
+        self._save_at_s = ended + (ended - began) / SAVING_SHARE
+
+    def describe(self, checkpoint: int, known: dict[str, Any]) -> None:
+        """Note the fields of the marker that the table knows once *checkpoint* is encoded."""
+        if checkpoint in self._begun:
+            self._begun[checkpoint][1].update(known)
+
+    def name(self, checkpoint: int, digest: bytes) -> None:
+        """The index of *checkpoint* is known: what was saved for it can be found from now on."""
+        for older in [each for each in self._begun if each < checkpoint]:
+            shutil.rmtree(self._begun.pop(older)[0], ignore_errors=True)
+        if checkpoint not in self._begun or not digest:
+            return
+        path, known = self._begun.pop(checkpoint)
+        marker = Marker(version=VERSION, checkpoint=checkpoint, digest=digest, **known)
+        (path / "marker").write_bytes(msgspec.msgpack.encode(marker))
+        target = self._folder / _name(digest)
+        with suppress(OSError):  # another process has saved the same state
+            path.rename(target)
+            self._saved[checkpoint] = target
+
+    def completed(self, checkpoint: int) -> None:
+        """No older checkpoint will be restored."""
+        for older in [each for each in self._saved if each < checkpoint]:
+            shutil.rmtree(self._saved.pop(older), ignore_errors=True)
+
+    def distrust(self) -> None:
+        """What was saved may be damaged: it is not taken again."""
+        for checkpoint in [*self._saved]:
+            shutil.rmtree(self._saved.pop(checkpoint), ignore_errors=True)
+
+    def close(self) -> None:
+        """Delete what was at work; what was saved stays."""
+        self.store.close()
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._owner.close()
+
+
+def _name(digest: bytes) -> str:
+    return f"saved-{digest.hex()[:32]}"
+
+
+def _read(path: Path) -> Marker | None:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Marker)
+    except (msgspec.DecodeError, OSError):
+        return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Within, no other process cleans the folder, or makes one in it that does not look owned yet."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _own(work: Path) -> TextIO:
+    owner = (work / "owner").open("w")
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    return owner
+
+
+def _is_owned(work: Path) -> bool:
+    """Whether the process that has it at work is alive."""
+    try:
+        with (work / "owner").open("w") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

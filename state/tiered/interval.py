@@ -1,0 +1,232 @@
+"""The changes between two barriers in the tiered table, and their way into local files and blocks.
+
+Changes lie in layers, of which records change the last one alone; all are `unsettled` until they are written to the
+local store, oldest first, and no interval settles anything before the one before it has settled all. So the store, once
+an interval has settled, is the state at its barrier, and a snapshot of it is what images are read from. An interval
+whose changes outgrow memory spills: closed layers are settled before the barrier, and noted in the store as well, where
+its increments are then read from. Intervals are encoded in order, each once, in slices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from typing import Any, Generic, TypeVar
+
+from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.keys import key_groups
+from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
+from exactlyonce.state.merging import Merging
+from exactlyonce.state.state_type import StateType, joined
+from exactlyonce.state.tiered.files import LocalFiles
+from exactlyonce.state.tiered.store import Entry, LocalStore
+
+S = TypeVar("S")
+
+SLICE_ENTRIES = 1024
+_SECTION_TARGET = 128 * 1024
+_DONE = object()
+
+
+@dataclass
+class Shelf(Generic[S]):
+    """What the intervals of a table share with it."""
+
+    store: LocalStore
+    files: LocalFiles
+    state_type: StateType[S]
+    groups: tuple[int, ...]
+    max_parallelism: int
+    merging: Merging
+    counts: dict[int, int]
+    """By key group that was read, about how many keys it has: right when it gets an image."""
+    unread: set[int]
+    """Key groups whose state lies in blocks alone."""
+    read: Callable[[int], None]
+    """Reads a key group that is not."""
+    written: set[int] = field(default_factory=set)
+    """Key groups of which there may be older blocks."""
+
+    def known(self) -> dict[str, Any]:
+        """What a saved database keeps of this; see `files.Marker`."""
+        return {
+            "operator": self.state_type.operator,
+            "groups": self.groups,
+            "max_parallelism": self.max_parallelism,
+            "schema": self.state_type.form,
+            "counts": dict(self.counts),
+            "entries": dict(self.merging.entries),
+            "oldest": dict(self.merging.oldest),
+        }
+
+
+class TieredInterval(Generic[S]):
+    """The changes from one barrier to the next; None stands for a deleted key."""
+
+    def __init__(self, shelf: Shelf[S], number: int) -> None:
+        self.checkpoint = 0
+        """The checkpoint at whose barrier it ends; 0 before that."""
+        self.layers: list[dict[bytes, S | None]] = [{}]
+        """Oldest first. What is settled is not here any more."""
+        self.settled = False
+        self.blocks: list[EncodedBlock] = []
+        self.encoded = False
+        self.credit = 0.0
+        """What merging had left after this interval's images."""
+        self.number = number
+        self.spilled = 0
+        """Changes that were noted in the store."""
+        self._shelf = shelf
+        self._spilling: Iterator[None] = iter(())
+        self._dealt: dict[int, list[Entry]] = defaultdict(list)
+        """Of an interval that does not spill: by key group, its changes, packed."""
+        self._snapshot: Any = None
+        self._whole = False
+
+    @property
+    def unsettled(self) -> int:
+        """How many changes are only in memory."""
+        return sum(map(len, self.layers))
+
+    def freeze(self, checkpoint: int, *, whole: bool = False) -> TieredInterval[S]:
+        """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
+        self.checkpoint, self._whole = checkpoint, whole
+        self._writer = BlockEncoder(self._shelf.state_type.operator, checkpoint, self._shelf.state_type.version)
+        self._slices = self._encode()
+        return TieredInterval(self._shelf, self.number + 1)
+
+    def advance(self) -> None:
+        """Settle or encode one slice more. Raises `DiskFull`, and may be called again after it."""
+        self._shelf.store.require_room()
+        if next(self._slices, _DONE) is _DONE:
+            require(self.encoded, "an interval whose encoding failed is not encoded further")
+
+    def spill(self) -> None:
+        """Settle a slice of what the interval holds, which has no barrier yet, and all before it is settled."""
+        if next(self._spilling, _DONE) is _DONE:
+            self.spilled += len(self.layers[-1])
+            self.layers.append({})
+            self._spilling = self._settle_oldest(noted=True)
+
+    def _encode(self) -> Iterator[None]:
+        shelf = self._shelf
+        while self._whole and shelf.unread:  # none of these has changed: what was stored is the state at the barrier
+            shelf.read(min(shelf.unread))
+            yield
+        merged = self._choose()
+        yield from self._settle()
+        self._snapshot = shelf.store.snapshot()
+        if not shelf.unread:
+            shelf.files.save(self.checkpoint)
+        self.settled = True
+        for group in sorted(merged):
+            yield from self._image(group)
+        for group, changes in self._changes():
+            if group not in merged:
+                yield from self._increment(group, changes)
+            shelf.written.add(group)
+        self._keep(self._writer.flush())
+        self._snapshot = None
+        self._dealt.clear()
+        if self.spilled:
+            shelf.store.forget(self.number)
+        shelf.files.describe(self.checkpoint, shelf.known())
+        self.encoded = True
+
+    def _choose(self) -> set[int]:
+        """The key groups to write whole, of those that were read."""
+        shelf = self._shelf
+        shelf.merging.share = max(1, len(shelf.groups) - len(shelf.unread)) / len(shelf.groups)
+        sizes = {group: range(count) for group, count in shelf.counts.items() if group not in shelf.unread}
+        merged = shelf.merging.choose(self.checkpoint, self.unsettled + self.spilled, sizes)
+        self.credit = shelf.merging.credit
+        return {*shelf.written, *(group for group, count in shelf.counts.items() if count)} if self._whole else merged
+
+    def _settle(self) -> Iterator[None]:
+        yield from self._spilling
+        while self.layers:
+            yield from self._settle_oldest(noted=bool(self.spilled))
+
+    def _settle_oldest(self, *, noted: bool) -> Iterator[None]:
+        """Write the oldest layer to the store, in slices; its keys are looked for in it until all are written."""
+        shelf = self._shelf
+        items = iter(self.layers[0].items())
+        while some := list(islice(items, SLICE_ENTRIES)):
+            groups = key_groups([key for key, _ in some], shelf.max_parallelism)
+            packed = iter(shelf.state_type.pack([state for _, state in some if state is not None]))
+            entries = [
+                (group, key, b"" if state is None else next(packed))
+                for group, (key, state) in zip(groups, some, strict=True)
+            ]
+            shelf.store.write(entries, self.number if noted else None)
+            for group, key, each in entries:
+                if not each:
+                    shelf.counts[group] = max(0, shelf.counts.get(group, 0) - 1)
+                if not noted:
+                    self._dealt[group].append((key, each))
+            yield
+        self.layers.pop(0)
+
+    def _changes(self) -> Iterator[tuple[int, Iterable[Entry]]]:
+        """By key group, in order, the changes of the interval."""
+        if not self.spilled:
+            yield from sorted(self._dealt.items())
+            return
+        noted = self._shelf.store.changes(self._snapshot, self.number)
+        for group, some in groupby(noted, key=lambda each: each[0]):
+            yield group, ((key, packed) for _, key, packed in some)
+
+    def _image(self, group: int) -> Iterator[None]:
+        """Write the whole of *group* as it was at the barrier."""
+        shelf, before = self._shelf, self._written
+        shelf.merging.imaged(group)
+        yield from self._sections(group, IMAGE, shelf.store.group(self._snapshot, group), shelf.counts.get(group, 0))
+        shelf.counts[group] = self._written - before
+
+    def _increment(self, group: int, changes: Iterable[Entry]) -> Iterator[None]:
+        """Write what changed in *group*; as an image, if there is nothing before it."""
+        shelf, before = self._shelf, self._written
+        expected = len(changes) if isinstance(changes, list) else 0
+        if group in shelf.written:
+            yield from self._sections(group, INCREMENT, changes, expected)
+            shelf.merging.incremented(group, self.checkpoint, self._written - before)
+        else:
+            yield from self._sections(group, IMAGE, (each for each in changes if each[1]), expected)
+            shelf.merging.imaged(group)
+
+    _written = 0
+    """Entries in sections so far."""
+    _bytes_per_entry = 0.0
+
+    def _sections(self, group: int, kind: int, entries: Iterable[Entry], expected: int) -> Iterator[None]:
+        """Write *entries*, about so many as *expected*; one section at least, for an image may be empty."""
+        self._keep(self._writer.begin_group(int(expected * self._bytes_per_entry)))
+        remaining = iter(entries)
+        first = next(remaining, None)
+        remaining = chain([first], remaining) if first else remaining
+        while True:
+            keys, packed, deleted, size = list[bytes](), list[bytes](), list[bytes](), 0
+            for key, each in islice(remaining, SLICE_ENTRIES):
+                if each:
+                    keys.append(key)
+                    packed.append(each)
+                else:
+                    deleted.append(key)
+                size += len(key) + len(each)
+                if size >= _SECTION_TARGET:
+                    break
+            count = len(keys) + len(deleted)
+            self._bytes_per_entry = size / max(1, count)
+            self._written += count
+            self._keep(self._writer.add(group, kind, encode_keys(keys, deleted), joined(packed), count))
+            yield
+            first = next(remaining, None)
+            if first is None:
+                return
+            remaining = chain([first], remaining)
+
+    def _keep(self, finished: EncodedBlock | None) -> None:
+        if finished is not None:
+            self.blocks.append(finished)

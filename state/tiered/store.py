@@ -1,0 +1,210 @@
+"""RocksDB as the lower tier: packed states by key group and key, and the changes of intervals that outgrow memory.
+
+Nothing is lost with it, so it has no write-ahead log. A state lies under its key group (2 bytes, big-endian) and key. A
+change lies under `_CHANGES`, which no key group is, the number of its interval, key group and key: so those of one
+interval come in the order of key groups, and of two changes of one key the later one is there. An empty value there is
+a deletion: no packed state is empty.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from rocksdict import (
+    BlockBasedOptions,
+    Checkpoint,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    Snapshot,
+    SstFileWriter,
+    WriteBatch,
+    WriteOptions,
+)
+
+from exactlyonce.pipeline.sizes import shown_bytes
+from exactlyonce.state.tiered.errors import DiskFull, LocalFilesFailed
+from exactlyonce.state.tiered.memory import Memory
+
+_CHANGES = 0xFFFF
+_BLOCK_BYTES = 4 * 1024
+_BUFFER_BYTES_MIN, _BUFFER_BYTES_MAX = 64 * 1024, 64 << 20
+_RESERVE_MIN = 8 << 20
+LOOK_INTERVAL_S = 0.02
+"""Between two looks at a disk that had room: a small part of what is reserved is written meanwhile."""
+_PREFIXES = [group.to_bytes(2, "big") for group in range(_CHANGES)]
+"""By key group."""
+_interval = struct.Struct(">HQ").pack
+_group_of = struct.Struct(">H").unpack_from
+_CHANGE_PREFIX = 10
+Entry = tuple[bytes, bytes]
+"""A key and its packed state, or nothing where it is deleted."""
+
+
+class LocalStore:
+    """An open database in a folder of its own; only one process has it open."""
+
+    def __init__(self, path: Path, memory: Memory) -> None:
+        self.path = path
+        self._buffer_bytes = max(_BUFFER_BYTES_MIN, min(_BUFFER_BYTES_MAX, memory.buffer_bytes // 2))
+        self.reserve_bytes = max(_RESERVE_MIN, 4 * self._buffer_bytes)
+        """What has to be free on the disk before more is written: RocksDB writes it out in the background."""
+        self._options = _options(memory, self._buffer_bytes)
+        self._look_at_s = 0.0
+        self._ingested = 0
+        self.failed: Callable[[], None] = _nothing
+        """Called before `LocalFilesFailed` is raised."""
+        with self._asked():
+            self._db = Rdict(str(path), self._options)
+            unlogged = WriteOptions()
+            unlogged.disable_wal = True  # type: ignore[method-assign,assignment]  # its stub calls it a method
+            self._db.set_write_options(unlogged)
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Within, RocksDB is asked for something; rocksdict has no class for what it raises."""
+        try:
+            yield
+        except Exception as error:
+            self.failed()
+            raise LocalFilesFailed(
+                f"RocksDB failed on its local files in {self.path.parent}: {error}. Nothing is lost: they are not used "
+                f"again, and state is read from its checkpoint. If the disk is full, make room there, or choose "
+                f"another folder with --state-folder."
+            ) from error
+
+    def no_room(self) -> str:
+        """Why nothing should be written now; empty where there is room."""
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return ""
+        stat = os.statvfs(self.path)
+        free = stat.f_bavail * stat.f_frsize
+        if free >= self.reserve_bytes:
+            self._look_at_s = now_s + LOOK_INTERVAL_S
+            return ""
+        return (
+            f"the disk of {self.path.parent} has {shown_bytes(free)} left, and local files of state take "
+            f"{shown_bytes(self.reserve_bytes)} more: make room there, it goes on by itself then; or stop, and run "
+            f"again with another --state-folder"
+        )
+
+    def require_room(self) -> None:
+        """Raise `DiskFull` unless there is room."""
+        if why := self.no_room():
+            raise DiskFull(f"State is kept in local files, and {why}.")
+
+    def get(self, keys: Sequence[bytes], groups: Sequence[int]) -> list[bytes | None]:
+        """The packed state of each of *keys*, which are of *groups*."""
+        with self._asked():
+            wanted: list[Any] = [_PREFIXES[group] + key for group, key in zip(groups, keys, strict=True)]
+            return cast("list[bytes | None]", self._db.get(wanted))
+
+    def write(self, entries: Iterable[tuple[int, bytes, bytes]], interval: int | None) -> None:
+        """Put (key group, key, packed state or nothing); with *interval*, note them as its changes, too."""
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        noted = None if interval is None else _interval(_CHANGES, interval)
+        for group, key, packed in entries:
+            place = _PREFIXES[group] + key
+            if packed:
+                put(place, packed)
+            else:
+                delete(place)
+            if noted is not None:
+                put(noted + place, packed)
+        with self._asked():
+            self._db.write(batch)
+
+    def load(self, group: int, states: Mapping[bytes, bytes]) -> None:
+        """Put the packed states of a key group that has none here."""
+        if not states:
+            return
+        prefix, path = _PREFIXES[group], self.path.parent / f"group-{self._ingested}.sst"
+        self._ingested += 1
+        moved = IngestExternalFileOptions()
+        moved.set_move_files(True)
+        with self._asked():
+            writer = SstFileWriter(self._options)
+            writer.open(str(path))
+            for key in sorted(states):
+                writer[prefix + key] = states[key]
+            writer.finish()
+            self._db.ingest_external_file([str(path)], moved)
+        path.unlink(missing_ok=True)
+
+    def snapshot(self) -> Snapshot:
+        """What is here now, whatever is written later; in constant time. Only one that is dropped lets go of files."""
+        with self._asked():
+            return self._db.snapshot()
+
+    def group(self, snapshot: Snapshot, group: int) -> Iterator[Entry]:
+        """The keys of a key group, in order, with their packed states."""
+        prefix = _PREFIXES[group]
+        with self._asked():
+            for key, packed in _from(snapshot, prefix):
+                yield key[2:], packed
+
+    def changes(self, snapshot: Snapshot, interval: int) -> Iterator[tuple[int, bytes, bytes]]:
+        """What was noted for *interval*, in the order of key groups."""
+        prefix = _interval(_CHANGES, interval)
+        with self._asked():
+            for key, packed in _from(snapshot, prefix):
+                yield _group_of(key, _CHANGE_PREFIX)[0], key[_CHANGE_PREFIX + 2 :], packed
+
+    def forget(self, interval: int) -> None:
+        """Let go of what was noted for *interval*."""
+        with self._asked():
+            self._db.delete_range(_interval(_CHANGES, interval), _interval(_CHANGES, interval + 1))
+
+    def save(self, path: Path) -> None:
+        """Make *path* a folder with all that is here now, by links to files that never change."""
+        with self._asked():
+            Checkpoint(self._db).create_checkpoint(str(path))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._db.close()
+
+
+def _from(snapshot: Snapshot, prefix: bytes) -> Iterator[Entry]:
+    """All whose key begins with *prefix*. `Snapshot.items` would end at a damaged block, as if that were all."""
+    cursor: Any = snapshot.iter()
+    cursor.seek(prefix)
+    while cursor.valid() and (key := cursor.key()).startswith(prefix):
+        yield key, cursor.value()
+        cursor.next()
+    cursor.status()
+
+
+def _options(memory: Memory, buffer_bytes: int) -> Options:
+    """All memory that RocksDB takes is counted against one cache."""
+    tables = BlockBasedOptions()
+    tables.set_block_cache(memory.cache)
+    tables.set_block_size(_BLOCK_BYTES)
+    tables.set_bloom_filter(10, False)
+    tables.set_cache_index_and_filter_blocks(True)
+    tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    options = Options(raw_mode=True)  # else it pickles
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(tables)
+    options.set_write_buffer_manager(memory.buffers)
+    options.set_write_buffer_size(buffer_bytes)
+    options.set_max_write_buffer_number(3)
+    options.set_max_background_jobs(2)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(1 << 20)
+    options.set_stats_dump_period_sec(0)
+    return options
+
+
+def _nothing() -> None:
+    """What follows from a failure unless somebody says so: nothing."""

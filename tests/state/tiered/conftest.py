@@ -1,0 +1,50 @@
+"""Tables of the tiered backend over blocks in memory, and how a test makes them small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exactlyonce.state.tiered import files, interval
+from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.testing.state_contract.memory import StateBlocks, Subtasks
+
+BUDGET = 4 << 20
+
+
+@pytest.fixture
+def blocks() -> StateBlocks:
+    """Empty."""
+    return StateBlocks()
+
+
+@pytest.fixture
+def process(tmp_path: Path, blocks: StateBlocks) -> Callable[..., Subtasks]:
+    """The subtasks of a new process of this machine, at a checkpoint."""
+
+    def begin(type_: Any = int, indexes: Sequence[bytes] = (), checkpoint: int = 0, **more: Any) -> Subtasks:
+        backend = RocksDBBackend(tmp_path, BUDGET)
+        return Subtasks(backend, blocks, type_, checkpoint=checkpoint, indexes=indexes, **more)
+
+    return begin
+
+
+@pytest.fixture
+def every_one_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local files are saved at every checkpoint, whatever it takes."""
+    monkeypatch.setattr(files, "SAVING_SHARE", float("inf"))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly nothing stays in memory, every interval spills, and slices are short."""
+
+    def limit(self: TieredTable[Any]) -> None:
+        self._cached_max, self._changes_max = 5, 4
+
+    monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
+    monkeypatch.setattr(TieredTable, "_limit", limit)

@@ -1,0 +1,202 @@
+"""Local files are taken again exactly where they are the restored state, and no two processes share any."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.tiered.errors import LocalFilesFailed
+from exactlyonce.testing.refusals import refused
+from exactlyonce.testing.state_contract.memory import OPERATOR, StateBlocks, Subtasks, key_of
+
+Process = Callable[..., Subtasks]
+MODEL = dict.fromkeys(range(2_000), 1)
+EXPECTED = {key_of(number): state for number, state in MODEL.items()}
+
+pytestmark = pytest.mark.usefixtures("every_one_saved")
+
+
+def run(process: Process) -> tuple[Subtasks, list[bytes]]:
+    """A process that has written checkpoint 1, and records after it."""
+    subtasks = process()
+    subtasks.put(MODEL)
+    indexes = subtasks.write(subtasks.freeze(1, 0))
+    subtasks.put({5: 99, 3_000: 1})
+    return subtasks, indexes
+
+
+def folders(tmp_path: Path, beginning: str) -> list[str]:
+    """The names of those in the folder of the whole key space."""
+    return sorted(path.name for path in (tmp_path / OPERATOR / "0-7").iterdir() if path.name.startswith(beginning))
+
+
+def test_files_of_the_restored_checkpoint(process: Process, blocks: StateBlocks) -> None:
+    """A process that is begun again reads no block, has the state of the checkpoint, and writes increments to it."""
+    before, indexes = run(process)
+    blocks.read.clear()
+    after = process(indexes=indexes, checkpoint=1)
+    assert after.items() == EXPECTED
+    after.put({6: 7})
+    size = blocks.size
+    again = after.write(after.freeze(2, 1))
+    assert blocks.read == []
+    assert blocks.size - size < size / 4
+    assert Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=again).items() == EXPECTED | {key_of(6): 7}
+    assert before.tables[0].get(key_of(5)) == 99, "the files of a process that is alive are its own"
+
+
+def test_they_are_taken_again_and_again(process: Process, blocks: StateBlocks) -> None:
+    """Files stay as they were saved, whoever has taken them and gone on."""
+    _, indexes = run(process)
+    blocks.read.clear()
+    for _ in range(3):
+        after = process(indexes=indexes, checkpoint=1)
+        assert after.items() == EXPECTED
+        after.put(dict.fromkeys(MODEL, 5))
+        after.freeze(2, 1)
+    assert blocks.read == []
+
+
+def test_increments_before_and_after(process: Process, blocks: StateBlocks) -> None:
+    """What a table knows of its chain is taken with the files: chains grow no longer than without a restart."""
+    subtasks, model = process(), dict.fromkeys(range(300), 0)
+    subtasks.put(model)
+    subtasks.write(subtasks.freeze(1, 0))
+    longest = 0
+    for checkpoint in range(2, 120):
+        changes = {checkpoint * 7 % 300: checkpoint, checkpoint: checkpoint}
+        subtasks.put(changes)
+        model |= changes
+        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
+        longest = max(longest, sum(len(decode_index(part).blocks) for part in indexes))
+        subtasks = process(indexes=indexes, checkpoint=checkpoint)
+    assert blocks.read == []
+    assert subtasks.items() == {key_of(number): state for number, state in model.items()}
+    assert longest < 40
+
+
+def test_files_of_another_checkpoint(process: Process, blocks: StateBlocks) -> None:
+    """Files of a later checkpoint, which never completed, are not taken, and are deleted."""
+    subtasks, indexes = run(process)
+    subtasks.write(subtasks.freeze(2, 1))
+    blocks.read.clear()
+    after = process(indexes=indexes, checkpoint=1)
+    assert after.items() == EXPECTED
+    assert blocks.read == [], "those of checkpoint 1 were kept, too: it may be restored"
+    third = Subtasks(HashMapBackend(), blocks, checkpoint=1, indexes=indexes)
+    third.put({1: 3})
+    another = third.write(third.freeze(2, 1))
+    assert process(indexes=another, checkpoint=2).items() == EXPECTED | {key_of(1): 3}, "of one number, another state"
+    assert blocks.read != []
+
+
+def test_what_no_checkpoint_needs_is_deleted(process: Process, tmp_path: Path) -> None:
+    """Once a newer checkpoint is a base, older files go; those of the base stay."""
+    subtasks, _ = run(process)
+    for checkpoint in (2, 3, 4):
+        subtasks.put({checkpoint: checkpoint})
+        subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
+    assert len(folders(tmp_path, "saved-")) == 2
+
+
+@pytest.mark.parametrize("damage", ["marker", "CURRENT", "sst"])
+def test_damaged_files(damage: str, process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
+    """Files that are not what they were are given up, at once or when it shows; the blocks are read instead."""
+    _, indexes = run(process)
+    (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
+    for path in saved.iterdir():
+        if damage in path.name:
+            whole = path.read_bytes()  # of states, the beginning alone: it opens, and shows when it is read
+            path.write_bytes(os.urandom(2_000) + whole[2_000:] if damage == "sst" else os.urandom(len(whole)))
+    blocks.read.clear()
+
+    def restored() -> Subtasks:
+        return process(indexes=indexes, checkpoint=1)
+
+    if damage == "sst":
+        refused(lambda: restored().items(), LocalFilesFailed, "A damaged file was read.")
+        found = restored().items()
+    else:
+        found = restored().items()
+    assert found == EXPECTED
+    assert blocks.read != []
+
+
+def test_another_type(process: Process, blocks: StateBlocks) -> None:
+    """Files of states of another type are not taken: what is in the blocks is read as the new type, or refused."""
+    _, indexes = run(process)
+    blocks.read.clear()
+    after = process(float, indexes=indexes, checkpoint=1)
+    assert after.items() == {key: float(state) for key, state in EXPECTED.items()}
+    assert blocks.read != []
+    refused(lambda: process(str, indexes=indexes, checkpoint=1).items(), ExactlyOnceError, "It was read as text.")
+
+
+def test_other_parallelism(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
+    """After rescaling the blocks are read, and files of the old shares are deleted."""
+    subtasks, indexes = run(process)
+    subtasks.backend.close()
+    for parallelism in (2, 1):
+        after = process(indexes=indexes, checkpoint=1, parallelism=parallelism)
+        assert after.items() == EXPECTED
+        shares = sorted(path.name for path in (tmp_path / OPERATOR).iterdir())
+        assert shares == (["0-3", "4-7"] if parallelism == 2 else ["0-7"])
+        after.backend.close()
+
+
+def test_a_clean_end(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
+    """What was at work is deleted at a clean end; what belongs to a checkpoint is taken by the next run."""
+    subtasks, indexes = run(process)
+    subtasks.backend.close()
+    assert (folders(tmp_path, "work-"), len(folders(tmp_path, "saved-"))) == ([], 1)
+    blocks.read.clear()
+    assert process(indexes=indexes, checkpoint=1).items() == EXPECTED
+    assert blocks.read == []
+
+
+_ANOTHER = """
+import os, sys
+from pathlib import Path
+from exactlyonce.state.restore import restore
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.tiered.backend import RocksDBBackend
+backend = RocksDBBackend(Path(sys.argv[1]), 1 << 20)
+table = restore("totals", int, range(8), 8, 0, [], lambda refs: (), backend=backend)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_hangs_keeps_its_files(process: Process, tmp_path: Path) -> None:
+    """Whoever begins beside a live process leaves its files alone, and deletes those of one that was killed."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", _ANOTHER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        (theirs,) = folders(tmp_path, "work-")
+        process()
+        assert theirs in folders(tmp_path, "work-")
+    finally:
+        other.kill()
+        other.wait()
+    process()
+    assert theirs not in folders(tmp_path, "work-")
+
+
+def test_an_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra the error is the command that installs it."""
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    monkeypatch.delitem(sys.modules, "exactlyonce.state.tiered.memory", raising=False)
+    with pytest.raises(ExactlyOnceError, match=r"pip install 'exactlyonce\[rocksdb\]'"):
+        RocksDBBackend(tmp_path, 1 << 20)

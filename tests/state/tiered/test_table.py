@@ -1,0 +1,171 @@
+"""The tiered table: what it reads and when, and that it is a dict to records, whatever lies in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exactlyonce.pipeline.keys import key_group
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
+
+Process = Callable[..., Subtasks]
+KEYS = range(400)
+
+
+def group_of(number: int) -> int:
+    return key_group(key_of(number), MAX_PARALLELISM)
+
+
+def written(process: Process) -> list[bytes]:
+    """The index of checkpoint 1: an image of every key, in other files than those of the process to come."""
+    before = Subtasks(HashMapBackend(), process().blocks)
+    before.put(dict.fromkeys(range(30_000), 1))
+    return before.write(before.freeze(1, 0))
+
+
+def groups_read(blocks: StateBlocks, indexes: list[bytes]) -> set[int]:
+    """The key groups of the blocks that were fetched."""
+    found = {block.ref: block.groups for part in indexes for block in decode_index(part).blocks}
+    masks = [found[ref] for ref in blocks.read]
+    return {group for group in range(MAX_PARALLELISM) for mask in masks if mask >> group & 1}
+
+
+def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlocks) -> None:
+    """At first nothing is read; a record makes its key group be read, once."""
+    indexes = written(process)
+    blocks.read.clear()
+    after = process(indexes=indexes, checkpoint=1)
+    assert blocks.read == []
+    after.put({7: 2})
+    assert groups_read(blocks, indexes) == {group_of(7)}
+    count = len(blocks.read)
+    after.put({7: 3})
+    assert len(blocks.read) == count
+    assert after.tables[0].get(key_of(7)) == 3
+
+
+def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks) -> None:
+    """`fetch` reads one key group after the other, and says when there is none any more."""
+    indexes = written(process)
+    blocks.read.clear()
+    table = process(indexes=indexes, checkpoint=1).tables[0]
+    for count in range(1, MAX_PARALLELISM + 1):
+        assert table.fetch()
+        assert len(groups_read(blocks, indexes)) == count
+    assert not table.fetch()
+
+
+def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks) -> None:
+    """A snapshot refers to the blocks of key groups that nobody has wanted, and has what records changed of others."""
+    indexes = written(process)
+    table = process(indexes=indexes, checkpoint=1)
+    table.put({7: 2})
+    blocks.read.clear()
+    again = table.write(table.freeze(2, 1))
+    assert blocks.read == [], "a snapshot reads no block"
+    expected = {key_of(number): 1 for number in range(30_000)} | {key_of(7): 2}
+    assert Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=again).items() == expected
+    assert process(indexes=again, checkpoint=2).items() == expected
+
+
+def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: StateBlocks) -> None:
+    """A key that was new, one that was changed, one that was deleted: each stays so when the rest comes."""
+    indexes = written(process)
+    after = process(indexes=indexes, checkpoint=1)
+    after.put({7: 2, 8: None, 90_000: 5})
+    after.write(after.freeze(2, 1))
+    while after.tables[0].fetch():
+        pass
+    found = after.items()
+    assert [found.get(key_of(number)) for number in (7, 8, 90_000, 9)] == [2, None, 5, 1]
+
+
+class Cart(msgspec.Struct):
+    """A state that changes in place."""
+
+    items: list[int]
+
+
+def fill(cart: Cart | None, item: int) -> tuple[Cart | None, Cart | None]:
+    """Adds in place; a negative item deletes."""
+    if item < 0:
+        return None, None
+    cart = cart or Cart([])
+    cart.items.append(item)
+    return cart, cart
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("records"), st.lists(st.tuples(st.integers(0, 25), st.integers(-1, 3)), max_size=12)),
+        st.tuples(st.just("freeze"), st.integers(0, 12)),
+        st.tuples(st.just("write"), st.just(0)),
+        st.tuples(st.just("restart"), st.booleans()),
+        st.tuples(st.just("fetch"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None) -> None:
+    """Records, checkpoints that complete or are aborted half-way, restarts with files or without, in any order: the
+    table is a dict, and each checkpoint is that dict at its barrier."""
+    subtasks, model = process(Cart), dict[bytes, Cart]()
+    indexes, checkpoint, latest, at_checkpoint = list[bytes](), 0, 0, dict[bytes, Cart]()
+    for step, value in steps:
+        table = subtasks.tables[0]
+        if step == "records" and value:
+            keys, items = [key_of(number) for number, _ in value], [item for _, item in value]
+            outputs = table.apply(fill, keys, items)
+            for key, item, output in zip(keys, items, outputs, strict=True):
+                state, expected = fill(model.get(key), item)
+                model.pop(key, None)
+                model.update({key: state} if state else {})
+                assert output == expected
+                model = copy.deepcopy(model)
+        elif step == "freeze":  # and give it up
+            latest += 1
+            for _ in islice(table.freeze(latest, checkpoint).encode(), value):
+                pass
+        elif step == "write":
+            latest += 1
+            indexes = subtasks.write(subtasks.freeze(latest, checkpoint))
+            checkpoint, at_checkpoint = latest, copy.deepcopy(model)
+        elif step == "restart":
+            backend: Any = HashMapBackend() if value else None
+            options: dict[str, Any] = {"checkpoint": checkpoint, "indexes": indexes}
+            subtasks = Subtasks(backend, subtasks.blocks, Cart, **options) if value else process(Cart, **options)
+            model, latest = copy.deepcopy(at_checkpoint), checkpoint
+        else:
+            table.fetch()
+    assert subtasks.items() == model
+
+
+def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held in memory stays within the limits, with barriers or without; what was used of late is in it."""
+    subtasks = process()
+    table: Any = subtasks.tables[0]
+    assert isinstance(table, TieredTable)
+    entries = 0
+    for start in range(0, 60_000, 250):
+        subtasks.put(dict.fromkeys(range(start, start + 250), 1)) if start < 500 else table.apply(
+            lambda state, record: (record, None), [key_of(number) for number in range(start, start + 250)], [1] * 250
+        )
+        unsettled = sum(len(layer) for layer in table._layers())
+        entries = max(entries, len(table._states) + len(table._cold) + unsettled)
+    held = table._memory.table_bytes / table._entry_bytes
+    assert 0 < entries <= 1.2 * held < 60_000
+    assert key_of(59_999) in table._states
+    assert len(subtasks.items()) == 60_000
