@@ -29,9 +29,7 @@ class LocalFolder:
 
     def check(self) -> None:
         if not self._root.is_dir():
-            raise ConfigError(
-                f"The checkpoint storage file://{self._root} is not there: make the folder, or mount it."
-            )
+            raise ConfigError(f"The checkpoint storage file://{self._root} is not there: make the folder, or mount it.")
         with self._explained():
             for folder in (*reversed(self._path.relative_to(self._root).parents), self._path.relative_to(self._root)):
                 made = self._root / folder
