@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.of_stores import StagedCommits
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
@@ -23,7 +25,7 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.led import Led, Retention
 from exactlyonce.checkpoint.records.committable import coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import SAVEPOINT, Incarnation, Manifest
+from exactlyonce.checkpoint.records.manifest import RESTORED, SAVEPOINT, Incarnation, Manifest, Restored
 from exactlyonce.checkpoint.references import operators_of, references_of
 from exactlyonce.checkpoint.requests import (
     BlockEndOffsets,
@@ -39,6 +41,7 @@ from exactlyonce.checkpoint.requests import (
     Procedure,
     R,
     Reached,
+    RestoreSavepoint,
     StartOffsets,
 )
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -161,15 +164,18 @@ class Leader:
         """Finish what older incarnations decided, abort what they did not, and find where to start."""
         latest, unfinalized = self.log.history.latest, self.log.history.unfinalized
         yield from self._fence()
-        if latest is None:
+        restores = bool(self.led.restores) and (latest is None or latest.origin != self.led.restores)
+        if latest is None and not restores:
             yield from self._first_manifest()
-        else:
+        elif latest is not None and not restores:
             yield CheckContinuity(latest)
         if unfinalized is not None:
             yield from self.finish(unfinalized, lambda _: self._claimed())
+        if restores:
+            yield from self._restored_manifest(latest)
         yield from self._clean()
         self._require((yield from self.log.heartbeat(fenced_below=self.incarnation.incarnation)))
-        if unfinalized is None:
+        if unfinalized is None or restores:
             manifests, blocks = yield from self._claimed()
             if manifests or blocks:
                 outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
@@ -216,6 +222,26 @@ class Leader:
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
+
+    def _restored_manifest(self, latest: Manifest | None) -> Procedure[None]:
+        """The manifest that goes on from a savepoint, behind *latest*, the newest; it has nothing to commit.
+
+        Its blocks lie behind the ends that it notes, as what an earlier try may have left: both are looked at.
+        """
+        number = latest.checkpoint + 1 if latest is not None else 0
+        restored: Restored = yield RestoreSavepoint(number, self.incarnation.incarnation)
+        yield Reached("savepoint-written")
+        plan = PendingCheckpoint(
+            checkpoint=number, base=number, previous=latest.checkpoint if latest is not None else 0, final=False,
+            triggered_ms=self._clock.monotonic_ms(), attempt=self.attempt,
+            acks={("", 0): Ack("", 0, number, restored.offsets)},
+        )  # fmt: skip
+        nothing = (0,) * self.log.topic.partitions
+        self.retention.nothing_yet(latest.block_end_offsets if latest is not None else nothing)
+        manifest = self._manifest(plan, (yield KnownOutputs()), kind=RESTORED)
+        manifest = msgspec.structs.replace(manifest, operators=restored.operators, origin=restored.origin)
+        self._require((yield from self.log.append(manifest)))
+        yield from self.run(finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms()))
 
     def finish(self, manifest: Manifest, expire: Expire) -> Procedure[dict[str, str]]:
         """Bring *manifest*, which is decided and not finalized, to its end; the fate of each of its committables."""
@@ -403,6 +429,7 @@ class Leader:
             committables=(),
             sinks=outputs,
             requests=plan.requests,
+            origin=self.log.history.latest.origin if self.log.history.latest is not None else "",
             storage=led.storage,
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
         )
@@ -416,17 +443,16 @@ class Leader:
         return (yield from self.retention.expire(manifest, pinned))
 
     def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> Procedure[None]:
-        """*checkpoint*, a savepoint, is wanted no more: it goes now, or, while it is pinned, with a later checkpoint.
-
-        Between two decisions; nothing is done for what is no savepoint, or is the newest checkpoint.
-        """
+        """*checkpoint*, a savepoint, is wanted no more: it goes now, or, while it is pinned or the newest, with a later
+        one. Between two decisions; nothing is done for what is no savepoint."""
         manifest = self.log.history.manifests.get(checkpoint)
-        if manifest is None or not manifest.is_savepoint or manifest is self.manifest:
+        if manifest is None or not manifest.is_savepoint:
             return
         self.retention.release(checkpoint)
         if self.log.history.unfinalized is None:
             manifests, blocks = yield from self.retention.expire(self.manifest, pinned)
-            self._require((yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)))
+            if manifests or blocks:
+                self._require((yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)))
 
     # --- upkeep, end --------------------------------------------------------------------------------------------
 

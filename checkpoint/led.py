@@ -68,6 +68,9 @@ class Led:
     storage: str = TOPIC
     """Where its blocks are kept; see `Manifest.storage`."""
 
+    restores: str = ""
+    """The origin of the savepoint that it is to go on from, unless it has done so already; empty: of none."""
+
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """(incarnation, attempt) below which all transactional ids were fenced when *incarnation* began."""
         return incarnation.fenced_below, 0

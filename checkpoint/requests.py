@@ -187,6 +187,14 @@ class StartOffsets:
 
 
 @dataclass(frozen=True)
+class RestoreSavepoint:
+    """-> Restored: the states of the savepoint that the run begins from, written as blocks of *checkpoint*."""
+
+    checkpoint: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class CheckContinuity:
     """-> None. Raises unless the pipeline can go on from *manifest*: its operators, and all input that lies behind."""
 
@@ -378,6 +386,8 @@ class Pause:
     duration_ms: int
 
 
+OfLog = InitTransactions | ProduceBatches | EndTransaction | LookOnce | LogEnds | ReadLog | FirstOffsets
+OfBlocks = RemoveBlocks | BlockEndOffsets | ScanBlocks | FindReferences
 Request = (
     DescribeTransactions
     | DescribeProducers
@@ -386,10 +396,7 @@ Request = (
     | RewriteMarkers
     | Append
     | Appended
-    | RemoveBlocks
-    | BlockEndOffsets
-    | ScanBlocks
-    | FindReferences
+    | OfBlocks
     | Look
     | CopyTransaction
     | ReplayTransaction
@@ -397,6 +404,7 @@ Request = (
     | CleanStore
     | CommitStaged
     | StartOffsets
+    | RestoreSavepoint
     | CheckContinuity
     | LookAtInputs
     | GoOnFrom
@@ -404,13 +412,7 @@ Request = (
     | LookAtTopics
     | KnownOutputs
     | Reached
-    | InitTransactions
-    | ProduceBatches
-    | EndTransaction
-    | LookOnce
-    | LogEnds
-    | ReadLog
-    | FirstOffsets
+    | OfLog
     | Together
     | Pause
 )

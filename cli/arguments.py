@@ -59,6 +59,8 @@ KEEPING_STATE: dict[str, tuple[dict[str, Any], str]] = {
     "state-folder": ({"metavar": "PATH"}, "where rocksdb keeps local files (default: in the user's cache)"),
 }
 """Where workers keep their state; likewise."""
+RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind")
+"""What says from which savepoint a run begins."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -142,6 +144,34 @@ def add_state(group: argparse._ActionsContainer) -> None:
     """Those of `KEEPING_STATE`."""
     for name, (value, text) in KEEPING_STATE.items():
         group.add_argument(f"--{name}", help=text, **value)
+
+
+def add_restoring(group: argparse._ActionsContainer) -> None:
+    """Those of `RESTORING`."""
+    group.add_argument(
+        "--from-savepoint",
+        metavar="N|URL",
+        help="begin from savepoint N of the pipeline, or from one that was exported to URL; once, if it is repeated",
+    )
+    group.add_argument(
+        "--map",
+        metavar="OLD=NEW",
+        type=pair,
+        action="append",
+        help="operator or source OLD of the savepoint is called NEW now, any number of them",
+    )
+    group.add_argument(
+        "--allow-dropped-state",
+        action="store_const",
+        const=True,
+        help="leave behind state and sources that the pipeline does not have any more",
+    )
+    group.add_argument(
+        "--rewind",
+        action="store_const",
+        const=True,
+        help="go back to savepoint N, though there are newer checkpoints: output since then is written again",
+    )
 
 
 def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.backends import StateSettings
-from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
@@ -56,6 +56,7 @@ def _keyword(name: str) -> str:
     return f"checkpoint_{name}" if name in ("interval", "timeout", "storage") else name
 
 
+RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind")
 _DIRECT = {
     "bootstrap_servers",
     "config",
@@ -63,6 +64,7 @@ _DIRECT = {
     "inline",
     "accept_loss",
     "restart",
+    *RESTORING,
     *_RUN,
     *(f"state_{name}" for name in _STATE),
     *(_keyword(name) for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)),
@@ -132,8 +134,22 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
         restart=_restart(given.get("restart") or file.get("restart", {})),
         inline=bool(given.get("inline", False)),
         accept_loss=given.get("accept_loss"),
+        restoration=_restoration(given),
         **{key: value for key, value in run.items() if value is not None},
     )
+
+
+def _restoration(given: Mapping[str, Any]) -> Restoration | None:
+    """The savepoint to begin from, and what is said of it."""
+    mapping = dict(given.get("map") or {})
+    if "from_savepoint" in given:
+        return Restoration(
+            str(given["from_savepoint"]), mapping, bool(given.get("allow_dropped_state")), bool(given.get("rewind"))
+        )
+    alone = [setting(name) for name in RESTORING[1:] if given.get(name)]
+    if alone:
+        raise ConfigError(f"{', '.join(alone)} is for a run that begins from a savepoint: add --from-savepoint.")
+    return None
 
 
 def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> CheckpointSettings:

@@ -22,6 +22,7 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader, Verdict
 from exactlyonce.checkpoint.led import Led
 from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
@@ -43,6 +44,7 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan, share_of
+from exactlyonce.engines.savepoints.restoring import Restoring, Surroundings
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
@@ -90,6 +92,7 @@ class PipelineLeader:
         self._performer: Performer | None = None
         self._timeout_ms = 0
         self._mailbox: Mailbox | None = None
+        self._restoring: Restoring | None = None
         self._unanswered = ""
         """Why the last look for requests failed."""
         self.leader: Leader
@@ -122,8 +125,10 @@ class PipelineLeader:
         stores = PipelineStores(self._plan.graph, self._blocks)
         self._stores = StoresAside(stores, stores.close)
         stores.check()
+        history = read_history(options.client.confluent(), pipeline)
+        self._restoring = self._found_to_restore(history)
         led = self._led(stores)
-        led.require_same_storage(read_history(options.client.confluent(), pipeline).latest)
+        led.require_same_storage(history.latest)
         self._blocks.check()
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         log = DecisionLog(pipeline, topic, self._clock, drop=self._blocks.drop)
@@ -144,6 +149,22 @@ class PipelineLeader:
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
+    def _found_to_restore(self, history: History) -> Restoring | None:
+        """The savepoint that the run is to begin from: found, and checked against the pipeline."""
+        asked, plan = self._options.restoration, self._plan
+        if asked is None:
+            return None
+        assert self._blocks is not None
+        around = Surroundings(
+            graph=plan.graph,
+            inputs=self._surroundings.inputs,
+            cluster_id=self._transactions.cluster_id(),
+            parallelism=plan.parallelism,
+            blocks=self._blocks,
+            note=self._note,
+        )
+        return Restoring(asked, around, history)
+
     def _led(self, stores: PipelineStores) -> Led:
         graph = self._plan.graph
         return Led(
@@ -161,6 +182,7 @@ class PipelineLeader:
             ledgers=stores.ledgers,
             store_timeout_ms=self._options.checkpoint.store_timeout_ms,
             storage=self._options.checkpoint.storage,
+            restores=self._restoring.origin if self._restoring is not None else "",
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
@@ -173,6 +195,9 @@ class PipelineLeader:
     def _answer(self, request: ask.Request) -> Any:
         assert self._performer is not None
         assert self._stores is not None
+        if isinstance(request, ask.RestoreSavepoint):
+            assert self._restoring is not None, "one was found"
+            return self._restoring.write(request.checkpoint, request.incarnation)
         if isinstance(request, ask.Together):
             return self._performer.together(request.requests, self._answer)
         for asked in (self._surroundings, self._stores):

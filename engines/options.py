@@ -17,6 +17,25 @@ REPAIR = ("local", "spark", "halt")
 
 
 @dataclass(frozen=True)
+class Restoration:
+    """Where a run is to begin, as its user says."""
+
+    source: str
+    """The number of a savepoint in the pipeline's topic, or the URL of an exported one."""
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    """By id of an operator or a source in the savepoint, the id that it has now."""
+    allow_dropped: bool = False
+    """Whether state and sources of the savepoint may be left behind that the pipeline does not have."""
+    rewind: bool = False
+    """Whether a savepoint may be taken that is not the newest checkpoint: output since then is written again."""
+
+    @property
+    def number(self) -> int | None:
+        """Of the savepoint in the topic; None: it was exported."""
+        return int(self.source) if self.source.isdigit() else None
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """One run. Times are in milliseconds."""
 
@@ -35,6 +54,8 @@ class RunOptions:
     coordinator's process, by one on Spark, or not: "halt"."""
     inline: bool = False
     """All in one process, for a debugger."""
+    restoration: Restoration | None = None
+    """The savepoint to begin from; None: the run goes on from its newest checkpoint."""
     checkpoint_partitions: int = 5
     """Of the checkpoint topic, when it is created."""
 

@@ -22,6 +22,7 @@
     ├── Halt                    going on would lose or double records: says which, and the choices
     │   ├── DamagedRecord       checkpoint.records.encoding: a record of the checkpoint topic is not as written
     │   │   └── DamagedBlock        checkpoint.store.storage: a block is missing, or is not what was written
+    │   ├── DamagedSavepoint    engines.savepoints.exported: a file of an exported savepoint is not as written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
     │   ├── DamagedBatch        connectors.kafka.consumed: a batch of an input or an output is not as written
     │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic

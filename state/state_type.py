@@ -264,12 +264,21 @@ def _lost(old: Any, new: Any, path: str) -> list[str]:
 _PLAIN = {"bool", "int", "float", "str", "bytes"}
 
 
+def _form(schema: Any) -> str:
+    """The form of a schema's values, of which no other is read; empty where it has several."""
+    if isinstance(schema, str):
+        return schema if schema in _PLAIN else ""
+    if "record" in schema:
+        return "a list" if schema.get("array") else "a record"
+    return "a list" if schema.keys() & {"list", "set", "tuple"} else ""
+
+
 def _unfit(old: Any, new: Any, path: str) -> list[str]:
     """Fields of schema *new* that states of *old* surely do not fill. What else may not fit, decoding finds."""
     old, new = (each.get("optional", each) if isinstance(each, dict) else each for each in (old, new))
-    if isinstance(old, str) and isinstance(new, str):
-        wrong = {old, new} <= _PLAIN and old != new and (old, new) != ("int", "float")
-        return [f"{path} is {new} now, and was {old}"] if wrong else []
+    was, now = _form(old), _form(new)
+    if was and now and was != now and (was, now) != ("int", "float"):
+        return [f"{path} is {now} now, and was {was}"]
     if not (isinstance(old, dict) and isinstance(new, dict) and "fields" in old and "fields" in new):
         return []
     fields = dict(old["fields"])

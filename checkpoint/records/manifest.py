@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
-SAVEPOINT = "savepoint"
+SAVEPOINT, RESTORED = "savepoint", "restored"
 LOSS_ACCEPTED = "loss accepted"
 """The fate of what the user goes on without."""
 
@@ -125,7 +125,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     attempt: int
     kind: str
-    """"initial", "checkpoint", "final" (taken at a clean stop) or "savepoint"."""
+    """"initial", "checkpoint", "final" (taken at a clean stop), "savepoint", or "restored" (from one: it has no output,
+    and its interval is none)."""
     base: int
     """The completed checkpoint that increments in this one build upon."""
     previous: int
@@ -182,6 +183,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def records_committed(self) -> int:
         """How many outputs it makes visible."""
         return sum(each.records for each in self.committables) + sum(each.records for each in self.staged)
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A savepoint whose states were written anew, as the manifest of what goes on from it says it."""
+
+    offsets: tuple[SourceOffset, ...]
+    operators: tuple[OperatorSnapshot, ...]
+    origin: str
+    """See `Manifest.origin`."""
 
 
 class Finalized(msgspec.Struct, frozen=True):

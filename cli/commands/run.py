@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exactlyonce.cli.arguments import (
     CHECKPOINTING,
     KEEPING_STATE,
+    RESTORING,
     Commands,
     Parser,
     add_checkpointing,
@@ -16,6 +17,7 @@ from exactlyonce.cli.arguments import (
     add_command,
     add_pipeline,
     add_repair,
+    add_restoring,
     add_state,
     settings_of,
 )
@@ -36,12 +38,14 @@ examples:
   exactlyonce run orders:pipeline --kafka security.protocol=SASL_SSL \\
       --kafka sasl.mechanism=PLAIN --kafka sasl.username=ann \\
       --kafka sasl.password=env:KAFKA_PASSWORD
+  exactlyonce run orders:pipeline --from-savepoint file:///backups/order-totals-42-1f2e3d4c
   exactlyonce run orders:pipeline --restart fixed_delay:attempts=3,delay=1s
 
 In a terminal a line on stderr shows how it stands; otherwise each checkpoint is a line
 of JSON there. Durations T are written 500ms, 1.5s, 10m or 1h.
 """
 _SETTINGS = (
+    *RESTORING,
     *("bootstrap_servers", "config", "inline", "accept_loss", "repair", "restart", "parallelism", "until"),
     *CHECKPOINTING,
     *KEEPING_STATE,
@@ -53,6 +57,7 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
     add_pipeline(parser)
     _add_running(parser)
+    add_restoring(parser.add_argument_group("savepoints"))
     add_checkpointing(parser.add_argument_group("checkpoints"), CHECKPOINTING)
     add_state(parser.add_argument_group("state"))
     add_cluster(parser)

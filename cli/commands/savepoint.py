@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,9 @@ from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pi
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from exactlyonce.checkpoint.records.history import History
     from exactlyonce.checkpoint.records.manifest import Manifest
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 _EXAMPLES = """\
 Take a savepoint of a pipeline that runs, on whatever machine: a checkpoint that never
@@ -20,11 +23,18 @@ expires and stands on no other. The run takes it at once, aligned and with all s
 written whole, commits its output like any checkpoint's, and goes on; with --stop it
 ends cleanly behind it.
 
+With --to it is exported as well, once it is finalized: a new folder of Avro container
+files, without transactions, which any cluster restores. Then it need not be kept in the
+topic, and goes with the next checkpoint. Of a pipeline that does not run, the newest
+checkpoint is exported.
+
 examples:
   exactlyonce savepoint order-totals
   exactlyonce savepoint order-totals --stop
+  exactlyonce savepoint order-totals --to s3://backups/savepoints
 
-Go on from it: `exactlyonce run orders:pipeline --from-savepoint N`.
+Go on from it: `exactlyonce run orders:pipeline --from-savepoint N`, or the URL that is
+printed.
 """
 
 
@@ -32,6 +42,8 @@ def add(commands: Commands) -> None:
     """The parser."""
     parser = add_command(commands, "savepoint", "PIPELINE [options]", "take a savepoint", _EXAMPLES, savepoint)
     add_pipeline_name(parser)
+    help_text = "export it below URL: file:///folder, hdfs://host:port/folder or s3://bucket/prefix"
+    parser.add_argument("--to", metavar="URL", help=help_text)
     parser.add_argument("--stop", action="store_true", help="end the run cleanly behind it")
     parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for it (default: 10m)")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
@@ -39,42 +51,88 @@ def add(commands: Commands) -> None:
 
 
 def savepoint(args: argparse.Namespace) -> int:
-    """Ask, wait, and say what became of it."""
+    """Ask, wait, export, and say what became of it."""
     from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.cli.asking import savepoint as ask_for_savepoint
+    from exactlyonce.cli import asking
     from exactlyonce.engines.system_clock import SystemClock
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     pipeline = pipeline_name(args)
+    if args.to:
+        _require_folder(args.to)
     history = read_history(config.confluent(), pipeline)
-    if history.living(SystemClock().now_ms()) is None:
-        latest = history.latest.checkpoint if history.latest else 0
-        raise ConfigError(
-            f"{pipeline} does not run, so that nobody takes a savepoint. Nothing is lost without one: the next run "
-            f"goes on from checkpoint {latest}. To take one, run it and ask again."
-        )
-    manifest = ask_for_savepoint(config, pipeline, timeout_ms, stop=args.stop)
-    print(_as_json(manifest) if args.json else "\n".join(_as_text(manifest, stopped=args.stop)))
+    runs = history.living(SystemClock().now_ms()) is not None
+    manifest = asking.savepoint(config, pipeline, timeout_ms, stop=args.stop) if runs else _newest(history, args)
+    url = _export(config, manifest, args.to) if args.to else ""
+    if url and runs and not args.stop:
+        asking.delete(config, pipeline, manifest.checkpoint, timeout_ms)
+    print(_as_json(manifest, url) if args.json else "\n".join(_as_text(manifest, url, args, taken=runs)))
     return 0
 
 
-def _as_json(manifest: Manifest) -> str:
+def _newest(history: History, args: argparse.Namespace) -> Manifest:
+    """The checkpoint to export of a pipeline that does not run."""
+    latest = history.latest.checkpoint if history.latest else 0
+    if not args.to or args.stop or history.latest is None:
+        raise ConfigError(
+            f"{history.pipeline} does not run, so that nobody takes a savepoint. Nothing is lost without one: the next "
+            f"run goes on from checkpoint {latest}. To take one, run it and ask again; or export that checkpoint: --to "
+            f"URL, without --stop."
+        )
+    if history.unfinalized is not None:
+        raise ConfigError(
+            f"Checkpoint {latest} of {history.pipeline} is decided, and not all of it is known to be committed. Run "
+            f"the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask again."
+        )
+    return history.latest
+
+
+def _require_folder(url: str) -> None:
+    """ConfigError unless *url* names a folder."""
+    from exactlyonce.checkpoint.records.storage_url import storage_url
+
+    if not storage_url(url):
+        raise ConfigError("--to is the URL of a folder: file:///folder, hdfs://host:port/folder or s3://bucket/prefix.")
+
+
+def _export(config: ClientConfig, manifest: Manifest, url: str) -> str:
+    """Write the finalized checkpoint of *manifest* into a new folder below *url*; the URL of that."""
+    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.connectors.kafka.transactions import Transactions
+    from exactlyonce.engines.blocks import block_storage
+    from exactlyonce.engines.savepoints.contents import TopicSavepoint
+    from exactlyonce.engines.savepoints.exported import export
+
+    with closing(Transactions(config)) as transactions:
+        cluster_id = transactions.cluster_id()
+    topic = find_topic(config.confluent(), manifest.pipeline)
+    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
+        return export(TopicSavepoint(manifest, blocks, cluster_id), url)
+
+
+def _as_json(manifest: Manifest, url: str) -> str:
     document = {
         "pipeline": manifest.pipeline, "checkpoint": manifest.checkpoint, "completed_at_ms": manifest.completed_at_ms,
         "state_bytes": sum(each.state_bytes for each in manifest.operators), "offsets": manifest.offsets,
+        "url": url or None,
     }  # fmt: skip
     return msgspec.json.encode(document).decode()
 
 
-def _as_text(manifest: Manifest, *, stopped: bool) -> list[str]:
+def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: bool) -> list[str]:
     from exactlyonce.engines.local.reporting import size
 
     state = size(sum(each.state_bytes for each in manifest.operators))
+    what = "Savepoint" if taken else "The pipeline does not run: its newest checkpoint"
     lines = [
-        f"Savepoint {manifest.checkpoint} of {manifest.pipeline}, {text.moment(manifest.completed_at_ms)}: {state} of "
-        f"state. It is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`."
+        f"{what} {manifest.checkpoint} of {manifest.pipeline}, {text.moment(manifest.completed_at_ms)}: {state} of "
+        f"state."
     ]
-    if stopped:
+    if url:
+        lines.append(f"Exported to {url}")
+    if taken and (args.stop or not url):
+        lines.append(f"It is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`.")
+    if args.stop:
         lines.append("The run has ended cleanly; the next one goes on from here.")
     return lines

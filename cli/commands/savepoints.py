@@ -22,12 +22,16 @@ They lie in the checkpoint topic and never expire.
 examples:
   exactlyonce savepoints list order-totals
   exactlyonce savepoints verify order-totals 42
+  exactlyonce savepoints verify order-totals file:///backups/order-totals-42-1f2e3d4c
   exactlyonce savepoints delete order-totals 42
+
+An exported savepoint is a folder: delete it like any other.
 """
 _LIST = "List the savepoints that are retained. A run is not disturbed.\n"
 _VERIFY = """\
-Read every block of a savepoint and compare it with its SHA-256. Exit code 1, with what is
-damaged, if it could not be restored. A run is not disturbed.
+Read every block of a savepoint, or every file of an exported one, and compare it with its
+SHA-256. Exit code 1, with what is damaged, if it could not be restored. A run is not
+disturbed.
 """
 _DELETE = """\
 Delete a savepoint: by the run, if the pipeline runs, else at once. What other checkpoints
@@ -43,11 +47,14 @@ def add(commands: Commands) -> None:
     listing = add_command(actions, "list", "PIPELINE [options]", "show what is retained", _LIST, show)
     add_pipeline_name(listing)
     listing.add_argument("--json", action="store_true", help="as one JSON document")
-    verifying = add_command(actions, "verify", "PIPELINE N [options]", "read all of one", _VERIFY, verify)
+    verifying = add_command(actions, "verify", "PIPELINE N|URL [options]", "read all of one", _VERIFY, verify)
     deleting = add_command(actions, "delete", "PIPELINE N [options]", "delete one", _DELETE, delete)
     for each in (verifying, deleting):
         add_pipeline_name(each)
-        each.add_argument("savepoint", metavar="N", type=int, help="its number, as it is listed")
+    verifying.add_argument(
+        "savepoint", metavar="N|URL", help="its number, as it is listed, or where it was exported to"
+    )
+    deleting.add_argument("savepoint", metavar="N", type=int, help="its number, as it is listed")
     deleting.add_argument("--timeout", metavar="T", default="2m", help="how long to wait for the run (default: 2m)")
     for each in actions.choices.values():
         add_cluster(each)
@@ -102,9 +109,11 @@ def verify(args: argparse.Namespace) -> int:
     from exactlyonce.engines.blocks import block_storage, references
     from exactlyonce.state.errors import DamagedState
 
+    if not args.savepoint.isdigit():
+        return _verify_exported(args.savepoint, pipeline_name(args))
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args))
-    manifest = require_savepoint(history, args.savepoint)
+    manifest = require_savepoint(history, int(args.savepoint))
     topic = find_topic(config.confluent(), history.pipeline)
     with closing(block_storage(config, topic, history.storage, stays_connected=True)) as blocks:
         try:
@@ -116,6 +125,24 @@ def verify(args: argparse.Namespace) -> int:
     if manifest.checkpoint not in history.finalized:
         print(f"Savepoint {manifest.checkpoint} is decided, and not known to be committed: the next run finishes it.")
     print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(count, 'block')} as they were written.")
+    return 0
+
+
+def _verify_exported(url: str, pipeline: str) -> int:
+    from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
+
+    try:
+        found = ExportedSavepoint.at(url)
+        damage = found.damage()
+    except DamagedSavepoint as error:
+        damage = [str(error)]
+    if damage:
+        print(*damage, sep="\n")
+        return _DAMAGED
+    if found.saved.pipeline != pipeline:
+        print(f"It is one of {found.saved.pipeline}, not of {pipeline}.")
+    files = text.counted(found.files, "file")
+    print(f"Savepoint {found.saved.checkpoint} of {found.saved.pipeline} is whole: {files} as they were written.")
     return 0
 
 

@@ -206,7 +206,7 @@ class Job:
             leader, pinned = self.leader, tuple(self.core.pinned)
             self._on_broker(
                 lambda: leader.forget_savepoint(asked.checkpoint, pinned),
-                lambda _: self.report.note(f"savepoint {asked.checkpoint} is deleted, as asked for"),
+                lambda _: self.report.note(f"savepoint {asked.checkpoint} is kept no longer, as asked for"),
             )
 
     def _kept_up(self, _: None) -> None:

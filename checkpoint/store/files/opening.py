@@ -18,10 +18,11 @@ _TOPIC_SUFFIX = ".checkpoints"
 
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     """The storage of the pipeline whose decisions are in *topic*, below *url*, as `storage_url` has made it."""
-    return FileStorage(_folder(url, f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic.topic_id}"))
+    return FileStorage(folder_of(url, f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic.topic_id}"))
 
 
-def _folder(url: str, inner: str) -> Folder:
+def folder_of(url: str, inner: str) -> Folder:
+    """The folder *inner* below *url*, as `storage_url` has made it."""
     scheme, host, path = parts_of(url)
     joined = f"{path}/{inner}" if path else inner
     match scheme:

@@ -1,0 +1,210 @@
+"""An exported savepoint: a folder of Avro container files, and the file that makes them a savepoint.
+
+    <pipeline>-<checkpoint>-<random>/
+        <operator>-<number>.avro    records of key_group, key (canonical), state (msgpack); all of one version
+        _metadata.json              {"format": 1, "saved": what it says of itself, with all files, "sha256": of that}
+
+Invariants: `_metadata.json` is written last, and names every file by its size and SHA-256, itself included, so that a
+part of an export is never taken for one and no changed byte goes unnoticed; a name is written once; no committable is
+in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from fastavro import parse_schema, reader, writer
+
+from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
+from exactlyonce.checkpoint.store.files.folder import Folder
+from exactlyonce.checkpoint.store.files.opening import folder_of
+from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedOperator, Savepoint
+from exactlyonce.engines.savepoints.kept_state import KeptEntry
+from exactlyonce.pipeline.errors import ConfigError, Halt
+
+METADATA = "_metadata.json"
+FORMAT = 1
+FILE_BYTES = 16 * 1024 * 1024
+"""Of keys and states in one file, about: a file is made and read as a whole."""
+_SCHEMA = parse_schema(
+    {
+        "type": "record",
+        "name": "State",
+        "namespace": "exactlyonce",
+        "fields": [
+            {"name": "key_group", "type": "int"},
+            {"name": "key", "type": "bytes", "doc": "msgpack, canonical"},
+            {"name": "state", "type": "bytes", "doc": "msgpack"},
+        ],
+    }
+)
+
+
+class DamagedSavepoint(Halt):
+    """A file of an exported savepoint is missing, or is not what was written."""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    format: int
+    saved: msgspec.Raw
+    sha256: str
+
+
+def export(savepoint: Savepoint, url: str) -> str:
+    """Write *savepoint* into a new folder below *url*; the URL of that folder, once all of it is durable."""
+    saved, base = savepoint.saved, storage_url(url)
+    name = f"{saved.pipeline}-{saved.checkpoint}-{secrets.token_hex(4)}"
+    folder = folder_of(base, name)
+    folder.check()
+    operators = tuple(_exported(savepoint, each, folder) for each in saved.operators)
+    whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators))
+    document = _Metadata(FORMAT, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
+    folder.put(METADATA, msgspec.json.encode(document), _aside())
+    return f"{base}/{name}"
+
+
+def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
+    files: list[SavedFile] = []
+    for entries in _portions(savepoint.entries(operator.operator)):
+        content = _container(operator, entries)
+        name = f"{operator.operator}-{len(files)}.avro"
+        folder.put(name, content, _aside())
+        digest = hashlib.sha256(content).hexdigest()
+        files.append(SavedFile(name, len(content), digest, len(entries), entries[0].version))
+    return msgspec.structs.replace(operator, files=tuple(files))
+
+
+def _portions(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
+    """What goes into one file each: of one version, and not too much."""
+    for _, same in groupby(entries, key=lambda entry: entry.version):
+        some: list[KeptEntry] = []
+        size = 0
+        for entry in same:
+            some.append(entry)
+            size += len(entry.key) + len(entry.state)
+            if size >= FILE_BYTES:
+                yield some
+                some, size = [], 0
+        if some:
+            yield some
+
+
+def _container(operator: SavedOperator, entries: list[KeptEntry]) -> bytes:
+    stream = io.BytesIO()
+    metadata = {
+        "exactlyonce.operator": operator.operator,
+        "exactlyonce.state_version": str(entries[0].version),
+        "exactlyonce.state_schema": msgspec.json.encode(operator.schema).decode(),
+    }
+    records = ({"key_group": each.group, "key": each.key, "state": each.state} for each in entries)
+    writer(stream, _SCHEMA, records, codec="deflate", metadata=metadata)
+    return stream.getvalue()
+
+
+def _aside() -> str:
+    return f"aside-{secrets.token_hex(8)}"
+
+
+class ExportedSavepoint:
+    """A `Savepoint` in a folder."""
+
+    def __init__(self, url: str, folder: Folder, saved: Saved, sha256: str) -> None:
+        self._url, self._folder = url, folder
+        self.saved, self._sha256 = saved, sha256
+
+    @staticmethod
+    def at(url: str) -> ExportedSavepoint:
+        """The one that `export` has written to *url*. ConfigError where there is none, `DamagedSavepoint`."""
+        url = storage_url(url)
+        base, _, name = url.rpartition("/")
+        if not all(parts_of(url)[1 if not url.startswith("file:") else 2 :]):
+            raise ConfigError(f"{url} is no savepoint: give the URL that `exactlyonce savepoint --to` has printed.")
+        folder = folder_of(base, name)
+        content = folder.get(METADATA)
+        if content is None:
+            raise ConfigError(
+                f"There is no savepoint at {url}: it has no {METADATA}, which is written last. The export was not "
+                f"finished, or the URL is not the one that `exactlyonce savepoint --to` printed."
+            )
+        return ExportedSavepoint(url, folder, *_decoded(url, content))
+
+    @property
+    def origin(self) -> str:
+        return f"export {self._sha256}"
+
+    @property
+    def name(self) -> str:
+        return f"savepoint {self.saved.checkpoint} of {self.saved.pipeline} at {self._url}"
+
+    def entries(self, operator: str) -> Iterator[KeptEntry]:
+        for each in self._operator(operator).files:
+            yield from self._read(each)
+
+    def _operator(self, operator: str) -> SavedOperator:
+        return next(each for each in self.saved.operators if each.operator == operator)
+
+    def damage(self) -> list[str]:
+        """What is wrong with its files, all of them; nothing: every byte is as it was written."""
+        found = []
+        for operator in self.saved.operators:
+            for each in operator.files:
+                try:
+                    for _ in self._read(each):
+                        pass
+                except DamagedSavepoint as error:
+                    found.append(str(error))
+        return found
+
+    @property
+    def files(self) -> int:
+        """How many there are, without `_metadata.json`."""
+        return sum(len(each.files) for each in self.saved.operators)
+
+    def _read(self, file: SavedFile) -> Iterator[KeptEntry]:
+        content = self._folder.get(file.name)
+        if content is None:
+            raise self._damaged(file.name, "it is missing")
+        if len(content) != file.size:
+            raise self._damaged(file.name, f"it has {len(content)} bytes, and was written with {file.size}")
+        if hashlib.sha256(content).hexdigest() != file.sha256:
+            raise self._damaged(file.name, "its bytes are not those that were written")
+        count = 0
+        for record in reader(io.BytesIO(content)):
+            fields: Any = record
+            count += 1
+            yield KeptEntry(fields["key_group"], fields["key"], fields["state"], file.version)
+        if count != file.entries:
+            raise self._damaged(file.name, f"it has {count} states, and was written with {file.entries}")
+
+    def _damaged(self, name: str, why: str) -> DamagedSavepoint:
+        return DamagedSavepoint(
+            f"{self._url}/{name} is damaged: {why}. Nothing can be restored from this savepoint unless the file is put "
+            f"back as it was: use a copy of it, or another savepoint."
+        )
+
+    def remove(self) -> None:
+        """Remove it: first the file that makes it a savepoint."""
+        self._folder.remove([METADATA])
+        self._folder.remove([name for name, _ in self._folder.files()])
+        self._folder.remove_folder()
+
+
+def _decoded(url: str, content: bytes) -> tuple[Saved, str]:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        document = msgspec.json.decode(content, type=_Metadata)
+        digest = hashlib.sha256(bytes(document.saved)).hexdigest()
+        if document.format > FORMAT:
+            raise ConfigError(f"The savepoint at {url} was written by a newer exactlyonce. Restore it with that.")
+        if digest == document.sha256:
+            return msgspec.json.decode(document.saved, type=Saved), digest
+    raise DamagedSavepoint(
+        f"{url}/{METADATA} is damaged: its bytes are not those that were written. Nothing can be restored from this "
+        f"savepoint unless the file is put back as it was: use a copy of it, or another savepoint."
+    )

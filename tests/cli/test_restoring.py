@@ -1,0 +1,197 @@
+"""`run --from-savepoint`: of a number or an export, with changed code, rescaled, and in another cluster."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from exactlyonce.testing.cluster import OwnCluster
+from tests.cli.conftest import Command, Ended, Orders
+from tests.cli.test_savepoints import history, running, taken
+
+pytestmark = pytest.mark.broker
+
+
+def states(orders: Orders, operator: str = "totals") -> dict[str, object]:
+    """The state by key at the newest checkpoint."""
+    ended = orders.command("state", orders.name, operator, "--json")
+    assert ended.code == 0, ended.err
+    return {each["key"]: each["state"] for each in map(json.loads, ended.out.splitlines())}
+
+
+def exported(orders: Orders, folder: Path) -> str:
+    """Run to the end of what is there, and export the newest checkpoint."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest", "--parallelism", "3").code == 0
+    folder.mkdir()
+    ended = orders.command("savepoint", orders.name, "--to", f"file://{folder}", "--json")
+    assert ended.code == 0, ended.err
+    url: str = json.loads(ended.out)["url"]
+    return url
+
+
+def changed(orders: Orders, *edits: tuple[str, str]) -> None:
+    """Edit the pipeline's module."""
+    module = orders.command.folder / "orders.py"
+    text = module.read_text()
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    module.write_text(text)
+
+
+def run(orders: Orders, *options: str) -> Ended:
+    """Run to the end of what is there."""
+    return orders.command("run", "orders:pipeline", "--until", "latest", *options)
+
+
+def said(ended: Ended) -> str:
+    """What the command said, on one line."""
+    return " ".join(ended.err.split())
+
+
+def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> None:
+    """From parallelism 3 to 1 and 2, once: the same command goes on, and what is there is not overwritten."""
+    url = exported(orders, tmp_path / "backups")
+    orders.write(70)
+    fork = Orders(f"{orders.name}-fork", orders.kafka, orders.command)
+    kafka_out = f"{orders.name}-totals"
+    first = run(fork, "--param", f"name={fork.name}", "--from-savepoint", url)
+    assert first.code != 0  # the module is given as an attribute, not a function
+    changed(orders, ('name: str = "', f'name: str = "{fork.name}" or "'))
+    first = run(fork, "--from-savepoint", url)
+    assert first.code == 0, first.err
+    assert states(fork) == {f"c{number}": 110 for number in range(7)}
+    assert len(orders.kafka.read_committed(kafka_out)) == 770
+    assert history(fork).manifests[0].kind == "restored"
+    orders.write(7)
+    again = run(fork, "--from-savepoint", url, "--parallelism", "2")
+    assert again.code == 0, again.err
+    assert states(fork) == {f"c{number}": 111 for number in range(7)}
+    assert len(orders.kafka.read_committed(kafka_out)) == 777
+    changed(orders, (f'"{fork.name}" or ', ""))
+    refused = run(orders, "--from-savepoint", url)
+    assert refused.code == 2
+    assert "an exported savepoint begins a pipeline that has none" in said(refused)
+
+
+def test_a_savepoint_of_the_topic(orders: Orders) -> None:
+    """The newest one is gone on from; an older one only if that is what is wanted, and output comes again."""
+    with running(orders) as process:
+        number = taken(orders, "--stop")
+        process.wait()
+    visible = len(orders.totals())
+    assert run(orders, "--from-savepoint", str(number)).code == 0
+    assert len(orders.totals()) == 700
+    assert history(orders).manifests[number].is_savepoint
+    orders.write(70)
+    assert run(orders, "--from-savepoint", str(number)).code == 0
+    assert states(orders) == {f"c{number}": 110 for number in range(7)}
+    with running(orders) as process:
+        taken(orders, "--stop")
+        process.wait()
+    refused = run(orders, "--from-savepoint", str(number - 1))
+    assert (refused.code, "has no savepoint" in said(refused)) == (2, True)
+    newest = history(orders).latest
+    assert newest is not None
+    orders.write(7)
+    assert run(orders).code == 0
+    refused = run(orders, "--from-savepoint", str(newest.checkpoint))
+    assert (refused.code, "would be written again" in said(refused)) == (2, True)
+    assert run(orders, "--from-savepoint", str(newest.checkpoint), "--rewind").code == 0
+    assert states(orders) == {f"c{number}": 111 for number in range(7)}
+    assert len(orders.totals()) == 784
+    assert visible <= 700
+
+
+def test_operators_that_changed(orders: Orders, tmp_path: Path) -> None:
+    """One that is gone is refused by name, and mapped or dropped as asked; one that is new begins empty."""
+    url = exported(orders, tmp_path / "backups")
+    assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    changed(orders, ('stateful_map("totals", add)', 'stateful_map("sums", add)'))
+    refused = run(orders, "--from-savepoint", url)
+    assert refused.code == 2
+    assert "state of 'totals', and the pipeline no such operator" in said(refused)
+    wrong = run(orders, "--from-savepoint", url, "--map", "total=sums")
+    assert (wrong.code, "no state and no source of 'total'" in said(wrong)) == (2, True)
+    assert history(orders).latest is None
+    orders.write(7)
+    mapped = run(orders, "--from-savepoint", url, "--map", "totals=sums")
+    assert mapped.code == 0, mapped.err
+    assert states(orders, "sums") == {f"c{number}": 101 for number in range(7)}
+    assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    orders.write(7)
+    dropped = run(orders, "--from-savepoint", url, "--allow-dropped-state")
+    assert dropped.code == 0, dropped.err
+    assert states(orders, "sums") == {f"c{number}": 2 for number in range(7)}
+
+
+def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
+    """What does not fit is refused by operator and field before anything begins; a migration makes it fit."""
+    url = exported(orders, tmp_path / "backups")
+    assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    changed(
+        orders,
+        ("def add(total: int | None, order: Order) -> tuple[int, int]:",
+         "class Total(msgspec.Struct):\n    sum: int\n    count: int = 0\n\n\n"
+         "def first(state: int) -> Total:\n    return Total(state)\n\n\n"
+         "def add(total: Total | None, order: Order) -> tuple[Total, int]:"),
+        ("    total = (total or 0) + order.total\n    return total, total",
+         "    total = total or Total(0)\n    return Total(total.sum + order.total, total.count + 1), total.sum"),
+    )  # fmt: skip
+    refused = run(orders, "--from-savepoint", url)
+    assert refused.code == 2, refused.err
+    assert "state of operator 'totals' cannot be read as Total" in said(refused)
+    assert history(orders).latest is None
+    changed(orders, ('"totals", add)', '"totals", add, state_version=2, migrations={1: first})'))
+    orders.write(7)
+    migrated = run(orders, "--from-savepoint", url)
+    assert migrated.code == 0, migrated.err
+    assert states(orders) == {f"c{number}": {"sum": 101, "count": 1} for number in range(7)}
+    changed(orders, (", state_version=2, migrations={1: first}", ""))
+    older = run(orders)
+    assert older.code == 2, older.err
+    assert "is of version 2, and the pipeline knows version 1" in said(older)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut off", "missing", "metadata", "no metadata"])
+def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
+    """Verifying names the file, and nothing is restored from it."""
+    url = exported(orders, tmp_path / "backups")
+    folder = Path(url.removeprefix("file://"))
+    whole = orders.command("savepoints", "verify", orders.name, url)
+    assert (whole.code, "is whole" in whole.out) == (0, True), whole
+    file = folder / ("_metadata.json" if "metadata" in damage else "totals-0.avro")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage in ("missing", "no metadata"):
+        file.unlink()
+    else:
+        file.write_bytes(content[:-1] if damage == "cut off" else content)
+    found = orders.command("savepoints", "verify", orders.name, url)
+    assert found.code == (2 if damage == "no metadata" else 1), found
+    assert file.name in found.out + found.err
+    assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    refused = run(orders, "--from-savepoint", url)
+    assert refused.code == (2 if damage == "no metadata" else 6), refused.err
+    assert file.name in refused.err
+    assert history(orders).latest is None
+
+
+@pytest.mark.slow
+def test_another_cluster(orders: Orders, stoppable: OwnCluster, tmp_path: Path) -> None:
+    """Topics are found by their names, which is said; records behind the offsets count on."""
+    url = exported(orders, tmp_path / "backups")
+    environment = {**orders.command.environment, "EXACTLYONCE_BOOTSTRAP_SERVERS": stoppable.bootstrap_servers}
+    there = Orders(orders.name, stoppable, Command(orders.command.folder, environment))
+    stoppable.create_topic(f"{orders.name}-orders", partitions=2)
+    there.write(770)
+    restored = run(there, "--from-savepoint", url)
+    assert restored.code == 0, restored.err
+    assert "taken in another cluster" in restored.err
+    assert states(there) == {f"c{number}": 110 for number in range(7)}
+    assert len(there.totals()) == 70
+    shutil.rmtree(url.removeprefix("file://"))
+    assert run(there).code == 0
