@@ -37,6 +37,8 @@ class Start(msgspec.Struct, tag=True):
     """By source and partition, the offset to stop at; empty: run on."""
     mode: str
     """`CheckpointSettings.mode`."""
+    unaligned: bool
+    """Likewise."""
     slots: int
     transaction_timeout_ms: int
     channels: dict[str, int]

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 BATCH_RECORDS_MAX = 2_000
 SLICE_S = 0.075
 """How long a slice may take: barriers, producers and blocks wait for its end."""
-HURRIED_SLICE_S = 0.01
-"""While a barrier that has overtaken is under way: several turns of a loop lie on its way."""
+UNALIGNED_SLICE_S = 0.02
+"""How long it may take where barriers overtake: the end of a slice is all that they wait for."""
+HURRIED_SLICE_S = 0.005
+"""While one that has overtaken is under way: several turns of a loop lie on its way."""
 IN_FLIGHT_S = 0.5
 """How long what waits in front of a subtask may take: a barrier waits behind it."""
 IN_FLIGHT_RECORDS_MAX = 1 << 20
@@ -59,9 +61,9 @@ class Pace:
 SLICE_AT_FIRST, IN_FLIGHT_AT_FIRST = 16, 32
 
 
-def slice_pace(*, cautious: bool = False) -> Pace:
+def slice_pace(*, cautious: bool = False, slice_s: float = SLICE_S) -> Pace:
     """Of an input: how many records are handed out at once. *cautious*: it does not grow before `most` is raised."""
-    return Pace(SLICE_S, SLICE_AT_FIRST, SLICE_AT_FIRST if cautious else BATCH_RECORDS_MAX)
+    return Pace(slice_s, SLICE_AT_FIRST, SLICE_AT_FIRST if cautious else BATCH_RECORDS_MAX)
 
 
 def in_flight_pace(channels: int, *, cautious: bool = False) -> Pace:
