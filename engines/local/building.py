@@ -22,7 +22,7 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
 from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredChannel, RestoredInput, SourceInput
-from exactlyonce.engines.local.pace import SLICE_S, UNALIGNED_SLICE_S
+from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task, plan, share_of
@@ -93,7 +93,7 @@ class _Builder:
         self.start, self.send, self.plan, self.clients, self.built = start, send, plan, clients, built
         self.names = BlockNames(start.subtask)
         self.cautious = start.attempt > 0
-        self.slice_s = UNALIGNED_SLICE_S if start.unaligned else SLICE_S
+        self.bounds = OVERTAKING if start.unaligned else ALIGNED
         self.reader = clients.block_reader()
         self.operators: dict[str, Any] = {}
         self.channels = self._channels()
@@ -168,7 +168,7 @@ class _Builder:
         frames = deque(each for each in self.in_flight if each.edge in edges)
         if not frames:
             return None
-        return RestoredInput(frames, edges, cautious=self.cautious, slice_s=self.slice_s, now_s=self.built.activity.now_s)
+        return RestoredInput(frames, edges, cautious=self.cautious, bounds=self.bounds, now_s=self.built.activity.now_s)
 
     def _connect(self, read: NodeInput, node: Node, operator: ops.Push) -> list[Input]:
         """Wire an edge: a call within the task, or channels from every subtask of the task before."""
@@ -193,7 +193,7 @@ class _Builder:
                 operator,
                 siblings=parallelism,
                 cautious=self.cautious,
-                slice_s=self.slice_s,
+                bounds=self.bounds,
                 now_s=self.built.activity.now_s,
             )
             for i in range(parallelism)
@@ -236,7 +236,7 @@ class _Builder:
             operator,
             activity,
             cautious=self.cautious,
-            slice_s=self.slice_s,
+            bounds=self.bounds,
             now_s=activity.now_s,
         )
 

@@ -23,9 +23,10 @@ from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
 from exactlyonce.engines.local.pace import (
+    ALIGNED,
     BATCH_RECORDS_MAX,
     IN_FLIGHT_RECORDS_MAX,
-    SLICE_S,
+    Bounds,
     Pace,
     in_flight_pace,
     slice_pace,
@@ -85,15 +86,14 @@ class SourceInput:
     cautious: bool = False
     """Whether to hand out little until a barrier has come through: records that became slow may have kept the attempt
     before from that, and this one begins with the same records."""
-    slice_s: float = SLICE_S
-    """How long a slice may take."""
+    bounds: Bounds = ALIGNED
     now_s: Callable[[], float] = perf_counter
-    """For what it takes."""
+    """For what a slice takes."""
     _count: int = 0
     _handed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.pace = slice_pace(cautious=self.cautious, slice_s=self.slice_s)
+        self.pace = slice_pace(cautious=self.cautious, bounds=self.bounds)
         self._phase = f"reading source {self.name!r}"
         self._decoder = SourceDecoder(self.name, self.source, self.notes.append)
 
@@ -208,14 +208,14 @@ class ChannelInput:
     """How many channels come from the same shuffle, this one included."""
     cautious: bool = False
     """As of a source."""
-    slice_s: float = SLICE_S
+    bounds: Bounds = ALIGNED
     now_s: Callable[[], float] = perf_counter
     """Likewise."""
     slices: Slices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slices = Slices(slice_pace(cautious=self.cautious, slice_s=self.slice_s), self.now_s)
-        self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious)
+        self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious, bounds=self.bounds)
 
     def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
         if self.slices.rest is None:
@@ -259,7 +259,7 @@ class RestoredInput:
     edges: Mapping[str, RestoredChannel]
     cautious: bool = False
     """As of a source."""
-    slice_s: float = SLICE_S
+    bounds: Bounds = ALIGNED
     now_s: Callable[[], float] = perf_counter
     """Likewise."""
     name: str = ""
@@ -267,7 +267,7 @@ class RestoredInput:
     slices: Slices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slices = Slices(slice_pace(cautious=self.cautious, slice_s=self.slice_s), self.now_s)
+        self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
 
     @property
     def push(self) -> Push:
