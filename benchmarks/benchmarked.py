@@ -1,5 +1,7 @@
 """The pipelines that the benchmarks run; `by_hand.py` does the same without the engine."""
 
+import time
+
 from orders import CHEAP, Order, Priced, Total
 
 from exactlyonce import Pipeline
@@ -44,6 +46,27 @@ def totals(name: str, source: str, sink: str) -> Pipeline:
         pipeline.source("in", KafkaSource(source, value=Order))
         .key_by(lambda order: order.customer)
         .stateful_map("totals", add)
+        .sink("out", KafkaSink(sink, key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+SLOW_S = 0.001
+
+
+def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
+    """The running total, as a function gives it that asks something else for each record."""
+    time.sleep(SLOW_S)
+    return add(total, order)
+
+
+def slow_totals(name: str, source: str, sink: str) -> Pipeline:
+    """`totals`, slow behind its shuffle."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", KafkaSource(source, value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add_slowly)
         .sink("out", KafkaSink(sink, key=lambda total: total.customer))
     )
     return pipeline

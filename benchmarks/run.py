@@ -17,6 +17,7 @@ from pathlib import Path
 import elsewhere
 import keyed_state
 import memory
+import overtaking
 import parquet_files
 import spark_backfill
 import spark_reading
@@ -39,6 +40,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "many-totals": throughput.many_totals,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
+    "unaligned": overtaking.scenario,
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,

@@ -352,6 +352,7 @@ class PipelineLeader:
             "topic_ids": self.inputs.topic_ids,
             "targets": self.inputs.targets,
             "mode": self._options.checkpoint.mode,
+            "unaligned": self._options.checkpoint.unaligned,
             "state": self._options.state,
             "slots": self._options.checkpoint.slots,
             "transaction_timeout_ms": self._timeout_ms,

@@ -23,6 +23,7 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
 from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredChannel, RestoredInput, SourceInput
+from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task, plan, share_of
@@ -96,6 +97,7 @@ class _Builder:
         self.start, self.send, self.plan, self.clients, self.built = start, send, plan, clients, built
         self.names = BlockNames(start.subtask)
         self.cautious = start.attempt > 0
+        self.bounds = OVERTAKING if start.unaligned else ALIGNED
         self.reader = clients.block_reader()
         self.built.backend = state_backend(start.state, plan.graph.pipeline_id)
         self.operators: dict[str, Any] = {}
@@ -171,7 +173,7 @@ class _Builder:
         frames = deque(each for each in self.in_flight if each.edge in edges)
         if not frames:
             return None
-        return RestoredInput(frames, edges, cautious=self.cautious, now_s=self.built.activity.now_s)
+        return RestoredInput(frames, edges, cautious=self.cautious, bounds=self.bounds, now_s=self.built.activity.now_s)
 
     def _connect(self, read: NodeInput, node: Node, operator: ops.Push) -> list[Input]:
         """Wire an edge: a call within the task, or channels from every subtask of the task before."""
@@ -196,6 +198,7 @@ class _Builder:
                 operator,
                 siblings=parallelism,
                 cautious=self.cautious,
+                bounds=self.bounds,
                 now_s=self.built.activity.now_s,
             )
             for i in range(parallelism)
@@ -234,7 +237,16 @@ class _Builder:
             clients=self.clients,
         )
         reader = source.open_reader(context)
-        return SourceInput(node.id, reader, source, operator, activity, cautious=self.cautious, now_s=activity.now_s)
+        return SourceInput(
+            node.id,
+            reader,
+            source,
+            operator,
+            activity,
+            cautious=self.cautious,
+            bounds=self.bounds,
+            now_s=activity.now_s,
+        )
 
     def _sink(self, node: Node, writers: list[SinkWriter]) -> Any:
         start, activity = self.start, self.built.activity

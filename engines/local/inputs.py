@@ -22,7 +22,15 @@ from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX, Pace, in_flight_pace, slice_pace
+from exactlyonce.engines.local.pace import (
+    ALIGNED,
+    BATCH_RECORDS_MAX,
+    IN_FLIGHT_RECORDS_MAX,
+    Bounds,
+    Pace,
+    in_flight_pace,
+    slice_pace,
+)
 from exactlyonce.engines.operators import Batch, Push
 from exactlyonce.engines.source_decoder import SourceDecoder
 
@@ -78,13 +86,14 @@ class SourceInput:
     cautious: bool = False
     """Whether to hand out little until a barrier has come through: records that became slow may have kept the attempt
     before from that, and this one begins with the same records."""
+    bounds: Bounds = ALIGNED
     now_s: Callable[[], float] = perf_counter
     """For what a slice takes."""
     _count: int = 0
     _handed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.pace = slice_pace(cautious=self.cautious)
+        self.pace = slice_pace(cautious=self.cautious, bounds=self.bounds)
         self._phase = f"reading source {self.name!r}"
         self._decoder = SourceDecoder(self.name, self.source, self.notes.append)
 
@@ -199,13 +208,14 @@ class ChannelInput:
     """How many channels come from the same shuffle, this one included."""
     cautious: bool = False
     """As of a source."""
+    bounds: Bounds = ALIGNED
     now_s: Callable[[], float] = perf_counter
     """Likewise."""
     slices: Slices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slices = Slices(slice_pace(cautious=self.cautious), self.now_s)
-        self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious)
+        self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious, bounds=self.bounds)
 
     def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
         if self.slices.rest is None:
@@ -249,6 +259,7 @@ class RestoredInput:
     edges: Mapping[str, RestoredChannel]
     cautious: bool = False
     """As of a source."""
+    bounds: Bounds = ALIGNED
     now_s: Callable[[], float] = perf_counter
     """Likewise."""
     name: str = ""
@@ -256,7 +267,7 @@ class RestoredInput:
     slices: Slices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slices = Slices(slice_pace(cautious=self.cautious), self.now_s)
+        self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
 
     @property
     def push(self) -> Push:

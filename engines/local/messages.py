@@ -38,6 +38,8 @@ class Start(msgspec.Struct, tag=True):
     """By source and partition, the offset to stop at; empty: run on."""
     mode: str
     """`CheckpointSettings.mode`."""
+    unaligned: bool
+    """Likewise."""
     state: StateSettings
     slots: int
     transaction_timeout_ms: int

@@ -8,14 +8,24 @@ time is an argument.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 BATCH_RECORDS_MAX = 2_000
-SLICE_S = 0.075
-"""How long a slice may take: barriers, producers and blocks wait for its end."""
-HURRIED_SLICE_S = 0.01
-"""While a barrier that has overtaken is under way: several turns of a loop lie on its way."""
-IN_FLIGHT_S = 0.5
-"""How long what waits in front of a subtask may take: a barrier waits behind it."""
+
+
+class Bounds(NamedTuple):
+    """In seconds, by what records cost."""
+
+    slice_s: float
+    """How long a slice may take: barriers, producers and blocks wait for its end."""
+    in_flight_s: float
+    """How long what waits in front of a subtask may take: a barrier waits behind it, or it is written."""
+
+
+ALIGNED, OVERTAKING = Bounds(0.075, 0.5), Bounds(0.02, 0.2)
+"""A barrier that overtakes waits for the end of a slice alone; and what it has overtaken costs storage."""
+HURRIED_SLICE_S = 0.005
+"""While one that has overtaken is under way: several turns of a loop lie on its way."""
 IN_FLIGHT_RECORDS_MAX = 1 << 20
 """No bound: the bytes of a channel are bounded far below it."""
 
@@ -48,7 +58,6 @@ class Pace:
             fits = records * self.target_s / max(elapsed_s, 1e-9)
             self.size = max(1, min(int(fits), self.growth * self.size, self.most))
 
-
     def within(self, hurried: bool) -> int:
         """The size of the next slice; *hurried*: one that takes no more than `HURRIED_SLICE_S`."""
         if not hurried or self._cost_s * self.size <= HURRIED_SLICE_S:
@@ -59,15 +68,15 @@ class Pace:
 SLICE_AT_FIRST, IN_FLIGHT_AT_FIRST = 16, 32
 
 
-def slice_pace(*, cautious: bool = False) -> Pace:
+def slice_pace(*, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:
     """Of an input: how many records are handed out at once. *cautious*: it does not grow before `most` is raised."""
-    return Pace(SLICE_S, SLICE_AT_FIRST, SLICE_AT_FIRST if cautious else BATCH_RECORDS_MAX)
+    return Pace(bounds.slice_s, SLICE_AT_FIRST, SLICE_AT_FIRST if cautious else BATCH_RECORDS_MAX)
 
 
-def in_flight_pace(channels: int, *, cautious: bool = False) -> Pace:
+def in_flight_pace(channels: int, *, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:
     """Of one of so many channels into a subtask: how many records may be on their way in it; likewise.
 
     Each growth takes a round trip, in which the writer may have to pause: so there are few of them.
     """
     most = IN_FLIGHT_AT_FIRST if cautious else IN_FLIGHT_RECORDS_MAX
-    return Pace(IN_FLIGHT_S / channels, IN_FLIGHT_AT_FIRST, most, growth=8)
+    return Pace(bounds.in_flight_s / channels, IN_FLIGHT_AT_FIRST, most, growth=8)

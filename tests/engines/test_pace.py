@@ -13,7 +13,7 @@ from exactlyonce.engines.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activ
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, BarrierFrame, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, SLICE_AT_FIRST, SLICE_S, Pace, slice_pace
+from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, SLICE_AT_FIRST, Pace, slice_pace
 from exactlyonce.engines.operators import Batch, Map, Process, Stateful
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.table import KeyedTable
@@ -41,7 +41,7 @@ def test_slices_of_slow_records_keep_to_the_time() -> None:
 
 def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
     """Whatever its size was before: by what a record cost."""
-    pace = Pace(SLICE_S, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX)
+    pace = Pace(ALIGNED.slice_s, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX)
     pace.took(2000, 100.0)
     assert pace.size == 1
     pace.took(0, 5.0)  # nothing was taken: that tells nothing

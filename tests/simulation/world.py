@@ -309,6 +309,7 @@ class World:
             reference={}, parallelism=attempt.scale.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
+            unaligned=self.settings.unaligned,
             state=StateSettings(), slots=self.settings.slots, transaction_timeout_ms=self.transaction_timeout_ms,
             channels={}, topic=self.topic,
         )  # fmt: skip

@@ -166,9 +166,7 @@ def _left_in_flight(client: ClientConfig, common: Unit, manifest: Manifest) -> d
     """By task and subtask, and channel, how many records were on their way at the end of the interval."""
     reader = block_storage(client, common.topic, common.storage)
     with whole_or_halt(manifest):
-        return {
-            (log.task, log.subtask): records_by_channel(frames_of(log, reader)) for log in manifest.channel_logs
-        }
+        return {(log.task, log.subtask): records_by_channel(frames_of(log, reader)) for log in manifest.channel_logs}
 
 
 def _order_logs(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:
