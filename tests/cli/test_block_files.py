@@ -1,4 +1,4 @@
-"""The commands with a pipeline whose blocks are files outside of the checkpoint topic: they learn it from the manifest."""
+"""Commands with a pipeline whose blocks are files outside of the checkpoint topic: they learn it from the manifest."""
 
 from __future__ import annotations
 

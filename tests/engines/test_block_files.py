@@ -15,7 +15,7 @@ import pytest
 from running import QUICK, assert_totals, orders
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.files.names import name_of
+from exactlyonce.checkpoint.store.files.names import name_of, reference
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -125,6 +125,27 @@ def test_another_storage_than_the_manifests(stored: Stored, run: Callable[..., A
     stored.check()
 
 
+def test_what_zombies_have_written(stored: Stored, run: Callable[..., Any]) -> None:
+    """A file that an older incarnation writes late, whole or in part, is removed by the next run; others' files stay."""
+    first = run(*stored.arguments, "--until", "latest")
+    assert first.wait() == 0, first.said
+    whole = next(each for each in stored.root.rglob("1.0.*.totals.*") if reference(each.name, 0) is not None)
+    incarnation, attempt, checkpoint, operator, group, part, nonce, digest = whole.name.split(".")
+    late = ".".join([incarnation, attempt, checkpoint, operator, group, part, f"{nonce}ff", digest])
+    partial = ".".join([incarnation, attempt, str(int(checkpoint) + 7), operator, group, part, f"{nonce}00", digest])
+    (whole.parent / late).write_bytes(whole.read_bytes())
+    (whole.parent / partial).write_bytes(whole.read_bytes()[:10])
+    foreign = stored.root / stored.name / "another-topic" / late
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"of another cluster")
+    stored.feed(500)
+    last = run(*stored.arguments, "--until", "latest")
+    assert last.wait() == 0, last.said
+    assert foreign.exists()
+    foreign.unlink()
+    stored.check()
+
+
 @pytest.mark.exhaustive
 def test_a_folder_that_goes_away_and_comes_back(stored: Stored, run: Callable[..., Any]) -> None:
     """A storage that is away for more than a checkpoint's timeout is waited for by name; nothing is lost, and the next
@@ -145,7 +166,7 @@ def test_a_folder_that_goes_away_and_comes_back(stored: Stored, run: Callable[..
     stored.check()
 
 
-# --- storages that are away for a minute --------------------------------------------------------------------------------
+# --- storages that are away for a minute ------------------------------------------------------------------------------
 
 AWAY_S = 60.0
 """Longer than what a library, a checkpoint or a reader waits."""
