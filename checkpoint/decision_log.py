@@ -187,7 +187,7 @@ class DecisionLog:
         ends: Ends = yield LogEnds()
         stable = yield from self._stable(ends)
         if stable < ends.end:
-            if held_by(self._writer.producer.producer_id, (yield DescribeProducers((self._place,)))):
+            if held_by(self._writer.producer.producer_id, (yield DescribeProducers(((self.topic.name, DECISIONS),)))):
                 raise BrokerUnavailable(
                     f"The broker has ended a transaction of an older coordinator in {self.topic.name} and lost the "
                     f"marker that shows it. Nothing is lost: run it again, the next incarnation sees to it first."
@@ -235,11 +235,6 @@ class DecisionLog:
         except BrokerUnavailable:
             return False
 
-    @property
-    def _place(self) -> tuple[str, int]:
-        """Where the decisions lie."""
-        return self.topic.name, DECISIONS
-
     def _deadline_ms(self) -> int:
         return self._clock.monotonic_ms() + self.append_timeout_ms
 
@@ -268,8 +263,9 @@ class DecisionLog:
         """
         require(self._incarnation is not None, "An incarnation must have begun")
         below = self.incarnation.fenced_below if fenced_below is None else fenced_below
-        now_ms = self._clock.now_ms()
-        beat = msgspec.structs.replace(self.incarnation, heartbeat_ms=now_ms, fenced_below=below, ended=ended)
+        beat = msgspec.structs.replace(
+            self.incarnation, heartbeat_ms=self._clock.now_ms(), fenced_below=below, ended=ended
+        )
         return (yield from self._append(self._staged([beat], [], [])))
 
     def _append(self, staged: Staged) -> Procedure[Outcome]:
@@ -350,7 +346,9 @@ class DecisionLog:
         """What an append of *records* writes, as the history admits it; a heartbeat goes with it when one is due."""
         require(self._incarnation is not None, "Nothing is appended before the incarnation has begun")
         dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
-        return self._staged([*records, *self._due_heartbeat()], dropped, list(blocks_dropped))
+        blocks = list(blocks_dropped)
+        anyway = not (records or dropped or self._drop(blocks))  # a transaction without records would be none
+        return self._staged([*records, *self._due_heartbeat(anyway=anyway)], dropped, blocks)
 
     def _staged(self, records: Sequence[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Staged:
         staged = self._history.copy()
@@ -366,9 +364,9 @@ class DecisionLog:
         writes, elsewhere = (*_writes(records, dropped), *dropping), bool(blocks) and not dropping
         return Staged(staged, writes, newest, tuple(blocks), elsewhere, self._deadline_ms())
 
-    def _due_heartbeat(self) -> list[Incarnation]:
+    def _due_heartbeat(self, *, anyway: bool) -> list[Incarnation]:
         now_ms = self._clock.now_ms()
-        if abs(now_ms - self.incarnation.heartbeat_ms) < HEARTBEAT_DUE_MS:
+        if not anyway and abs(now_ms - self.incarnation.heartbeat_ms) < HEARTBEAT_DUE_MS:
             return []
         return [msgspec.structs.replace(self.incarnation, heartbeat_ms=now_ms)]
 

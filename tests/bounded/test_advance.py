@@ -36,3 +36,22 @@ def test_both_engines_in_turns(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     fed.assert_state(pipeline, latest)
     fed.assert_nothing_left()
     assert not list(tmp_path.iterdir()), "nothing is left of what was staged"
+
+
+def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """Units of both engines read and write state as files: outputs are those of one fold, and no file is left over."""
+    pipeline, root, staging = loaded("broad"), tmp_path / "blocks", tmp_path / "staging"
+    root.mkdir()
+    staging.mkdir()
+    fed.storage = f"file://{root}"
+    fed.feed(2_000)
+    summary = catch_up(fed, pipeline, 2, staging, chunk_records=1_500)
+    fed.assert_state(pipeline, summary.manifest)
+    fed.feed(1_000)
+    run_local(fed, 2)
+    fed.feed(500)
+    summary = catch_up(fed, pipeline, 1, staging)
+    fed.assert_output()
+    fed.assert_state(pipeline, summary.manifest)
+    assert summary.manifest.storage == fed.storage
+    fed.assert_nothing_left()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,15 @@ import pytest
 from running import QUICK, assert_totals, orders
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.files.names import name_of
+from exactlyonce.checkpoint.store.files.names import name_of, reference
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.testing.cluster import KafkaCluster
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint" / "store" / "files" / "rig"))
+BUCKET = "checkpoints"
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -119,6 +125,27 @@ def test_another_storage_than_the_manifests(stored: Stored, run: Callable[..., A
     stored.check()
 
 
+def test_what_zombies_have_written(stored: Stored, run: Callable[..., Any]) -> None:
+    """A file that an older incarnation writes late, whole or in part, is removed by the next run; others' files stay."""
+    first = run(*stored.arguments, "--until", "latest")
+    assert first.wait() == 0, first.said
+    whole = next(each for each in stored.root.rglob("1.0.*.totals.*") if reference(each.name, 0) is not None)
+    incarnation, attempt, checkpoint, operator, group, part, nonce, digest = whole.name.split(".")
+    late = ".".join([incarnation, attempt, checkpoint, operator, group, part, f"{nonce}ff", digest])
+    partial = ".".join([incarnation, attempt, str(int(checkpoint) + 7), operator, group, part, f"{nonce}00", digest])
+    (whole.parent / late).write_bytes(whole.read_bytes())
+    (whole.parent / partial).write_bytes(whole.read_bytes()[:10])
+    foreign = stored.root / stored.name / "another-topic" / late
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"of another cluster")
+    stored.feed(500)
+    last = run(*stored.arguments, "--until", "latest")
+    assert last.wait() == 0, last.said
+    assert foreign.exists()
+    foreign.unlink()
+    stored.check()
+
+
 @pytest.mark.exhaustive
 def test_a_folder_that_goes_away_and_comes_back(stored: Stored, run: Callable[..., Any]) -> None:
     """A storage that is away for more than a checkpoint's timeout is waited for by name; nothing is lost, and the next
@@ -137,3 +164,65 @@ def test_a_folder_that_goes_away_and_comes_back(stored: Stored, run: Callable[..
     last = run(*stored.arguments, "--until", "latest")
     assert last.wait() == 0, last.said
     stored.check()
+
+
+# --- storages that are away for a minute ------------------------------------------------------------------------------
+
+AWAY_S = 60.0
+"""Longer than what a library, a checkpoint or a reader waits."""
+
+
+@pytest.fixture
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """`servers("s3")` is one that can be killed or silenced; it ends with the test."""
+    from hdfs_server import HdfsServer
+    from s3_server import S3Server
+
+    made: list[Any] = []
+
+    def start(kind: str) -> Any:
+        made.append(S3Server() if kind == "s3" else HdfsServer(tmp_path_factory.mktemp("hdfs")))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fault", ["away", "silent"])
+@pytest.mark.parametrize("kind", ["s3", "hdfs"])
+def test_a_server_that_is_gone_for_a_minute(
+    kind: str, fault: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], servers: Any
+) -> None:
+    """The job waits for it and says for which; a checkpoint in flight is aborted, a later one goes through; each order
+    counts once, also for a run that begins anew from what is there."""
+    server = servers(kind)
+    url = f"s3://{BUCKET}/prod" if kind == "s3" else f"hdfs://{server.host}/checkpoints"
+    env = server.env if kind == "s3" else {"HADOOP_USER_NAME": getpass.getuser()}
+    kafka.create_topic(f"{topic_name}-in", 3)
+    fed = orders(3000)
+    kafka.produce(f"{topic_name}-in", fed)
+    arguments = (
+        "pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "2", "--checkpoint-storage", url,
+        "--checkpoint-timeout", "20s", *QUICK,
+    )  # fmt: skip
+    job = run(*arguments, env=env)
+    job.await_checkpoint()
+    with server.silent() if fault == "silent" else server.away():
+        began_s = time.monotonic()
+        more = orders(1000, first=len(fed))
+        kafka.produce(f"{topic_name}-in", more)
+        fed += more
+        job.await_event(lambda event: f"checkpoint storage {url}" in event.get("text", ""))
+        job.await_event(lambda event: "was not acknowledged within" in event.get("text", ""))
+        time.sleep(max(0.0, began_s + AWAY_S - time.monotonic()))
+        assert job.process.poll() is None, job.said
+    job.await_checkpoint()
+    job.kill()
+    more = orders(500, first=len(fed))
+    kafka.produce(f"{topic_name}-in", more)
+    fed += more
+    last = run(*arguments, "--until", "latest", env=env)
+    assert last.wait() == 0, last.said
+    assert_totals(kafka, f"{topic_name}-out", fed)

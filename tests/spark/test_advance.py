@@ -140,6 +140,24 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_blocks_outside_of_the_topic(fed: Fed, tmp_path: Path) -> None:
+    """Executors write state as files, read it in the next chunk, and what a killed one has written is removed."""
+    root = tmp_path / "blocks"
+    root.mkdir()
+    fed.storage = f"file://{root}"
+    fed.feed(6_000)
+    options = ("--checkpoint-storage", fed.storage, "--chunk-records", "5000", "--master", "local[2,3]")
+    command = Command(fed, "backfill", *options, folder=tmp_path, failpoints="unit-computed=kill@3")
+    assert command.wait() == 0, command.stderr.read_text()
+    assert (command.fired / "unit-computed").exists()
+    fed.assert_output()
+    history = fed.history()
+    assert history.latest is not None
+    assert (history.storage, history.latest.checkpoint) == (fed.storage, 2)
+    assert_finished(fed, tmp_path)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("computing", "publishing"), [("kill", "raise"), ("raise", "kill")])
 def test_tasks_that_fail_are_tried_again(computing: str, publishing: str, fed: Fed, tmp_path: Path) -> None:
     """A Python worker killed, or failing, after its work, or after its pre-commit: another attempt, one output."""

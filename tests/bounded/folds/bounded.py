@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from running import assert_copies, assert_totals, orders
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.blocks import BlockReader, scan_blocks
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.blocks import references, restore_table
+from exactlyonce.engines.blocks import block_storage, references, restore_table
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
 from exactlyonce.engines.bounded.submit import in_process
@@ -50,6 +51,8 @@ class Fed:
 
     def __init__(self, kafka: KafkaCluster, name: str) -> None:
         self.kafka, self.name = kafka, name
+        self.storage = ""
+        """Where blocks are kept; the topic, unless a test says otherwise."""
         self.left: list[tuple[str, str]] = []
         self.right: list[tuple[str, str]] = []
         kafka.create_topic(f"{name}-in", 4)
@@ -96,9 +99,9 @@ class Fed:
         assert history.unfinalized is None
         assert not self.open_transactions()
         topic = find_topic(self.config, self.name)
-        reader = BlockReader(self.config, topic)
-        needed = {ref.key for manifest in history.retained for ref in references(manifest, reader)}
-        found = {ref.key for ref in scan_blocks(self.config, topic, [0] * topic.partitions).blocks}
+        with closing(block_storage(ClientConfig(self.config), topic, history.storage)) as storage:
+            needed = {ref.key for manifest in history.retained for ref in references(manifest, storage)}
+            found = {ref.key for ref in storage.since([0] * topic.partitions).blocks}
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
 
     def assert_output(self) -> None:
@@ -126,15 +129,15 @@ class Fed:
 
 def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:
     """The state that *manifest* has of an operator, by key."""
-    config = {"bootstrap.servers": kafka.bootstrap_servers}
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     graph = loaded.pipeline.build()
     snapshot = next((each for each in manifest.operators if each.operator == operator), None)
     groups = range(graph.max_parallelism)
-    reader = BlockReader(config, find_topic(config, manifest.pipeline))
-    table = restore_table(
-        graph.node(operator), groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader,
-        backend=HashMapBackend(),
-    )  # fmt: skip
+    node, topic = graph.node(operator), find_topic(config.confluent(), manifest.pipeline)
+    with closing(block_storage(config, topic, manifest.storage)) as blocks:
+        table = restore_table(
+            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, blocks, backend=HashMapBackend()
+        )
     return {msgspec.msgpack.decode(key): value for key, value in table.items()}
 
 
@@ -159,7 +162,7 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
     """Advance to the latest offsets, or as *options* say, with units run here."""
     submit: Callable[[str, Sequence[bytes]], list[bytes]] = options.pop("submit", in_process)
     client = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
-    run = RunOptions(client, parallelism=parallelism)
+    run = RunOptions(client, CheckpointSettings(storage=fed.storage), parallelism=parallelism)
     return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
 
 
@@ -171,6 +174,7 @@ def run_local(
     options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]
     for each in {"name": fed.name, **params}.items():
         options += ["--param", "=".join(each)]
+    options += ["--checkpoint-storage", fed.storage or "topic"]
     path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [*command, *options, "--until", "latest", "--checkpoint-interval", interval],

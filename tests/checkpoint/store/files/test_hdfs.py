@@ -58,7 +58,7 @@ class TestHdfs(BlockStorageContract):
 
     def away(self) -> AbstractContextManager[None]:
         """Killed, and started again."""
-        away: AbstractContextManager[None] = self.server.killed()
+        away: AbstractContextManager[None] = self.server.away()
         return away
 
 

@@ -95,7 +95,7 @@ class HdfsServer:
             time.sleep(0.1)
 
     @contextmanager
-    def killed(self) -> Iterator[None]:
+    def away(self) -> Iterator[None]:
         """By SIGKILL; then it is started again, on the same files."""
         self.process.kill()
         self.process.wait()
