@@ -54,6 +54,8 @@ class Subtask:
         self.alignment = Alignment((each.name for each in self.inputs), exactly_once=self.exactly_once)
         self._turn: deque[Input] = deque(self.inputs)
         self._snapshots: deque[Iterator[bool]] = deque()
+        self.fetching = False
+        """Whether stored state was read by the last `advance`, and not because a record wanted it."""
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -136,7 +138,7 @@ class Subtask:
     def advance(self, budget_s: float) -> bool:
         """Work on snapshots for about *budget_s*, and on restored state; True if anything was done."""
         end = self.monotonic_s() + budget_s
-        moved = any(table.fetch() for table in self.tables)
+        self.fetching = moved = any(table.fetch() for table in self.tables)
         while self._snapshots:
             progressed = next(self._snapshots[0], None)
             if progressed is None:

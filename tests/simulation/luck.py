@@ -25,6 +25,8 @@ class Luck:
     """Settings of the pipeline, with their values."""
     stores: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of the store, with their values."""
+    local_files: float | None = None
+    """How often a history has local files."""
     parallelism: int | None = None
     output_partitions: int | None = None
 
@@ -106,6 +108,12 @@ LUCK = {
         settings={"mode": "at_least_once", "interval_ms": 60},
         stores={"harm": ""},
         parallelism=3,
+    ),
+    "local files": Luck(
+        kinds=("kill_worker", "crash_coordinator", "slow_worker"),
+        chances={"_chance": 0.006, "_network_chance": 0.0, "_request_chance": 0.01},
+        settings={"tolerable_failed": 1},
+        local_files=1.0,
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }
