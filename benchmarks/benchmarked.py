@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 from orders import CHEAP, Order, Priced, Total
 
 from exactlyonce import Pipeline
@@ -93,5 +94,32 @@ def to_redis(name: str, source: str, place: str) -> Pipeline:
         pipeline.source("in", KafkaSource(source, value=Order)).sink(
             "out", RedisSink(place, key=lambda order: f"order:{order.id}")
         )
+    )
+    return pipeline
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """A state of some size."""
+
+    sum: int
+    orders: int
+    address: str
+
+
+def add_to_profile(profile: Profile | None, order: Order) -> tuple[Profile, Total]:
+    """The running total, beside what is known of the customer."""
+    profile = profile or Profile(0, 0, f"{order.customer}, Street of the Long Names {order.id % 997}, {order.id:08d}")
+    profile = Profile(profile.sum + order.total, profile.orders + 1, profile.address)
+    return profile, Total(order.customer, profile.sum, order.ts)
+
+
+def profiles(name: str, source: str, sink: str) -> Pipeline:
+    """A running total per customer, whose state is larger than a number."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", KafkaSource(source, value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("profiles", add_to_profile)
+        .sink("out", KafkaSink(sink, key=lambda total: total.customer))
     )
     return pipeline

@@ -105,6 +105,11 @@ class Job:
         self.process.send_signal(signal.SIGTERM)
         return self.finish()
 
+    def worker_bytes(self) -> int:
+        """Resident, of the largest of its workers."""
+        deployed = next(event for event in self.events if event.get("step") == "deployed")
+        return max(map(_resident_bytes, deployed["workers"]))
+
     def resident_bytes(self) -> int:
         """Of all its processes."""
         pids = [self.process.pid]

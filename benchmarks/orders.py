@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import msgspec
 
 CHUNK_RECORDS = 10_000
+SPREAD = 2_654_435_761
+"""A prime: ranks times it are other numbers, one for each, unless customers are a multiple of it."""
 CHEAP = 10
 """Orders below this are filtered out, where a scenario filters: nine in a hundred."""
 
@@ -45,6 +47,15 @@ def uniform(count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:
     for first in range(0, count, CHUNK_RECORDS):
         numbers = range(first, min(first + CHUNK_RECORDS, count))
         yield from encoded(numbers, dice.choices(range(customers), k=len(numbers)))
+
+
+def zipf(count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:
+    """*count* orders, as (key, value): the customer of rank *n* has some 1/n of what the first has, and any number."""
+    dice = random.Random(customers)
+    for first in range(0, count, CHUNK_RECORDS):
+        numbers = range(first, min(first + CHUNK_RECORDS, count))
+        ranks = (int(customers ** dice.random()) for _ in numbers)
+        yield from encoded(numbers, [rank * SPREAD % customers for rank in ranks])
 
 
 def once_each(first: int, count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import elsewhere
 import keyed_state
+import large_state
 import memory
 import overtaking
 import parquet_files
@@ -44,6 +45,9 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,
+    "large-state": large_state.ratios,
+    "large-restore": large_state.restores,
+    "large-checkpoints": large_state.checkpoints,
     "spark-backfill": spark_backfill.scenario,
     "touched-groups": spark_state.touched_groups,
     "spark-reading": spark_reading.scenario,

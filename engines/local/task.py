@@ -79,6 +79,8 @@ class Subtask:
         """Those without a snapshot here, oldest first."""
         self._overtaken = 0
         """How many of the snapshots under way are of barriers that have overtaken."""
+        self.fetching = False
+        """Whether stored state was read by the last `advance`, and not because a record wanted it."""
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -205,7 +207,7 @@ class Subtask:
     def advance(self, budget_s: float) -> bool:
         """Work on snapshots for about *budget_s*, and on restored state; True if anything was done."""
         end = self.monotonic_s() + budget_s
-        moved = any(table.fetch() for table in self.tables)
+        self.fetching = moved = any(table.fetch() for table in self.tables)
         while self._snapshots:
             progressed = next(self._snapshots[0], None)
             if progressed is None:

@@ -164,7 +164,10 @@ class Worker:
         built.blocks.poll()
         self.activity.phase("writing its state")
         for task in built.subtasks:
+            fetching = task.fetching
             moved = task.advance(SNAPSHOT_BUDGET_S) or moved
+            if fetching and not task.fetching and not self._full:
+                built.notes.append(f"worker {self.start.subtask}: the state of {task.name!r} is read whole")
             if task.name not in self._reported and task.sources and all(s.finished for s in task.sources):
                 self._reported.add(task.name)
                 self.connection.send(msg.SourceFinished(task.name, self.start.subtask))

@@ -85,7 +85,8 @@ class LocalStore:
         now_s = time.monotonic()
         if now_s < self._look_at_s:
             return ""
-        stat = os.statvfs(self.path)
+        with self._asked():
+            stat = os.statvfs(self.path)
         free = stat.f_bavail * stat.f_frsize
         if free >= self.reserve_bytes:
             self._look_at_s = now_s + LOOK_INTERVAL_S

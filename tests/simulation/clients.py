@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +22,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.connectors.kafka.reader import Consumers
-from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.errors import BrokerUnavailable, require
 from exactlyonce.sinks.kafka.producers import Failed, Transaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
@@ -289,6 +290,9 @@ class SimulatedBlockProducer(Produced):
             self._callbacks.popleft()()
 
 
+AT_ONCE_TRIES = 20
+
+
 class Awaited(BaseException):
     """Blocks are wanted that are not here yet; no error of the code that asked for them."""
 
@@ -301,13 +305,31 @@ class FetchedBlocks:
 
     def __init__(self) -> None:
         self.found: dict[BlockRef, Block] = {}
+        self.at_once: World | None = None
+        """Where blocks are read in the midst of a step: by a table that reads them when a record wants them."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
         wanted = list(dict.fromkeys(refs))
         missing = [ref for ref in wanted if ref not in self.found]
-        if missing:
+        if missing and self.at_once is None:
             raise Awaited(missing)
+        for ref in missing:
+            self._read(self.at_once, ref)
         return ((ref, self.found[ref]) for ref in wanted)
+
+    def _read(self, world: World | None, ref: BlockRef) -> None:
+        assert world is not None
+        for _ in range(AT_ONCE_TRIES):
+            with suppress(NoAnswer):
+                place = TOPIC, ref.partition, ref.offset
+                return self._take(ref, world.ask("fetch", *place, Isolation.READ_UNCOMMITTED))
+        raise BrokerUnavailable(f"the broker is away, and block {ref.key} is needed")
+
+    def _take(self, ref: BlockRef, answer: Any) -> None:
+        record = next((each for each in answer.records[:1] if each.offset == ref.offset), None)
+        if record is None:
+            raise DamagedBlock(f"block {ref.key} is gone", ref)
+        self.found[ref] = verified(ref, record.key.encode(), record.value or b"")
 
     def get(self, world: World, refs: list[BlockRef]) -> Steps:
         """Fetch them, a request each."""
@@ -315,10 +337,7 @@ class FetchedBlocks:
             answer = yield from world.until_answered(
                 "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
             )
-            record = next((each for each in answer.records[:1] if each.offset == ref.offset), None)
-            if record is None:
-                raise DamagedBlock(f"block {ref.key} is gone", ref)
-            self.found[ref] = verified(ref, record.key.encode(), record.value or b"")
+            self._take(ref, answer)
 
 
 class SimulatedConsumer:

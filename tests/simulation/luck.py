@@ -27,6 +27,8 @@ class Luck:
     """Attributes of the store, with their values."""
     rescale_chance: float = 0.0
     """That the next coordinator runs with another parallelism."""
+    local_files: float | None = None
+    """How often a history has local files."""
     parallelism: int | None = None
     output_partitions: int | None = None
 
@@ -132,6 +134,12 @@ LUCK = {
         chances={"_chance": 0.002, "cleaned_chance": 1.0, "_decided_chance": 0.3, "_request_chance": 0.15},
         settings={"unaligned": True},
         rescale_chance=0.5,
+    ),
+    "local files": Luck(
+        kinds=("kill_worker", "crash_coordinator", "slow_worker"),
+        chances={"_chance": 0.006, "_network_chance": 0.0, "_request_chance": 0.01},
+        settings={"tolerable_failed": 1},
+        local_files=1.0,
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }

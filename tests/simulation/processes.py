@@ -113,7 +113,7 @@ class Process:
             except Awaited as wanted:
                 refs = wanted.refs
             yield from clients.blocks.get(self.world, refs)
-        self.worker = worker
+        self.worker, clients.blocks.at_once = worker, self.world
         self.world.seen["restored records on their way"] += any(each.restored for each in worker.built.subtasks)
         self.coordinator.hear(self, "restored")
         while worker.running:

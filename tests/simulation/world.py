@@ -19,6 +19,7 @@ from at_least_once import OracleAtLeastOnce
 from clients import TOPIC, Owner, Steps
 from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
+from local_files import SMALL, LocalState
 from luck import LUCK, NONE
 from oracle import Oracle
 from processes import Attempt, Process
@@ -39,7 +40,6 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
-from exactlyonce.engines.backends import StateSettings
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import share_of
@@ -81,6 +81,7 @@ BOUNDS = (
     (write_ahead, "BLOCKS_PENDING_MAX", 4),
     (write_ahead, "NAMED_MAX", 2),
     (write_ahead, "LISTED_MAX", 3),
+    *SMALL,
 )
 """What is met here by few records and in little time, too."""
 
@@ -101,6 +102,7 @@ class World:
         """*shape* names the topology; None: it is drawn, too. *luck*: see there."""
         self.rng = random.Random(seed)
         self.luck = LUCK[luck] if luck else NONE
+        self.local_state = LocalState(self, seed, self.luck.local_files)
         self.clock = SimulatedClock()
         self.seen: Counter[str] = Counter()
         """How often what happened."""
@@ -310,8 +312,8 @@ class World:
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
             unaligned=self.settings.unaligned,
-            state=StateSettings(), slots=self.settings.slots, transaction_timeout_ms=self.transaction_timeout_ms,
-            channels={}, topic=self.topic,
+            state=self.local_state.settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
+            transaction_timeout_ms=self.transaction_timeout_ms,
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:
@@ -460,6 +462,8 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
         broken = type(error)(f"{error}\n  replay: {replay_command(seed, shape, luck)}")
         broken.trace = tuple(world.trace)
         raise broken from error
+    finally:
+        world.local_state.close()
     world.seen["checkpoint"] = len(world.oracle.manifests)
     world.seen["incarnation"] = len(world.coordinators)
     world.seen.update(world.oracle.met)

@@ -1,0 +1,64 @@
+"""Where simulated workers keep their state: in memory or in local files, drawn anew for each attempt.
+
+The local files are real ones, of RocksDB, in a folder of this history. An attempt may find those of the one before, or
+none, as on another machine; a zombie still has its own. What is drawn here changes nothing that is drawn elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from typing import TYPE_CHECKING
+
+from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
+from exactlyonce.state.tiered import files, interval, table
+
+if TYPE_CHECKING:
+    from processes import Attempt
+    from world import World
+
+SMALL = (
+    (files, "SAVING_SHARE", float("inf")),
+    (interval, "SLICE_ENTRIES", 3),
+    (table, "CACHED_SHARE", 1e-6),
+    (table, "CHANGES_SHARE", 4e-4),
+)
+"""Nothing stays in memory that was not touched just now, some intervals spill, all files are saved."""
+TIERED_CHANCE = 0.05
+"""How often a history has any local files; else it would take far longer."""
+
+
+class LocalState:
+    """Of one history."""
+
+    def __init__(self, world: World, seed: int, chance: float | None) -> None:
+        self._world = world
+        self._rng = random.Random(f"local state of {seed}")
+        self._is_tiered = self._rng.random() < (TIERED_CHANCE if chance is None else chance)
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []
+        """Of one machine after the other; zombies may still work in older ones."""
+        self._drawn: dict[tuple[int, int], StateSettings] = {}
+
+    def settings(self, attempt: Attempt) -> StateSettings:
+        """Of all workers of *attempt*."""
+        if not self._is_tiered:
+            return StateSettings()
+        place = attempt.incarnation, attempt.number
+        if place not in self._drawn:
+            self._drawn[place] = self._draw()
+        return self._drawn[place]
+
+    def _draw(self) -> StateSettings:
+        if self._rng.random() < 0.25:
+            return StateSettings(HASHMAP)
+        if not self._folders or self._rng.random() < 0.4:
+            folder = tempfile.TemporaryDirectory(prefix="exactlyonce-simulated-", ignore_cleanup_errors=True)
+            self._folders.append(folder)
+            self._world.seen["another machine"] += 1
+        self._world.seen["local files"] += 1
+        return StateSettings(ROCKSDB, 1 << 20, self._folders[-1].name)
+
+    def close(self) -> None:
+        """Delete the files."""
+        for folder in self._folders:
+            folder.cleanup()
