@@ -126,7 +126,7 @@ def test_another_storage_than_the_manifests(stored: Stored, run: Callable[..., A
 
 
 def test_what_zombies_have_written(stored: Stored, run: Callable[..., Any]) -> None:
-    """A file that an older incarnation writes late, whole or in part, is removed by the next run; others' files stay."""
+    """A file that an older incarnation writes late, whole or in part, goes with the next run; others' files stay."""
     first = run(*stored.arguments, "--until", "latest")
     assert first.wait() == 0, first.said
     whole = next(each for each in stored.root.rglob("1.0.*.totals.*") if reference(each.name, 0) is not None)
