@@ -14,7 +14,10 @@ from pathlib import Path
 
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
-_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_REFUSED = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PROBE = "probe"
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from exactlyonce.checkpoint.records.encoding import BlockKey
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, StorageUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
 INNER = "totals/topic-1"
@@ -56,3 +62,76 @@ class TestLocalFolder(BlockStorageContract):
         self.root.rename(aside)
         yield
         aside.rename(self.root)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 kB."""
+    place, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
+    place.mkdir()
+    if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
+        pytest.skip("this user cannot mount a small disk")
+    yield place
+    libc.umount2(os.fsencode(place), 2)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    """Blocks wait until there is room, the storage is named, and no part of a file is left."""
+    storage = FileStorage(LocalFolder(small_disk, INNER))
+    blocks = storage.begin(1, 0)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(200_000))
+    ticket = blocks.write(Block("totals", 1, "state", "none", "", bytes(100_000)), 0)
+    deadline = time.monotonic() + LIMIT_S
+    while "is full: make room there" not in blocks.waiting:
+        blocks.poll()
+        assert time.monotonic() < deadline
+    assert str(small_disk) in blocks.waiting
+    assert not ticket.resolved
+    filler.unlink()
+    blocks.wait(LIMIT_S)
+    assert ticket.ref is not None
+    assert storage.since((0, 0)).blocks == (ticket.ref,)
+
+
+def test_giving_up(tmp_path: Path) -> None:
+    """Whoever waits for blocks does so for a limited time; then nothing is tried any more."""
+    storage = FileStorage(LocalFolder(tmp_path, INNER), away_timeout_s=0.1)
+    blocks = storage.begin(1, 0)
+    inner = tmp_path / "totals"
+    inner.rename(tmp_path / "aside")
+    ticket = blocks.write(Block("totals", 1, "state", "none", "", b"state"), 0)
+    with pytest.raises(StorageUnavailable, match=r"1 blocks were not written to file://.* within 0 s"):
+        blocks.wait(0.2)
+    (tmp_path / "aside").rename(inner)
+    deadline = time.monotonic() + LIMIT_S
+    while not ticket.resolved:
+        blocks.poll(0.05)
+        assert time.monotonic() < deadline
+    with pytest.raises(BrokerUnavailable, match="may not have been written"):
+        _ = ticket.ref
+    assert storage.since((0, 0)).blocks == ()
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    """It is not made: a slip in a path, or a disk that is not mounted, would be taken for a storage."""
+    with pytest.raises(ConfigError, match=r"file://.*/missing is not there: make the folder, or mount it"):
+        LocalFolder(tmp_path / "missing", INNER).check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    """It is refused, with who needs which right."""
+    (tmp_path / INNER).parent.mkdir()
+    (tmp_path / INNER).write_text("a file where a folder is needed")
+    with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another one"):
+        LocalFolder(tmp_path, INNER).check()
+
+
+def test_removing_the_folder(tmp_path: Path) -> None:
+    """What is erased leaves no empty folders of this pipeline, and touches no other's."""
+    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    storage.check()
+    (tmp_path / "others" / "topic-1").mkdir(parents=True)
+    storage.erase()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["others"]

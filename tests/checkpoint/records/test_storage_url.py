@@ -1,0 +1,42 @@
+"""The URLs of storages: one spelling each, and never a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
+from exactlyonce.pipeline.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "parts"),
+    [
+        ("file:///mnt//checkpoints/", "file:///mnt/checkpoints", ("file", "", "mnt/checkpoints")),
+        ("FILE:///a", "file:///a", ("file", "", "a")),
+        ("s3://bucket", "s3://bucket", ("s3", "bucket", "")),
+        ("s3://bucket/a/b/", "s3://bucket/a/b", ("s3", "bucket", "a/b")),
+        ("hdfs://node:8020/checkpoints", "hdfs://node:8020/checkpoints", ("hdfs", "node:8020", "checkpoints")),
+        ("hdfs://nameservice", "hdfs://nameservice", ("hdfs", "nameservice", "")),
+    ],
+)
+def test_one_spelling(text: str, url: str, parts: tuple[str, str, str]) -> None:
+    """A manifest compares them as texts."""
+    assert storage_url(text) == url
+    assert storage_url(url) == url
+    assert parts_of(url) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "checkpoints", "/mnt/checkpoints", "file://host/a", "file:///", "s3:///a", "hdfs:///a", "gs://bucket/a",
+        "s3://bucket/../a", "file:///a/./b", "s3://user:canary@bucket/a", "s3://bucket/a?key=canary",
+        "s3://bucket/a#canary", "file:///a\nb", "s3a://bucket/x",
+    ],
+)  # fmt: skip
+def test_what_is_none(text: str) -> None:
+    """It is refused with the forms that there are, and without what may be a secret."""
+    with pytest.raises(ConfigError, match=r"Write file:///folder, hdfs://\S+ or s3://bucket/prefix") as error:
+        storage_url(text)
+    assert "canary" not in str(error.value)
+    assert "storage (--checkpoint-storage)" in str(error.value)
