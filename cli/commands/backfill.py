@@ -94,7 +94,7 @@ def catch_up(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.catch_up import CatchingUp
+    from exactlyonce.engines.bounded.catch_up import CatchingUp, refuse_unaligned
     from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.pipeline.errors import ConfigError
@@ -112,6 +112,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
             f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {named(args)}` or "
             f"`exactlyonce run {named(args)}`."
         )
+    refuse_unaligned(latest, named(args))
     if not args.take_over:
         refuse_if_running(history)
     began_s, progress, stopping = time.monotonic(), LineOfProgress(name), threading.Event()

@@ -42,6 +42,17 @@ def refuse_at_most_once(graph: LogicalGraph) -> None:
             )
 
 
+def refuse_unaligned(manifest: Manifest | None, pipeline: str) -> None:
+    """Raise ConfigError where records are on their way between operators; *pipeline*: as the command line names it."""
+    if manifest is not None and manifest.channel_logs:
+        raise ConfigError(
+            f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} is unaligned: {manifest.records_in_flight} "
+            f"records were on their way between operators, and bounded work goes on from aligned checkpoints only. "
+            f"Make one with `exactlyonce run {pipeline} --until latest`, whose last checkpoint is aligned, or by "
+            f"stopping a run; then run this again."
+        )
+
+
 class CatchUpProgress(Protocol):
     """The listener to a long command: it is told how it goes."""
 
@@ -102,6 +113,7 @@ class CatchingUp:
         )  # fmt: skip
         try:
             summary = Summary(leader.recover())
+            refuse_unaligned(summary.manifest, "{module}:{attribute}".format(**self.loaded.reference))
             require_room(physical, summary.manifest)
             self._reach(leader, summary)
             idle_s = 0.0

@@ -1,0 +1,150 @@
+"""Bounded work on what unaligned checkpoints leave behind: it refuses to go on from one, and computes it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import Quiet
+from bounded import HERE, Silent, load_pipeline
+from losing import QUICK_ABORTS, TIMEOUTS, Together, expire, lose_one
+from running import QUICK, Run, assert_totals, orders
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+
+class Slow:
+    """`slow_behind_a_shuffle`, unaligned, with full channels."""
+
+    def __init__(self, kafka: KafkaCluster, name: str, count: int) -> None:
+        self.kafka, self.name, self.fed = kafka, name, orders(count)
+        kafka.create_topic(f"{name}-in", 3)
+        kafka.produce(f"{name}-in", self.fed)
+        self.runs: list[Run] = []
+
+    @property
+    def history(self) -> History:
+        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+
+    def start(self, parallelism: int, *arguments: str, env: dict[str, str] | None = None) -> Run:
+        target = ("pipelines:slow_behind_a_shuffle", "--param", f"name={self.name}", "--param", "pause_ms=1")
+        options = ("--unaligned", "--num-retained", "100", "--parallelism", str(parallelism), *arguments)
+        self.runs.append(Run(self.kafka.bootstrap_servers, *target, *options, env=env))
+        return self.runs[-1]
+
+    def kill_with_records_on_their_way(self, parallelism: int) -> None:
+        """What the next incarnation goes on from is unaligned."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            job = self.start(parallelism, *QUICK)
+            for _ in range(4):
+                job.await_event(lambda event: event["event"] == "checkpoint")
+            job.kill()
+            latest = self.history.latest
+            if latest is not None and latest.channel_logs:
+                return
+        raise AssertionError("no checkpoint had anything on its way")
+
+    def finish(self, parallelism: int, *arguments: str) -> None:
+        last = self.start(parallelism, "--until", "latest", *(arguments or QUICK))
+        assert last.wait() == 0, last.said
+
+
+@pytest.fixture
+def slow(topic_name: str) -> Any:
+    """`slow(kafka, count)`."""
+    made: list[Slow] = []
+
+    def make(kafka: KafkaCluster, count: int) -> Slow:
+        made.append(Slow(kafka, topic_name, count))
+        return made[-1]
+
+    yield make
+    for each in (run for job in made for run in job.runs):
+        if each.process.poll() is None:
+            each.kill()
+
+
+def test_spark_goes_on_from_aligned_checkpoints_only(
+    slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The commands refuse with the command that makes an aligned one, before they fence anybody; so does bounded work
+    by itself; after that command nothing is in the way."""
+    job = slow(kafka, 4_000)
+    job.kill_with_records_on_their_way(2)
+    incarnation = job.history.newest_incarnation
+    monkeypatch.chdir(HERE.parents[1] / "engines")
+    target = ("pipelines:slow_behind_a_shuffle", "--param", f"name={topic_name}", "--param", "pause_ms=1")
+    for command in ("backfill", "catch-up"):
+        assert main([command, *target, "--take-over", "--bootstrap-servers", kafka.bootstrap_servers]) == 2
+        said = capsys.readouterr().err
+        assert "is unaligned" in said
+        assert f"`exactlyonce run {' '.join(target)} --until latest`" in said
+    assert job.history.newest_incarnation == incarnation
+    loaded = load_pipeline("pipelines", "slow_behind_a_shuffle", topic_name, pause_ms="1")
+    options = RunOptions(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), parallelism=2)
+    work = CatchingUp(loaded, options, in_process, tmp_path, Silent())
+    with pytest.raises(ConfigError, match="is unaligned"):
+        work.run()
+    job.finish(2)
+    assert work.run().checkpoints == 0
+    assert_totals(kafka, f"{topic_name}-out", job.fed)
+
+
+@pytest.mark.exhaustive
+def test_an_audit_computes_intervals_with_records_on_their_way(
+    slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """At 3 subtasks, at 2 and at 3 again, killed in between: every interval, recomputed from what was on its way at its
+    beginning up to what was at its end, gives what readers see."""
+    job = slow(kafka, 5_000)
+    for parallelism in (3, 2):
+        job.kill_with_records_on_their_way(parallelism)
+    job.finish(3)
+    manifests = job.history.manifests
+    both = [each for each in manifests.values() if each.channel_logs and manifests[each.previous].channel_logs]
+    assert both, "an interval begins and ends with records on their way"
+    dealt = [e for e in manifests.values() if manifests[e.previous].channel_logs]
+    assert any(each.parallelism != manifests[each.previous].parallelism for each in dealt)
+    loaded = load_pipeline("pipelines", "slow_behind_a_shuffle", topic_name, pause_ms="0")
+    client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    last = max(manifests)
+    report = Audit(loaded, client, in_process, tmp_path, Quiet()).run(1, last)
+    assert report.findings == []
+    assert report.checkpoints == list(range(1, last + 1))
+
+
+@pytest.mark.exhaustive
+def test_lost_output_behind_records_on_their_way_is_computed_again(
+    slow: Callable[..., Slow], own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path
+) -> None:
+    """A decided transaction is lost, and its records are gone; its interval began and ended with full channels."""
+    kafka = own_broker(QUICK_ABORTS)
+    job = slow(kafka, 20_000)
+    env = {"EXACTLYONCE_FAILPOINTS": "coordinator-decided=kill@3", "EXACTLYONCE_FAILPOINTS_FIRED": str(tmp_path)}
+    assert job.start(2, *TIMEOUTS, env=env).wait() == -9
+    history = job.history
+    undelivered = history.unfinalized
+    assert undelivered is not None
+    assert undelivered.channel_logs
+    assert history.manifests[undelivered.previous].channel_logs
+    lose_one(kafka, topic_name, ("out", 1))
+    seen = Together(kafka, {f"{topic_name}-out": expire(kafka, f"{topic_name}-out")})
+    job.finish(2, *TIMEOUTS)
+    assert any("replaying" in run.said for run in job.runs)
+    assert_totals(seen, f"{topic_name}-out", job.fed)

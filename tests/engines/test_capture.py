@@ -1,0 +1,265 @@
+"""What is on its way at a snapshot is captured, whole and in order, and taken as before; its blocks give it back."""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections import deque
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines import in_flight
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.in_flight import InFlightFrame
+from exactlyonce.engines.local.channels import INBOX_BYTES_MAX, BarrierFrame, Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
+from exactlyonce.engines.local.pace import HURRIED_SLICE_S, OVERTAKING, slice_pace
+from exactlyonce.engines.operators import Batch
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.sinks import KafkaSink
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.key_groups import group_range
+
+
+class Number(msgspec.Struct):
+    """A record."""
+
+    n: int
+
+
+CODEC = BatchCodec(Number)
+
+
+def frame(first: int, count: int) -> bytes:
+    """Numbers that are their own keys."""
+    records = [Number(n) for n in range(first, first + count)]
+    return CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * count, [canonical_key(each.n) for each in records]))
+
+
+def numbers(frames: Any) -> list[int]:
+    return [record.n for each in frames for record in CODEC.decode(each.frame).records]
+
+
+def ends(local: bool) -> tuple[Channel, Channel]:
+    """Writer and reader of a channel."""
+    if local:
+        channel = LocalChannel()
+        return channel, channel
+    ours, theirs = socket.socketpair()
+    for each in (ours, theirs):
+        each.setblocking(False)
+    return SocketChannel(ours), SocketChannel(theirs)
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "socket"])
+def test_a_capture_has_what_is_taken_later_and_was_sent_before_the_barrier(local: bool) -> None:
+    """The rest of a frame that is being handed out, what has come, and what comes until the barrier; not what was
+    taken, nor what is behind the barrier; and all of it is still handed out, once, in order."""
+    writer, reader = ends(local)
+    read = ChannelInput("edge:0", reader, CODEC, lambda _: None)
+
+    def arrive() -> None:
+        writer.flush()
+        reader.fill()
+
+    writer.send(frame(0, 4), 4)
+    writer.send(frame(4, 10), 10)
+    arrive()
+    taken = [n for _ in range(2) for n in _records(read, 6)]
+    assert taken == list(range(10))
+    writer.send(frame(14, 2), 2)
+    arrive()
+    first = read.capture(7)
+    second = read.capture(8)
+    writer.send(frame(16, 1), 1)
+    writer.send_barrier(BarrierFrame(7, 6))
+    writer.send(frame(17, 1), 1)
+    arrive()
+    assert (first.whole, second.whole) == (True, False)
+    assert numbers(first.frames()) == list(range(10, 17))
+    writer.send_barrier(BarrierFrame(8, 6))
+    writer.send(frame(18, 1), 1)
+    arrive()
+    assert second.whole
+    assert numbers(second.frames()) == list(range(10, 18))
+    later: list[Any] = []
+    while (item := read.next(0.0, 100)) is not None:
+        later += [item.checkpoint * 100] if isinstance(item, BarrierFrame) else [each.n for each in item.records]
+    assert later == [*range(10, 17), 700, 17, 800, 18]
+
+
+def _records(read: ChannelInput, room: int) -> list[int]:
+    batch = read.next(0.0, room)
+    assert isinstance(batch, Batch)
+    read.processed()
+    return [each.n for each in batch.records]
+
+
+def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> None:
+    """A full inbox does not keep a capture from its barrier; behind it the bound holds again."""
+    writer, reader = ends(False)
+    assert isinstance(writer, SocketChannel)
+    assert isinstance(reader, SocketChannel)
+    large = bytes(INBOX_BYTES_MAX // 2)
+    for _ in range(6):
+        writer.send(large, 1)
+    writer.send_barrier(BarrierFrame(1, 0))
+    for _ in range(6):
+        writer.send(large, 1)
+    for _ in range(200):
+        writer.flush()
+        reader.fill()
+    assert not reader.hungry
+    assert writer.unsent
+    capture = reader.capture(1)
+    for _ in range(200):
+        writer.flush()
+        reader.fill()
+    assert capture.whole
+    assert len(capture.frames) == 6
+    assert writer.unsent, "what is behind the barrier is not let in"
+    assert not reader.hungry
+    got: list[Any] = []
+    while writer.unsent or got[-1:] != [None]:
+        writer.flush()
+        reader.fill()
+        got.append(reader.receive())
+    assert [each for each in got if each is not None] == [large] * 6 + [BarrierFrame(1, 0)] + [large] * 6
+
+
+def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_captured() -> None:
+    """In slices, under the name of its channel, to the operator of its edge."""
+    pushed: list[str] = []
+    edges = {
+        "a>b": RestoredChannel(CODEC, lambda _: pushed.append("b")),
+        "a>c": RestoredChannel(CODEC, lambda _: pushed.append("c")),
+    }
+    restored = RestoredInput(deque([InFlightFrame("a>b:2", frame(0, 5)), InFlightFrame("a>c:0", frame(5, 2))]), edges)
+    assert [each.n for each in restored.next(0.0, 3).records] == [0, 1, 2]
+    assert (restored.name, restored.over, [*restored.runs()]) == ("a>b:2", False, [(-1, 3)])
+    assert [(each.channel, numbers([each])) for each in restored.left()] == [("a>b:2", [3, 4]), ("a>c:0", [5, 6])]
+    restored.next(0.0, 3)
+    restored.push(Batch([], []))
+    restored.next(0.0, 3)
+    restored.push(Batch([], []))
+    assert (restored.over, restored.left(), pushed) == (True, [], ["b", "c"])
+
+
+def test_slices_are_shorter_while_a_barrier_is_under_way() -> None:
+    """No slice is planned that takes longer than the time set for it, and none is empty."""
+    pace = slice_pace(bounds=OVERTAKING)
+    for _ in range(12):
+        pace.took(pace.size, pace.size * 0.001)
+    assert pace.within(False) == pace.size == 20
+    assert pace.within(True) == HURRIED_SLICE_S / 0.001
+    pace.took(1, 3.0)
+    assert pace.within(True) == 1
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_cut_into_blocks_and_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of frames is to that of a block; what is cut off, or is none, is damage."""
+    monkeypatch.setattr(in_flight, "PIECE_BYTES", 300)
+    frames = [InFlightFrame(f"a>b:{n % 3}", frame(n, count)) for n, count in enumerate((1, 200, 3, 40) * 40)]
+    bodies = [body for body in in_flight.encode(frames) if body is not None]
+    assert max(len(zlib.decompress(body)) for body in bodies) == 300
+    assert [*in_flight.decode(bodies)] == frames
+    assert sum(in_flight.records_by_channel(frames).values()) == 244 * 40
+    for damaged in (bodies[:-1], [*bodies[:-1], b"no zlib"]):
+        with pytest.raises(DamagedState, match="Records on their way cannot be read"):
+            [*in_flight.decode(damaged)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_a_frame_tells_how_many_records_it_has(count: int) -> None:
+    """Without being decoded."""
+    assert records_in(frame(0, count)) == count
+
+
+class Kept:
+    """Blocks in memory."""
+
+    def __init__(self) -> None:
+        self.found: dict[BlockRef, Block] = {}
+
+    def log(self, task: str, subtask: int, frames: list[InFlightFrame]) -> ChannelLog:
+        refs = []
+        for body in in_flight.encode(frames):
+            if body is not None:
+                refs.append(BlockRef(1, len(self.found), "", len(body), b""))
+                self.found[refs[-1]] = Block(task, 1, "in-flight", "zlib", "frames", body)
+        return ChannelLog(task, subtask, sum(records_in(each.frame) for each in frames), tuple(refs))
+
+    def fetch(self, refs: Any) -> Any:
+        return [(ref, self.found[ref]) for ref in reversed([*refs])]
+
+
+def _graph(name: str = "p") -> Any:
+    pipeline = Pipeline(name, max_parallelism=8)
+
+    def count(total: int | None, number: Number) -> tuple[int, Number]:
+        return (total or 0) + 1, number
+
+    (
+        pipeline.source("in", KafkaSource("in", value=Number))
+        .key_by(lambda number: number.n, id="one")
+        .stateful_map("inner", count)
+        .key_by(lambda number: number.n, id="two")
+        .stateful_map("outer", count)
+        .sink("out", KafkaSink("out"))
+    )
+    return pipeline.build()
+
+
+def _manifest(graph: Any, parallelism: int, logs: tuple[ChannelLog, ...]) -> Manifest:
+    return Manifest(
+        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=0,
+        completed_at_ms=0, fingerprint=graph.fingerprint(), max_parallelism=8, parallelism=parallelism,
+        block_partitions=2, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
+        committables=(), sinks=(), channel_logs=logs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (2, 3), (3, 1), (1, 3)])
+def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(before: int, after: int) -> None:
+    """At whatever parallelism; what was sent to the second of two shuffles goes before what was sent to the first."""
+    graph, kept = _graph(), Kept()
+    groups = dict(zip(range(300), key_groups([canonical_key(n) for n in range(300)], 8), strict=True))
+    logs = []
+    for subtask in range(before):
+        mine = [n for n in range(300) if groups[n] in group_range(subtask, before, 8)]
+        for task, edge in (("in", "one>inner"), ("inner", "two>outer")):
+            keys, records = [canonical_key(n) for n in mine], [Number(n) for n in mine]
+            sent = CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * len(mine), keys))
+            frames = [InFlightFrame(f"{edge}:{sender}", sent) for sender in range(before)]
+            logs.append(kept.log(task, subtask, frames))
+    manifest = _manifest(graph, before, tuple(logs))
+    seen: list[tuple[str, int]] = []
+    for subtask in range(after):
+        found = in_flight.restored(manifest, graph, subtask, after, kept)
+        assert [each.edge for each in found] == sorted((each.edge for each in found), reverse=True)
+        assert {groups[n] for n in numbers(found)} <= {*group_range(subtask, after, 8)}
+        for n in {*numbers(found)}:
+            senders = [each.channel for each in found for record in CODEC.decode(each.frame).records if record.n == n]
+            assert senders == [f"{edge}:{i}" for edge in ("two>outer", "one>inner") for i in range(before)]
+        seen += [(each.channel, n) for each in found for n in numbers([each])]
+    wanted = [(f"{edge}:{i}", n) for edge in ("one>inner", "two>outer") for i in range(before) for n in range(300)]
+    assert sorted(seen) == sorted(wanted)
+
+
+def test_another_graph_does_not_take_what_was_on_its_way_in_this_one() -> None:
+    """It is told how to come by a checkpoint that it may go on from; an aligned one it takes."""
+    graph, kept = _graph(), Kept()
+    logs = (kept.log("in", 0, [InFlightFrame("one>inner:0", frame(0, 1))]),)
+    with pytest.raises(GraphError, match=r"is unaligned: .* --until latest"):
+        in_flight.restored(_manifest(graph, 1, logs), _graph("other"), 0, 1, kept)
+    assert in_flight.restored(_manifest(graph, 1, ()), _graph("other"), 0, 1, kept) == []
