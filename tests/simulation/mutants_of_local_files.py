@@ -11,7 +11,6 @@ from planting import COUNT, DISORDER, STATE, Table
 
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.tiered import table
 from exactlyonce.state.tiered.files import LocalFiles, Marker
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredSnapshot, TieredTable
@@ -39,35 +38,19 @@ def _left_out() -> Iterable[Any]:
     yield patch.object(TieredSnapshot, "__init__", init)
 
 
-@mutant("a key group is read again over what records have changed", WRONG, luck="local files")
-def _read_again() -> Iterable[Any]:
-    real = TieredTable._read
-
-    def read(self: TieredTable[Any], group: int) -> None:
-        real(self, group)
-        if self._batches % 2 == 0:
-            self._shelf.unread.add(group)
-
-    yield patch.object(TieredTable, "_read", read)
-
-
 @mutant("files of any checkpoint are taken", WRONG, luck="local files")
 def _any_files() -> Iterable[Any]:
     def take(self: LocalFiles, wanted: Marker) -> Marker | None:
         found: list[Path] = sorted(self._folder.glob("saved-*"))
-        if found and wanted.digest:
-            found[0].rename(self._folder / f"saved-{wanted.digest.hex()[:32]}")
+        target = self._folder / f"saved-{wanted.digest.hex()[:32]}"
+        if found and wanted.digest and not target.exists():
+            found[0].rename(target)
         return real(self, wanted)
 
     real = LocalFiles._take
     yield patch.object(LocalFiles, "_clean", lambda *_: None)
     yield patch.object(LocalFiles, "_take", take)
     yield patch.object(Marker, "same", lambda self, other: True)
-
-
-@mutant("changes that are only in memory are overlooked", WRONG, luck="local files")
-def _overlooked() -> Iterable[Any]:
-    yield patch.object(TieredTable, "_layers", lambda self: iter([self._interval.layers[-1]]))
 
 
 @mutant("changes that outgrew memory are in no increment", WRONG, luck="local files")
@@ -95,8 +78,3 @@ def _one_behind() -> Iterable[Any]:
         real(self, checkpoint, digest)
 
     yield patch.object(LocalFiles, "name", name)
-
-
-@mutant("a state that records change in place is not cloned for a barrier", WRONG, "shuffles", luck="local files")
-def _not_cloned() -> Iterable[Any]:
-    yield patch.object(table.TieredTable, "_protect", lambda self, keys: None)
