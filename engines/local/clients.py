@@ -15,6 +15,7 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
+from exactlyonce.engines.backends import ROCKSDB
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.local.channels import Pipe
 from exactlyonce.engines.local.messages import Start
@@ -55,7 +56,8 @@ class KafkaClients:
         self.monotonic_s = time.monotonic
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)
-        self._blocks = block_storage(self._config, start.topic, start.storage)
+        lazily = start.state.backend == ROCKSDB  # which reads some blocks now and then
+        self._blocks = block_storage(self._config, start.topic, start.storage, stays_connected=lazily)
         self._executor = ThreadPoolExecutor(1, "producers")
         """Makes the producers of all sinks, one after the other, and drops them."""
 

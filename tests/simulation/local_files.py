@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import random
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
 from exactlyonce.state.tiered import files, interval, table
@@ -21,11 +25,25 @@ SMALL = (
     (files, "SAVING_SHARE", float("inf")),
     (interval, "SLICE_ENTRIES", 3),
     (table, "CACHED_SHARE", 1e-6),
-    (table, "CHANGES_SHARE", 4e-4),
+    (table, "CHANGES_SHARE", 8e-3),
 )
 """Nothing stays in memory that was not touched just now, some intervals spill, all files are saved."""
+FETCHED_EVERY = 8
+"""Turns between two key groups that are read though no record wants them: barriers come before."""
 TIERED_CHANCE = 0.05
 """How often a history has any local files; else it would take far longer."""
+
+
+@contextmanager
+def fetching_seldom() -> Iterator[None]:
+    """Within this a table takes its time to read what no record wants."""
+    real, turns = table.TieredTable.fetch, count()
+
+    def fetch(self: table.TieredTable[Any]) -> bool:
+        return next(turns) % FETCHED_EVERY == 0 and real(self)
+
+    with patch.object(table.TieredTable, "fetch", fetch):
+        yield
 
 
 class LocalState:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,8 +10,8 @@ from planting import COUNT, DISORDER, STATE, Table
 
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.tiered import table
-from exactlyonce.state.tiered.files import LocalFiles, Marker
+from exactlyonce.state.tiered import files
+from exactlyonce.state.tiered.files import Marker
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredSnapshot, TieredTable
 
@@ -39,35 +38,10 @@ def _left_out() -> Iterable[Any]:
     yield patch.object(TieredSnapshot, "__init__", init)
 
 
-@mutant("a key group is read again over what records have changed", WRONG, luck="local files")
-def _read_again() -> Iterable[Any]:
-    real = TieredTable._read
-
-    def read(self: TieredTable[Any], group: int) -> None:
-        real(self, group)
-        if self._batches % 2 == 0:
-            self._shelf.unread.add(group)
-
-    yield patch.object(TieredTable, "_read", read)
-
-
 @mutant("files of any checkpoint are taken", WRONG, luck="local files")
 def _any_files() -> Iterable[Any]:
-    def take(self: LocalFiles, wanted: Marker) -> Marker | None:
-        found: list[Path] = sorted(self._folder.glob("saved-*"))
-        if found and wanted.digest:
-            found[0].rename(self._folder / f"saved-{wanted.digest.hex()[:32]}")
-        return real(self, wanted)
-
-    real = LocalFiles._take
-    yield patch.object(LocalFiles, "_clean", lambda *_: None)
-    yield patch.object(LocalFiles, "_take", take)
+    yield patch.object(files, "_name", lambda digest: "saved-state")
     yield patch.object(Marker, "same", lambda self, other: True)
-
-
-@mutant("changes that are only in memory are overlooked", WRONG, luck="local files")
-def _overlooked() -> Iterable[Any]:
-    yield patch.object(TieredTable, "_layers", lambda self: iter([self._interval.layers[-1]]))
 
 
 @mutant("changes that outgrew memory are in no increment", WRONG, luck="local files")
@@ -83,20 +57,3 @@ def _forgotten() -> Iterable[Any]:
         real(self, [(group, key, b"" if interval is None else packed) for group, key, packed in entries], interval)
 
     yield patch.object(LocalStore, "write", write)
-
-
-@mutant("states in local files are of the latest barrier but one", WRONG, luck="local files")
-def _one_behind() -> Iterable[Any]:
-    real = LocalFiles.name
-
-    def name(self: LocalFiles, checkpoint: int, digest: bytes) -> None:
-        if checkpoint - 1 in self._begun and checkpoint in self._begun:
-            self._begun[checkpoint] = self._begun[checkpoint - 1][0], self._begun.pop(checkpoint)[1]
-        real(self, checkpoint, digest)
-
-    yield patch.object(LocalFiles, "name", name)
-
-
-@mutant("a state that records change in place is not cloned for a barrier", WRONG, "shuffles", luck="local files")
-def _not_cloned() -> Iterable[Any]:
-    yield patch.object(table.TieredTable, "_protect", lambda self, keys: None)

@@ -19,7 +19,7 @@ from at_least_once import OracleAtLeastOnce
 from clients import TOPIC, Owner, Steps
 from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
-from local_files import SMALL, LocalState
+from local_files import SMALL, LocalState, fetching_seldom
 from luck import LUCK, NONE
 from oracle import Oracle
 from processes import Attempt, Process
@@ -456,7 +456,7 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
     other exception is a fault of the simulator, or of what it runs, which no invariant speaks of."""
     world = World(seed, shape, luck)
     try:
-        with bounds():
+        with bounds(), fetching_seldom():
             world.run()
     except Broken as error:
         broken = type(error)(f"{error}\n  replay: {replay_command(seed, shape, luck)}")

@@ -27,7 +27,9 @@ from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import GroupState, StoredState
 from exactlyonce.state.table import KeyedTable
 from exactlyonce.state.tiered import interval as tiered_interval
+from exactlyonce.state.tiered import table as tiered_table
 from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract import StateBackendContract
 
@@ -306,3 +308,47 @@ def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
     with pytest.raises(Exception, match=f"(?i){mutant.says}"):
         getattr(TestHashMap(), f"test_{mutant.test}")()
+
+
+def _layers_forgotten(self: TieredTable[Any]) -> Iterator[dict[bytes, Any]]:
+    return iter([self._interval.layers[-1]])
+
+
+WRITE = LocalStore.write
+
+TIERED_MUTANTS = {
+    "states that are not settled are overlooked": Mutant(
+        TieredTable, "_layers", _layers_forgotten, "a_snapshot_is_the_state_at_its_barrier", "",
+    ),
+    "a state is not cloned": Mutant(
+        TieredTable, "_protect", lambda self, keys: None, "several_snapshots_are_open", "whatever records do after it"
+    ),
+    "a key group is taken for empty": Mutant(
+        TieredTable, "_read", lambda self, group: self._shelf.unread.discard(group),
+        "increments", "An increment belongs to its image",
+    ),
+    "what has spilled is not encoded": Mutant(
+        LocalStore, "changes", lambda self, snapshot, interval: iter(()), "deleted_keys", "came back|came again"
+    ),
+    "deleted keys stay in local files": Mutant(
+        LocalStore, "write",
+        lambda self, entries, interval: WRITE(self, [each for each in entries if each[2]], interval),
+        "deleted_keys", "came back from an older block",
+    ),
+    "any record is taken": Mutant(
+        tiered_table, "require", lambda condition, why: None, "a_record_of_another_key_group", "lost at restore"
+    ),
+}  # fmt: skip
+
+@pytest.mark.parametrize("rule", TIERED_MUTANTS)
+def test_a_rule_of_the_tiered_backend_that_is_left_out_is_missed(
+    rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Likewise, of the one over local files."""
+    mutant, small = TIERED_MUTANTS[rule], TestTieredInNoMemory()
+    small.folder = tmp_path
+    monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
+    monkeypatch.setattr(TieredTable, "_limit", _nothing_stays)
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
+    with pytest.raises(Exception, match=f"(?i){mutant.says}"):
+        getattr(small, f"test_{mutant.test}")()
