@@ -15,8 +15,8 @@ from pathlib import Path
 NAMES = {
     "worker-barrier": "a source subtask has noted Sn and injected the barrier",
     "worker-aligned": "a subtask has all barriers; the synchronous part of its snapshot comes next",
-    "worker-overtaken": "a barrier has overtaken; the synchronous part of the snapshot comes next",
-    "worker-captured": "what was on its way to a subtask is durable; the acknowledgement is not sent",
+    "unaligned-overtaken": "a barrier has overtaken; the synchronous part of the snapshot comes next",
+    "unaligned-captured": "what was on its way to a subtask is durable; the acknowledgement is not sent",
     "worker-frozen": "the synchronous part is done; no block is written yet",
     "worker-blocks": "the state's blocks are durable; the index is not",
     "worker-flushed": "a sink has flushed its transaction; the acknowledgement is not sent",

@@ -176,7 +176,7 @@ class Subtask:
                 self._barrier(source, frame)
         if self.alignment.checkpoint_latest < checkpoint:
             awaited = self.alignment.overtake(checkpoint)
-            hit("worker-overtaken")
+            hit("unaligned-overtaken")
             captures = [
                 each.capture(checkpoint)
                 for each in self.inputs
@@ -278,7 +278,7 @@ class Subtask:
             while self.blocks.pending > BLOCKS_PENDING_MAX:
                 yield False
         refs = yield from _durable(tickets)
-        hit("worker-captured")
+        hit("unaligned-captured")
         return ChannelLog(self.name, self.index, sum(records_in(each.frame) for each in frames), tuple(refs))
 
     def _write(

@@ -22,6 +22,10 @@ FIGURES = {
         "p99 visibility minus the interval": "ms",
         "duration of its checkpoints": "ms",
     },
+    "unaligned": {
+        "unaligned checkpoints under back-pressure, times sooner": "",
+        "unaligned checkpoints without back-pressure, ratio": "",
+    },
     "gap": {"longest gap between batches, 250,000 keys": "ms"},
     "parquet": {"records to Parquet files, against pyarrow": ""},
     "memory": {"resident memory, checkpoint 60 against 30": ""},

@@ -1,4 +1,4 @@
-"""What is on its way at a snapshot is captured, whole and in order, and taken as before; its blocks give it back."""
+"""Records on their way at a snapshot are captured, whole and in order, and taken as before; blocks give them back."""
 
 from __future__ import annotations
 

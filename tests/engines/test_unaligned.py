@@ -93,9 +93,9 @@ def test_records_on_their_way_are_dealt_anew_with_the_parallelism(
     assert_totals(kafka, f"{topic_name}-out", running.fed)
 
 
-@pytest.mark.exhaustive(but=["worker-captured"])
+@pytest.mark.exhaustive(but=["unaligned-captured"])
 @pytest.mark.parametrize(
-    "name", ["worker-overtaken", "worker-captured", "worker-frozen", "worker-restored", "coordinator-decided"]
+    "name", ["unaligned-overtaken", "unaligned-captured", "worker-frozen", "worker-restored", "coordinator-decided"]
 )
 def test_killed_at_a_step(
     name: str, job: Callable[..., Job], failpoint: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path

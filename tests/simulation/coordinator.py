@@ -189,6 +189,11 @@ class SimulatedCoordinator:
     def _perform_effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
+                aligned_chance = self.world.luck.aligned_chance
+                if aligned_chance and self.world.rng.random() < aligned_chance:
+                    attempt = (self.log.incarnation.incarnation, self.core.attempt)
+                    self.world.oracle.aligned.add((*attempt, checkpoint))
+                    overtakes_after_ms = None
                 for worker in self.workers:
                     added = self.world.share(self._topics.added, self.scale.parallelism, worker.index)
                     worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms))

@@ -27,6 +27,8 @@ class Luck:
     """Attributes of the store, with their values."""
     rescale_chance: float = 0.0
     """That the next coordinator runs with another parallelism."""
+    aligned_chance: float = 0.0
+    """That a checkpoint must be aligned though the settings let barriers overtake, as a savepoint must."""
     local_files: float | None = None
     """How often a history has local files."""
     parallelism: int | None = None
@@ -128,6 +130,13 @@ LUCK = {
         chances={"_chance": 0.01, "_network_chance": 0.0, "_request_chance": 0.0, "_decided_chance": 0.0},
         settings={"unaligned": True, "max_concurrent": 3, "interval_ms": 20, "timeout_ms": 200, "tolerable_failed": 2},
         parallelism=3,
+    ),
+    "savepoints between": Luck(
+        kinds=("slow_worker", "kill_worker"),
+        chances={"_chance": 0.006, "_request_chance": 0.005},
+        settings={"unaligned": True, "max_concurrent": 3, "interval_ms": 20},
+        aligned_chance=0.4,
+        rescale_chance=0.25,
     ),
     "unaligned replays": Luck(
         kinds=("clean", "downtime", "crash_coordinator", "slow_worker"),

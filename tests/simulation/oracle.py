@@ -59,6 +59,8 @@ class Oracle:
         self.sinks = topology.sinks
         self.met: Counter[str] = Counter()
         """How often what was judged, for whoever wants to know."""
+        self.aligned: set[tuple[int, int, int]] = set()
+        """Incarnation, attempt and number of checkpoints that must be aligned, whatever the others are."""
         self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
         self.coordinator = coordinator_id("p")
         self._ways = Ways(topology)

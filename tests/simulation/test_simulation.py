@@ -85,11 +85,19 @@ def test_what_barriers_overtake_counts_once() -> None:
     """Whatever is killed, at whatever parallelism it goes on, also where what was restored is on its way once more, and
     where an interval that begins and ends so is computed again."""
     seen: Counter[str] = Counter()
-    for luck, first in (("unaligned", 0), ("overtaken late", 0), ("crowded", 0), ("unaligned replays", 10)):
+    for luck, first in (
+        ("unaligned", 0),
+        ("overtaken late", 0),
+        ("crowded", 0),
+        ("unaligned replays", 10),
+        ("savepoints between", 0),
+    ):
         for seed in range(first, first + 10):
             seen.update(simulate(seed, luck=luck).seen)
-    wanted = ("unaligned checkpoint", "record on its way", "restored records on their way", "rescaled",
-              "replay behind records on their way", "replay up to records on their way")  # fmt: skip
+    wanted = (
+        "unaligned checkpoint", "record on its way", "restored records on their way", "rescaled",
+        "aligned among unaligned", "replay behind records on their way", "replay up to records on their way",
+    )  # fmt: skip
     assert [each for each in wanted if not seen[each]] == []
 
 

@@ -45,6 +45,9 @@ class OracleUnaligned(Oracle):
             demand(records == log.records, f"{what}, not {log.records}")
             self.met["record on its way"] += records
         self.met["unaligned checkpoint"] += bool(manifest.channel_logs)
+        if (manifest.incarnation, manifest.attempt, manifest.checkpoint) in self.aligned:
+            self.met["aligned among unaligned"] += 1
+            demand(not manifest.channel_logs, f"checkpoint {manifest.checkpoint} is aligned")
 
     def _await(self, consumer: str, event: Event, seen: set[tuple[str, str, int, int, str]]) -> None:
         name = (consumer, event.source, event.partition, event.offset, event.way)
