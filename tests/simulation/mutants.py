@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 
 from mutants_of_cleaning import CLEANING
 from mutants_of_coordinators import COORDINATORS
+from mutants_of_savepoints import SAVEPOINTS
 from mutants_of_stores import STORES
 from mutants_of_workers import WORKERS
 
-MUTANTS = {**WORKERS, **COORDINATORS, **CLEANING, **STORES}
+MUTANTS = {**WORKERS, **COORDINATORS, **CLEANING, **STORES, **SAVEPOINTS}
 """By name."""
 
 
