@@ -168,7 +168,8 @@ class Coordinator:
 
     def _deployed(self, now_ms: int) -> list[Effect]:
         self._move(JobState.RUNNING)
-        self._next_trigger_ms = now_ms if self._stopping else now_ms + self.settings.interval_ms
+        at_once = self._stopping or self._asked
+        self._next_trigger_ms = now_ms if at_once else now_ms + self.settings.interval_ms
         return []
 
     def _failed(self, failure: Failed, now_ms: int) -> list[Effect]:

@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage, references_or_why
-from exactlyonce.engines.removals import Removals
+from exactlyonce.engines.surroundings.removals import Removals
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit

@@ -169,8 +169,9 @@ def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:
         beside = f" (but has {new}, of which there is no state)" if new else ""
         raise GraphError(
             f"Checkpoint {manifest.checkpoint} has state of {', '.join(map(repr, lost))}, and the pipeline has no such "
-            f"operator{beside}. State is found again by the operator's id: give the operator its old id, or "
-            f"start over with `exactlyonce reset {manifest.pipeline}`."
+            f"operator{beside}. State is found again by the operator's id: give the operator its old id; or take "
+            f"a savepoint with the old code, and begin from it with --map or --allow-dropped-state; or start over with "
+            f"`exactlyonce reset {manifest.pipeline}`."
         )
 
 

@@ -10,6 +10,7 @@ from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import (
     Concluded,
     Deployed,
+    Effect,
     End,
     Failed,
     Recovered,
@@ -29,6 +30,20 @@ from tests.checkpoint.test_retention import blocks
 def savepoint(checkpoint: int, *requests: str) -> Manifest:
     """One that serves *requests*."""
     return msgspec.structs.replace(manifest(checkpoint), kind="savepoint", requests=requests)
+
+
+def redeployed(job: Job) -> list[Effect]:
+    """The workers of the next attempt are ready."""
+    job(Recovered(manifest(0)))
+    job.grant(9)
+    return job(Deployed())
+
+
+def test_a_request_that_comes_while_workers_start_is_served_once_they_are_ready() -> None:
+    """It does not wait for the interval."""
+    job = Job()
+    assert job(SavepointAsked("a")) == []
+    assert redeployed(job) == [Trigger(1, 0, final=False, savepoint=True)]
 
 
 def test_a_request_is_served_at_once_by_the_next_checkpoint() -> None:
@@ -71,8 +86,7 @@ def test_a_request_outlives_what_fails() -> None:
     assert again == Trigger(2, 0, final=False, savepoint=True)
     (restart,) = job(Failed("a worker died"))
     assert isinstance(restart, Restart)
-    job.running()
-    assert job(Tick(), job.now_ms + INTERVAL_MS) == [Trigger(3, 0, final=False, savepoint=True)]
+    assert redeployed(job) == [Trigger(3, 0, final=False, savepoint=True)]
 
 
 def test_what_an_older_incarnation_has_decided_is_served() -> None:
@@ -101,8 +115,7 @@ def test_a_stop_whose_savepoint_fails_is_asked_again() -> None:
     job(SavepointAsked("a", stop=True))
     (restart,) = job(Failed("a worker died"))
     assert isinstance(restart, Restart)
-    job.running()
-    assert job(Tick(), job.now_ms + INTERVAL_MS) == [Trigger(2, 0, final=True, savepoint=True)]
+    assert redeployed(job) == [Trigger(2, 0, final=True, savepoint=True)]
 
 
 def test_the_last_checkpoint_serves_requests_too() -> None:

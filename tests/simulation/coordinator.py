@@ -139,6 +139,9 @@ class SimulatedCoordinator:
                 self._on_broker(lambda: self._run(self.leader.upkeep()), lambda _: None)
             if self._deploy is not None and self._deploy[0] <= now_ms:
                 self._start_workers(self._deploy[1])
+            if self.core.state is JobState.RUNNING:  # before, it has no number by which people could address it
+                for request, stop in [*self.world.oracle.savepoints.asked.items()]:
+                    self._feed(events.SavepointAsked(request, stop))
             self._feed(events.Tick())
             yield None if self._inbox else now_ms + 3
         if self.end.error is None:
@@ -183,6 +186,18 @@ class SimulatedCoordinator:
     def stop(self) -> None:
         """A clean stop is asked for."""
         self._inbox.append(lambda: self._feed(events.Stop()))
+
+    def delete_savepoint(self, savepoint: int) -> None:
+        """Somebody deletes one."""
+        if not self.log.has_begun or self.core.state is not JobState.RUNNING:
+            return  # then nobody reads the request
+        incarnation, pinned = self.log.incarnation.incarnation, tuple(self.core.pinned)
+        savepoints = self.world.oracle.savepoints
+        savepoints.kept.discard(savepoint)
+        self._on_broker(
+            lambda: self._run(self.leader.forget_savepoint(savepoint, pinned)),
+            lambda _: savepoints.deleted(savepoint, incarnation),
+        )
 
     # --- effects ------------------------------------------------------------------------------------------------
 

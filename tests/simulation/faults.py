@@ -302,6 +302,19 @@ class FaultInjector:
             self.world.seen["stop asked for"] += 1
             self.world.coordinator.stop()
 
+    def ask_for_savepoint(self) -> None:
+        """Somebody asks for one; now and then also for a stop behind it."""
+        stop = self.rng.random() < 0.1
+        self.world.seen["savepoint asked for"] += 1
+        self.world.oracle.savepoints.ask(stop=stop)
+
+    def delete_savepoint(self) -> None:
+        """Somebody deletes one, perhaps the newest checkpoint."""
+        found = self.world.oracle.savepoints.to_delete
+        if found and self.world.coordinator is not None:
+            self.world.seen["savepoint deleted"] += 1
+            self.world.coordinator.delete_savepoint(self.rng.choice(found))
+
     # --- two brokers --------------------------------------------------------------------------------------------
 
     def move(self) -> None:

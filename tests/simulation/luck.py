@@ -150,6 +150,15 @@ LUCK = {
         settings={"tolerable_failed": 1},
         local_files=1.0,
     ),
+    "savepoints": Luck(
+        kinds=(
+            *("ask_for_savepoint", "ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "delete_savepoint"),
+            *("crash_coordinator", "kill_worker"),
+        ),
+        chances={"_chance": 0.01, "_network_chance": 0.0, "_request_chance": 0.01, "_decided_chance": 0.0},
+        settings={"interval_ms": 20, "max_concurrent": 1},
+        stores={"harm": ""},
+    ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }
 """By name."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from ledgers import Ledgers, WatchedStore
 from readers import Place, Readers, Ways
+from savepoints import Savepoints
 from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
 from watched import TOPIC, Broken, WatchedBroker, demand
 
@@ -104,6 +105,7 @@ class Oracle:
         self._bodies: dict[BlockRef, bytes] = {}
         self._store = store
         self.ledgers = Ledgers(self._body, self.readers.read)
+        self.savepoints = Savepoints(self._body)
         if store is not None:
             store.ledgers, store.before = self.ledgers, self._catch_up
 
@@ -214,6 +216,7 @@ class Oracle:
         if value is None:
             if key.kind is Manifest:
                 self._retained.pop(key.number, None)
+                self.savepoints.dropped(key.number)
                 self._stands_on.pop(key.number, None)
         elif key.kind is Manifest:
             self._manifest(decode(value, Manifest))
@@ -239,6 +242,7 @@ class Oracle:
             self._judge_records(n, sink, sum(c.records for c in manifest.committables if c.sink == sink), before[sink])
         for sink in self.topology.stores:
             self._judge_records(n, sink, sum(c.records for c in manifest.staged if c.sink == sink), before[sink])
+        self.savepoints.decided(manifest)
         self._retained[n], self._stands_on[n] = manifest, self._references(manifest)
         self.manifests[n], self.unfinalized = manifest, manifest
         self._attempt_decided = max(self._attempt_decided, (manifest.incarnation, manifest.attempt))
@@ -345,6 +349,7 @@ class Oracle:
         for name, producer_id, epoch in self.binding.values():
             demand(self._committed(name, producer_id, epoch), f"{name} is finalized though it is not committed")
         self.ledgers.finished(pending)
+        self.savepoints.finalized(pending, mark.incarnation)
         self.unfinalized, self.binding = None, {}
 
     def _committed(self, name: str, producer_id: int, epoch: int) -> bool:

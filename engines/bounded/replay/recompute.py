@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
@@ -63,6 +63,11 @@ def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
         raise ConfigError(
             f"{history.pipeline} has no checkpoint {checkpoint}: it is expired, or was never completed. Name one of "
             f"those that are retained: {kept}."
+        )
+    if manifest.kind == RESTORED:
+        raise ConfigError(
+            f"Checkpoint {checkpoint} of {history.pipeline} was restored from a savepoint: it ended no interval, and "
+            f"has no output."
         )
     base = history.manifests.get(manifest.previous)
     if base is None or base is manifest:

@@ -1,0 +1,83 @@
+"""People who ask for savepoints and delete them, and what they may rely on.
+
+Invariants: a request is served by one savepoint, whatever crashes meanwhile; a savepoint stands on no block of another
+checkpoint; it is there until somebody deletes it, and what was deleted goes once nothing is built on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from watched import demand
+
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.state.index import decode_index
+
+PINNED_FOR = 1
+"""With one checkpoint under way at a time, so many at most build on what was the newest when it was deleted."""
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Savepoints:
+    """Those of the pipeline, as people know them."""
+
+    def __init__(self, body: Callable[[BlockRef], bytes]) -> None:
+        self._body = body
+        self.asked: dict[str, bool] = {}
+        """Requests that no savepoint is known to serve, and whether the run is to stop behind it."""
+        self.kept: set[int] = set()
+        """Those that nobody wants to delete."""
+        self._retained: set[int] = set()
+        self._served: set[str] = set()
+        self._deleted: dict[int, int] = {}
+        """By savepoint, the incarnation that has said that it is kept no longer."""
+        self._finalized_since: Counter[int] = Counter()
+        """By savepoint that was deleted, how many checkpoints of that incarnation were finalized since."""
+        self._count = 0
+
+    def ask(self, *, stop: bool) -> None:
+        """Somebody asks, until there is an answer."""
+        self._count += 1
+        self.asked[f"request-{self._count}"] = stop
+
+    def decided(self, manifest: Manifest) -> None:
+        """*manifest* is durable."""
+        demand(manifest.is_savepoint == bool(manifest.requests), "a savepoint is a checkpoint that somebody asked for")
+        for request in manifest.requests:
+            demand(request not in self._served, f"{request} is served twice")
+            self._served.add(request)
+        if not manifest.is_savepoint:
+            return
+        self.kept.add(manifest.checkpoint)
+        self._retained.add(manifest.checkpoint)
+        for index in (ref for operator in manifest.operators for parts in operator.index for ref in parts):
+            for block in decode_index(self._body(index)).blocks:
+                own = block.checkpoint == manifest.checkpoint
+                demand(own, f"savepoint {manifest.checkpoint} stands on a block of checkpoint {block.checkpoint}")
+
+    def finalized(self, manifest: Manifest, by: int) -> None:
+        """All of *manifest* is committed, as incarnation *by* has noted: who asked for it learns of it."""
+        for request in manifest.requests:
+            self.asked.pop(request, None)
+        for savepoint, incarnation in self._deleted.items():
+            if incarnation == by and savepoint < manifest.checkpoint:
+                self._finalized_since[savepoint] += 1
+            due = self._finalized_since[savepoint] > PINNED_FOR
+            demand(not due or savepoint not in self._retained, f"savepoint {savepoint} stays though it was deleted")
+
+    def deleted(self, savepoint: int, incarnation: int) -> None:
+        """A coordinator has taken up that *savepoint* is wanted no more."""
+        self._deleted[savepoint] = incarnation
+
+    def dropped(self, checkpoint: int) -> None:
+        """The manifest of *checkpoint* is tombstoned."""
+        demand(checkpoint not in self.kept, f"savepoint {checkpoint} is dropped though nobody has deleted it")
+        self._retained.discard(checkpoint)
+
+    @property
+    def to_delete(self) -> list[int]:
+        """Those that somebody may delete."""
+        return sorted(self.kept)
