@@ -20,13 +20,11 @@ from exactlyonce.checkpoint.events import (
     Effect,
     Event,
     Failed,
-    Hold,
     Note,
     PendingCheckpoint,
     ProducerGranted,
     Recovered,
     Restart,
-    Room,
     SourcesFinished,
     Stop,
     Tick,
@@ -416,39 +414,6 @@ def test_what_an_aborted_checkpoint_flushed_is_carried_by_the_next() -> None:
     assert len(plan.order_logs) == 3
     job.conclude(2)
     assert plan_of(job.ack(job.trigger())).precommits == []
-
-
-def test_a_declined_checkpoint_is_aborted_without_a_failure() -> None:
-    """A subtask that cannot take its snapshot declines it: the job goes on, however often, and says so once in ten
-    seconds; what sinks flushed is carried."""
-    job = Job(tolerable_failed=0).running()
-    job.trigger()
-    assert job.ack(1, "0", precommits=(precommit(1, 0),)) == []
-    (note,) = job.ack(1, "1", precommits=(precommit(1, 1),), declined="The disk is full.")
-    assert note == Note("checkpoint 1 was declined, and is aborted; nothing is lost. The disk is full.")
-    for checkpoint in (2, 3):
-        assert job.trigger() == checkpoint
-        assert job.ack(checkpoint, "01", declined="The disk is full.") == []
-    plan = plan_of(job.ack(job.trigger(), "01"))
-    assert (plan.checkpoint, plan.base) == (4, 0)
-    assert [each.transactional_id for each in plan.precommits] == ["id-1-0", "id-1-1"]
-    job.conclude(4)
-    job.now_ms += 10_000
-    checkpoint = job.trigger(job.now_ms)
-    assert len(job.ack(checkpoint, "0", declined="The disk is full.")) == 1
-
-
-def test_sources_pause_while_a_worker_finds_no_room() -> None:
-    """As long as any worker's disk is full nothing but barriers is read; new workers begin without it."""
-    job = Job().running()
-    assert job(Room(1, found=True)) == []
-    assert job(Room(1, found=False)) == [Hold(True)]
-    assert job(Room(0, found=False)) == job(Room(1, found=True)) == []
-    assert job(Room(0, found=True)) == [Hold(False)]
-    assert job(Room(0, found=False)) == [Hold(True)]
-    assert isinstance(job(Failed("worker died"))[0], Restart)
-    job.running()
-    assert job(Room(0, found=True)) == []
 
 
 def test_carried_output_is_carried_again_if_the_next_checkpoint_is_late_too() -> None:

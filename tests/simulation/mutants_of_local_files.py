@@ -38,7 +38,7 @@ def _left_out() -> Iterable[Any]:
     yield patch.object(TieredSnapshot, "__init__", init)
 
 
-@mutant("files of any checkpoint are taken", WRONG, luck="local files")
+@mutant("files of any checkpoint are taken", WRONG, "union", luck="local files")
 def _any_files() -> Iterable[Any]:
     yield patch.object(files, "_name", lambda digest: "saved-state")
     yield patch.object(Marker, "same", lambda self, other: True)

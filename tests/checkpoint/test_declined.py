@@ -1,0 +1,120 @@
+"""Checkpoints that a subtask declines, and the pause while a worker's state finds no room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.coordinator import DECLINED_NOTE_INTERVAL_MS, Coordinator
+from exactlyonce.checkpoint.events import (
+    Ack,
+    Acknowledged,
+    Decide,
+    Deployed,
+    Effect,
+    Failed,
+    Hold,
+    Note,
+    ProducerGranted,
+    Recovered,
+    Restart,
+    Room,
+    Tick,
+    Trigger,
+)
+from exactlyonce.checkpoint.records.committable import Precommit
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.restart import FixedDelay
+from exactlyonce.checkpoint.settings import CheckpointSettings
+
+FULL = "The disk is full."
+BEGINNING = Manifest(
+    pipeline="p", checkpoint=0, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
+    triggered_at_ms=0, completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=2, block_partitions=4,
+    written_bytes=0, block_end_offsets=(), offsets=(), operators=(), order_logs=(), sinks=(), committables=(),
+)  # fmt: skip
+
+
+class Job:
+    """A coordinator of two subtasks and a sink, which tolerates no failure."""
+
+    def __init__(self) -> None:
+        subtasks, sinks = {("task", 0), ("task", 1)}, {("out", 0)}
+        self.core = Coordinator(CheckpointSettings(), FixedDelay(delay_ms=70), subtasks, sinks)
+        self.now_ms = 0
+
+    def __call__(self, event: Any) -> list[Effect]:
+        return self.core.handle(event, self.now_ms)
+
+    def start(self) -> None:
+        """Its workers run."""
+        self(Recovered(BEGINNING))
+        for _ in range(9):
+            self(ProducerGranted("out", 0))
+        self(Deployed())
+
+    def trigger(self) -> int:
+        """The next checkpoint."""
+        self.now_ms = max(self.now_ms, self.core.wake_ms)
+        (trigger,) = [each for each in self(Tick()) if isinstance(each, Trigger)]
+        return trigger.checkpoint
+
+    def ack(self, checkpoint: int, subtask: int, **more: Any) -> list[Effect]:
+        """The acknowledgement of one subtask."""
+        return self(Acknowledged(Ack("task", subtask, checkpoint, **more)))
+
+
+@pytest.fixture
+def job() -> Job:
+    """Running, without a checkpoint."""
+    job = Job()
+    job.start()
+    return job
+
+
+def precommit(checkpoint: int, subtask: int) -> Precommit:
+    """What a sink has flushed."""
+    return Precommit(
+        transactional_id=f"id-{checkpoint}-{subtask}", producer_id=7, epoch=0, sink="out", subtask=0,
+        checkpoint=checkpoint, records=3, open_ms=0,
+    )  # fmt: skip
+
+
+def test_a_declined_checkpoint_is_aborted_without_a_failure(job: Job) -> None:
+    """However often one is declined the job goes on, and the next one is relative to the same base; what sinks have
+    flushed, before the subtask declined or with it, is carried."""
+    job.trigger()
+    assert job.ack(1, 0, precommits=(precommit(1, 0),)) == []
+    (note,) = job.ack(1, 1, precommits=(precommit(1, 1),), declined=FULL)
+    assert note == Note(f"checkpoint 1 was declined, and is aborted; nothing is lost. {FULL}")
+    for checkpoint in (2, 3):
+        assert job.trigger() == checkpoint
+        job.ack(checkpoint, 1, declined=FULL)
+        assert job.ack(checkpoint, 0) == [], "nobody waits for the others any more"
+    assert job.trigger() == 4
+    job.ack(4, 0)
+    (decide,) = job.ack(4, 1)
+    assert isinstance(decide, Decide)
+    assert (decide.plan.checkpoint, decide.plan.base) == (4, 0)
+    assert [each.transactional_id for each in decide.plan.precommits] == ["id-1-0", "id-1-1"]
+
+
+def test_it_is_said_now_and_then(job: Job) -> None:
+    """While checkpoint after checkpoint is declined, it is said once in ten seconds."""
+    notes = 0
+    while job.now_ms < 3 * DECLINED_NOTE_INTERVAL_MS:
+        notes += len(job.ack(job.trigger(), 0, declined=FULL))
+    assert notes == 3
+
+
+def test_sources_pause_while_a_worker_finds_no_room(job: Job) -> None:
+    """As long as any worker's disk is full nothing but barriers is read; new workers begin without it."""
+    assert job(Room(1, found=True)) == []
+    assert job(Room(1, found=False)) == [Hold(True)]
+    assert job(Room(0, found=False)) == job(Room(1, found=True)) == []
+    assert job(Room(0, found=True)) == [Hold(False)]
+    assert job(Room(0, found=False)) == [Hold(True)]
+    assert isinstance(job(Failed("a worker died"))[0], Restart)
+    job.start()
+    assert job(Room(0, found=True)) == []
