@@ -91,11 +91,7 @@ class Oracle:
         """The newest attempt, of the newest incarnation, that has completed a checkpoint, or is behind a clean end."""
         self._of_zombies: set[str] = set()
         """Blocks that older attempts wrote after that: nobody looks for them."""
-        self._read_to = {
-            (sink, p): broker.log_of(sink, p).end_offset if broker.topic_id(sink) else 0
-            for sink in self.sinks
-            for p in range(output_partitions)
-        }
+        self._read_to = {(sink, p): self._end_of(sink, p) for sink in self.sinks for p in range(output_partitions)}
         self._decisions_read = 0
         self._blocks_read = [0] * block_partitions
         self._live: dict[str, BlockRef | None] = {}
@@ -108,6 +104,9 @@ class Oracle:
         self.savepoints = Savepoints(self._body)
         if store is not None:
             store.ledgers, store.before = self.ledgers, self._catch_up
+
+    def _end_of(self, topic: str, partition: int) -> int:
+        return self.broker.log_of(topic, partition).end_offset if self.broker.topic_id(topic) else 0
 
     def _catch_up(self) -> None:
         """Markers that are due by now are there before a store is judged."""
