@@ -144,8 +144,7 @@ class Coordinator:
                 self._full = self._full - {worker} if found else self._full | {worker}
                 effects = self._hold(now_ms)
             case Stop():
-                self._stopping, self._next_trigger_ms = True, now_ms
-                effects = self._recover("", 0) if self.state is JobState.DEPLOYING else []
+                effects = self._stop(now_ms)
         return effects + self._trigger(now_ms)
 
     def _move(self, state: JobState) -> None:
@@ -258,8 +257,17 @@ class Coordinator:
         late = f"the workers were not ready within {self.settings.deploy_timeout_ms} ms{_because(tick.hanging)}"
         return self._failed(Failed(f"{late}. If they only need longer, raise {setting('deploy_timeout')}"), now_ms)
 
+    def _stop(self, now_ms: int) -> list[Effect]:
+        self._stopping, self._next_trigger_ms = True, now_ms
+        return self._recover("", 0) if self.state is JobState.DEPLOYING else []
+
     def _savepoint_asked(self, request: str, now_ms: int, *, stop: bool) -> list[Effect]:
-        """The next checkpoint is to be a savepoint, and comes at once; one that serves the request may be under way."""
+        """The next checkpoint is to be a savepoint, and comes at once; one that serves the request may be under way.
+
+        Where an older incarnation has decided it, and died before it stopped, this one stops.
+        """
+        if stop and request in self._served:
+            return self._stop(now_ms)
         if request not in self._served and request not in self._asked:
             self._asked[request], self._next_trigger_ms = stop, now_ms
         return []

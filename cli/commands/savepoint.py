@@ -134,5 +134,5 @@ def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: b
     if taken and (args.stop or not url):
         lines.append(f"It is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`.")
     if args.stop:
-        lines.append("The run has ended cleanly; the next one goes on from here.")
+        lines.append("The run has ended cleanly.")
     return lines

@@ -98,6 +98,16 @@ def test_what_an_older_incarnation_has_decided_is_served() -> None:
     assert job(SavepointAsked("a")) == []
 
 
+def test_a_stop_that_an_older_incarnation_did_not_live_to_see() -> None:
+    """Its savepoint was decided; who waits for the stop asks this one, which ends with a last checkpoint."""
+    job = Job()
+    job(Recovered(savepoint(7, "a")))
+    job.grant(9)
+    job(Deployed())
+    assert job(SavepointAsked("a", stop=True)) == [Trigger(8, 7, final=True)]
+    assert job(SavepointAsked("a", stop=True)) == []
+
+
 def test_a_stop_behind_a_savepoint() -> None:
     """It is the last checkpoint: it comes alone, and the job ends with it."""
     job = Job(max_concurrent=3).running()

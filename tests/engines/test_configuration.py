@@ -40,6 +40,15 @@ def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_
     assert options_from({"config": file, "bootstrap_servers": "given:1"}).client.bootstrap_servers == "given:1"
 
 
+def test_where_state_is_kept(tmp_path: Path) -> None:
+    """The backend, its memory and its folder are given in the file or directly, each on its own."""
+    file = written(tmp_path, '[state]\nbackend = "rocksdb"\nmemory = "2gb"\nfolder = "/fast"\n')
+    state = options_from({"config": file}).state
+    assert (state.backend, state.memory_bytes, str(state.path)) == ("rocksdb", 2 << 30, "/fast")
+    state = options_from({"config": file, "state_memory": "64mb", "state_backend": "hashmap"}).state
+    assert (state.backend, state.memory_bytes, state.folder) == ("hashmap", 64 << 20, "/fast")
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
@@ -55,6 +64,13 @@ def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_
         ("[checkpoint]\ninterval = 500", "interval \\(--checkpoint-interval\\) is 500: write a number with a unit"),
         ("[checkpoint]\ninterval = '1ms'", "checkpoints need at least 10 ms"),
         ("[checkpoint]\nnum_retained = 'many'", "num_retained \\(--num-retained\\) is 'many': write a whole number"),
+        ("[state]\nbackend = 'disk'", "state_backend \\(--state-backend\\) is 'disk': choose one of hashmap, rocksdb"),
+        (
+            "[state]\nmemory = 'much'",
+            "state_memory \\(--state-memory\\) is 'much': write a number with a unit, as 64kb",
+        ),
+        ("[state]\nmemory = '10kb'", "is 10.0 kB: give it 1.0 MB at least"),
+        ("[state]\nsize = 1", "\\[state\\] has no key 'size'. It has: backend, memory, folder"),
         ("[restart]\nstrategy = 'never'", "There is no restart strategy 'never'"),
         ("[restart]\nstrategy = 'none'\ndelay = '1s'", "does not take all of: delay"),
         ("[kafka]\nacks = 1", "acks: set by exactlyonce itself"),

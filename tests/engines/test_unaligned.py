@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damaging import damage
 from running import QUICK, Run, assert_totals, orders
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 COUNT = 6_000
+HALT = 6
 
 
 def newest(kafka: KafkaCluster, name: str) -> Manifest | None:
@@ -39,7 +42,7 @@ class Job:
     def start(self, parallelism: int, *arguments: str, env: dict[str, str] | None = None) -> Run:
         """One incarnation."""
         options = ("--parallelism", str(parallelism), *self._arguments, *arguments)
-        return self._run(*self._target, *options, env=env)
+        return self._run(*self._target, *options, env=env, servers=self._kafka.bootstrap_servers)
 
     def kill_with_records_on_their_way(self, parallelism: int) -> Manifest:
         """The checkpoint that the next incarnation goes on from: one that was not aligned."""
@@ -139,6 +142,19 @@ def test_a_stop_leaves_an_aligned_checkpoint(job: Callable[..., Job], kafka: Kaf
     assert not left.channel_logs
     running.finish(1)
     assert_totals(kafka, f"{topic_name}-out", running.fed)
+
+
+@pytest.mark.exhaustive
+def test_a_damaged_block_of_what_was_on_its_way_is_a_halt(stoppable: OwnCluster, run: Any, topic_name: str) -> None:
+    """Nothing is guessed: the run ends with the block's name and the choices."""
+    left = Job(run, stoppable, topic_name, "slow_behind_a_shuffle").kill_with_records_on_their_way(2)
+    ref = left.channel_logs[0].blocks[0]
+    damage(stoppable, checkpoint_topic(topic_name), ref.partition, ref.key.encode(), known_checksum=True)
+    target = ("pipelines:slow_behind_a_shuffle", "--param", f"name={topic_name}", "--param", "pause_ms=1")
+    incarnation = run(*target, "--parallelism", "2", servers=stoppable.bootstrap_servers)
+    assert incarnation.wait() == HALT, incarnation.said
+    assert ref.key in incarnation.said
+    assert "Choices:" in incarnation.said
 
 
 def test_what_is_on_its_way_is_listed(

@@ -158,6 +158,16 @@ def _final() -> Iterable[Any]:
     yield patch.object(Coordinator, "_trigger", trigger)
 
 
+@mutant("a barrier that must be aligned overtakes", r"checkpoint \d+ is aligned|" + OPEN, luck="savepoints between")
+def _never_aligned() -> Iterable[Any]:
+    real = Subtask.triggered
+
+    def triggered(self: Subtask, frame: BarrierFrame, overtakes_s: float | None) -> None:
+        real(self, frame, 0.0)
+
+    yield patch.object(Subtask, "triggered", triggered)
+
+
 @mutant("blocks of what was on its way are not kept", TOMBSTONED, luck=UNALIGNED)
 def _unnamed() -> Iterable[Any]:
     real = references.named_by
