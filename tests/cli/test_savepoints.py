@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.conftest import Command
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Orders
@@ -94,3 +97,36 @@ def test_a_run_that_ends_without_it(orders: Orders) -> None:
     assert "has not done within 1.0 s what it was asked for" in " ".join(asked.err.split())
     assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
     assert not any(each.is_savepoint for each in history(orders).retained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["coordinator-triggered", "coordinator-decided"])
+def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, place: str) -> None:
+    """Whoever asked waits on: what was decided is finished by the next run, and what was not is taken by it."""
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    armed = {"EXACTLYONCE_FAILPOINTS": f"{place}=stop", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+    first = Command(orders.command.folder, {**orders.command.environment, **armed})
+    options = ("run", "orders:pipeline", "--checkpoint-interval", "10m", "--parallelism", "2")
+    with first.start(*options) as killed:
+        asking = None
+        deadline = time.monotonic() + LIMIT_S
+        while not (fired / place).exists():
+            assert time.monotonic() < deadline
+            assert killed.poll() is None
+            if asking is None or asking.poll() is not None:  # at first there is no run that could be asked
+                asking = orders.command.start("savepoint", orders.name, "--stop", "--json", "--timeout", "3m")
+            time.sleep(0.1)  # a file of another process has no event to wait for
+        killed.kill()
+        killed.communicate(timeout=LIMIT_S)
+    assert asking is not None
+    with orders.command.start(*options) as again:
+        out, err = asking.communicate(timeout=LIMIT_S)
+        assert asking.returncode == 0, err
+        again.communicate(timeout=LIMIT_S)
+    found = history(orders)
+    savepoints = [each for each in found.retained if each.is_savepoint]
+    assert [each.checkpoint for each in savepoints] == [json.loads(out)["checkpoint"]]
+    assert savepoints[0].incarnation == (1 if place == "coordinator-decided" else 2)
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    assert len(orders.totals()) == 700
