@@ -97,7 +97,7 @@ def _taken() -> Iterable[Any]:
     yield patch.object(ChannelInput, "capture", capture)
 
 
-@mutant("a capture ends at whichever barrier comes", STATE + "|" + COUNT, luck="crowded", first=94)
+@mutant("a capture ends at whichever barrier comes", STATE + "|" + COUNT, luck="crowded", first=102)
 def _any_barrier() -> Iterable[Any]:
     def arrived(self: Capture, frame: Any) -> None:
         if isinstance(frame, bytes):
@@ -138,7 +138,7 @@ def _leaking() -> Iterable[Any]:
     yield patch.object(ChannelInput, "capture", capture)
 
 
-@mutant("what is restored and not yet taken is not captured again", STATE + "|" + COUNT, luck=UNALIGNED, first=34)
+@mutant("what is restored and not yet taken is not captured again", STATE + "|" + COUNT, luck="crowded", first=20)
 def _restored_once() -> Iterable[Any]:
     def left(self: RestoredInput) -> list[Any]:
         return []
