@@ -63,10 +63,10 @@ class Savepoints:
         for request in manifest.requests:
             self.asked.pop(request, None)
         for savepoint, incarnation in self._deleted.items():
+            due = self._finalized_since[savepoint] > PINNED_FOR  # what goes with this mark is behind it in the log
+            demand(not due or savepoint not in self._retained, f"savepoint {savepoint} stays though it was deleted")
             if incarnation == by and savepoint < manifest.checkpoint:
                 self._finalized_since[savepoint] += 1
-            due = self._finalized_since[savepoint] > PINNED_FOR
-            demand(not due or savepoint not in self._retained, f"savepoint {savepoint} stays though it was deleted")
 
     def deleted(self, savepoint: int, incarnation: int) -> None:
         """A coordinator has taken up that *savepoint* is wanted no more."""
