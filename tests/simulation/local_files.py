@@ -25,7 +25,7 @@ SMALL = (
     (files, "SAVING_SHARE", float("inf")),
     (interval, "SLICE_ENTRIES", 3),
     (table, "CACHED_SHARE", 1e-6),
-    (table, "CHANGES_SHARE", 8e-3),
+    (table, "CHANGES_SHARE", 4e-3),
 )
 """Nothing stays in memory that was not touched just now, some intervals spill, all files are saved."""
 FETCHED_EVERY = 8

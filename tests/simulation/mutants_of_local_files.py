@@ -44,7 +44,7 @@ def _any_files() -> Iterable[Any]:
     yield patch.object(Marker, "same", lambda self, other: True)
 
 
-@mutant("changes that outgrew memory are in no increment", WRONG, luck="local files")
+@mutant("changes that outgrew memory are in no increment", WRONG, luck="local files", first=11)
 def _no_increment() -> Iterable[Any]:
     yield patch.object(LocalStore, "changes", lambda self, snapshot, interval: iter(()))
 
