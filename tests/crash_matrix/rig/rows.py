@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from crossing import SINKS
 from kafka_proxy import END_TXN, PRODUCE, Fate
 
+ALIGNED, UNALIGNED = MODES = ("aligned", "unaligned")
+"""Whether barriers wait behind records, or overtake them."""
 WITH_A_STORE = ("postgres", "both")
 WITH_KAFKA = ("kafka", "both")
 
@@ -25,6 +27,7 @@ class Crash:
     sinks: tuple[str, ...] = SINKS
     commit: str = "write_ahead"
     """How PostgreSQL is written to."""
+    modes: tuple[str, ...] = MODES
 
     @property
     def name(self) -> str:
@@ -57,6 +60,7 @@ class Request:
     fates: tuple[Fate, ...] = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
     sinks: tuple[str, ...] = SINKS
     commit: str = "write_ahead"
+    modes: tuple[str, ...] = MODES
 
     @property
     def name(self) -> str:
@@ -96,7 +100,8 @@ ROWS = (
     Row(4, "a barrier in a cycle", "restart from n-1; records going round are counted once",
         missing="cycles are not built yet"),
     Row(5, "after the synchronous part, and while blocks are written", "n is aborted; orphans go",
-        (Crash("worker-frozen"), Crash("worker-blocks")), ("tests/engines/test_orphan_blocks.py",)),
+        (Crash("worker-frozen"), Crash("worker-blocks"), Crash("unaligned-overtaken", modes=(UNALIGNED,)),
+         Crash("unaligned-captured", modes=(UNALIGNED,))), ("tests/engines/test_orphan_blocks.py",)),
     Row(6, "whether a block was written is unknown", "it is asked again, or n is aborted; never acknowledged blindly",
         (Request("a block", PRODUCE, "NAME.checkpoints", lacking=COORDINATOR_ID),),
         ("tests/checkpoint/store/test_blocks.py",)),
