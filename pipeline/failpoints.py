@@ -35,6 +35,7 @@ NAMES = {
     "coordinator-finalized": "the finalized mark is durable; group offsets and clean-up come next",
     "coordinator-opened": "the decision log is open and older coordinators are fenced",
     "coordinator-swept": "older transactions are fenced; no worker is started yet",
+    "savepoint-written": "the state of a savepoint is written anew; the manifest that goes on from it is not",
     "unit-computed": "a unit of bounded work has written its files and blocks; the driver has no receipt",
     "publication-flushed": "staged output is flushed in an open transaction; the driver has no receipt",
     "advance-computed": "all units of a checkpoint are done; nothing is published",

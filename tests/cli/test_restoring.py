@@ -77,6 +77,26 @@ def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> 
     assert "an exported savepoint begins a pipeline that has none" in said(refused)
 
 
+def test_a_kill_before_the_restored_state_is_decided(orders: Orders, tmp_path: Path) -> None:
+    """What was written for it is nobody's, and goes; the next run begins from the savepoint all the same."""
+    url = exported(orders, tmp_path / "backups")
+    assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    orders.write(70)
+    (tmp_path / "fired").mkdir()
+    armed = {
+        "EXACTLYONCE_FAILPOINTS": "savepoint-written=kill",
+        "EXACTLYONCE_FAILPOINTS_FIRED": str(tmp_path / "fired"),
+    }
+    arguments = ("run", "orders:pipeline", "--until", "latest", "--from-savepoint", url)
+    assert orders.command(*arguments, **armed).code == -9
+    assert history(orders).latest is None
+    again = orders.command(*arguments, **armed)
+    assert again.code == 0, again.err
+    assert states(orders) == {f"c{number}": 110 for number in range(7)}
+    assert len(orders.totals()) == 770
+    assert orders.command("doctor", orders.name, "--deep").code == 0, "no block is left that nobody refers to"
+
+
 def test_a_savepoint_of_the_topic(orders: Orders) -> None:
     """The newest one is gone on from; an older one only if that is what is wanted, and output comes again."""
     with running(orders) as process:

@@ -15,9 +15,11 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = pytest.mark.broker
 
 ELSEWHERE = {
-    name for name in NAMES if name.startswith(("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-"))
+    name
+    for name in NAMES
+    if name.startswith(("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-", "savepoint-"))
 }
-"""What `exactlyonce run` meets only in a repair, only beside another store, only unaligned, or not at all."""
+"""What `exactlyonce run` meets only in a repair, beside another store, unaligned, from a savepoint, or not at all."""
 
 
 def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: str, env: dict[str, str]) -> list[int]:
