@@ -13,7 +13,7 @@ from planting import COUNT, DISORDER, LEFT, OPEN, RETAKEN, STATE, STUCK, TOMBSTO
 
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.store import blocks
+from exactlyonce.checkpoint.store import storage
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines import wiring
 from exactlyonce.engines.blocks import BlockNames
@@ -46,7 +46,7 @@ def _no_alignment() -> Iterable[Any]:
 
 @mutant("a union is aligned by its first input alone", STATE + "|" + COUNT, "union")
 def _first_input() -> Iterable[Any]:
-    def barrier(self: Alignment, source: Any, checkpoint: int) -> bool:
+    def barrier(self: Alignment, source: Any, checkpoint: int, *, aligned: bool = False) -> bool:
         if checkpoint <= self.checkpoint_latest:
             return False
         self.checkpoint_latest = checkpoint
@@ -216,7 +216,7 @@ def _uncloned() -> Iterable[Any]:
 @mutant("two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED, first=2)
 def _one_key() -> Iterable[Any]:
     yield patch.object(BlockNames, "_next", lambda self: 1)
-    yield unchecked(blocks, "A block is written once")
+    yield unchecked(storage, "A block is written once")
     yield unchecked(decision_log, "A block that a manifest names")
 
 
