@@ -150,7 +150,7 @@ class Subtask:
             item = source.next(0.0 if rounds else wait_s, room, hurried=self.hurried)
             if item is None:
                 continue
-            self._came_round = source in rounds
+            self._came_round = isinstance(source, FeedbackInput)
             if isinstance(item, BarrierFrame):
                 self._barrier(source, item)
             else:

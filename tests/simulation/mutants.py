@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager
 
 from mutants_of_cleaning import CLEANING
 from mutants_of_coordinators import COORDINATORS
+from mutants_of_loops import LOOPS
 from mutants_of_overtaking import OVERTAKING
 from mutants_of_stores import STORES
 from mutants_of_workers import WORKERS
 
-MUTANTS = {**WORKERS, **COORDINATORS, **CLEANING, **STORES, **OVERTAKING}
+MUTANTS = {**WORKERS, **COORDINATORS, **CLEANING, **STORES, **OVERTAKING, **LOOPS}
 """By name."""
 
 

@@ -59,9 +59,9 @@ class Step:
     - keep: passes on the records whose offset is not 1 modulo 3.
     - split: passes those whose offset is 0 modulo 4 to its side output, "<id>~", all others on.
     - union: passes on what its inputs give.
-    - again: passes records to its side output, "<id>~", until its mark is in `way` as often as the offset modulo 4 says,
-      each time with its id and the mark; then on.
-    - loop: passes on what its input gives, which comes after it: a back edge.
+    - again: passes records to its side output, "<id>~", until its mark is in `way` as often as the offset modulo 4
+      says, each time with its id and the mark; then on.
+    - loop: passes on what its input gives, which comes after it: a back edge. That of id "back" rests a while.
     - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
     - tally: likewise; its state is a mutable one.
     - sink: writes every record, keyed.
@@ -226,7 +226,7 @@ def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
                 streams[step.id] = inputs[0].process(step.id, _again(step.id, output), outputs=[output], output=Event)
                 streams[f"{step.id}~"] = streams[step.id].side(output)
             case "loop":
-                streams[step.id] = pipeline.feedback(step.id, Event)
+                streams[step.id] = pipeline.feedback(step.id, Event, pause="30ms" if step.id == "back" else "0ms")
             case "union":
                 streams[step.id] = inputs[0].union(*inputs[1:], id=step.id)
             case "count":
@@ -440,7 +440,8 @@ def mutual(count: str) -> Topology:
             Step("source", "in"),
             Step("source", "more"),
             Step("loop", "left", ("right-again~",)),
-            Step("union", "lefts", ("in", "left")),
+            Step("count", "firsts", ("in",), "second"),
+            Step("union", "lefts", ("firsts", "left")),
             Step(count, "totals", ("lefts",)),
             Step("again", "left-again", ("totals",)),
             Step("sink", "out", ("left-again",)),
