@@ -16,6 +16,7 @@ pytestmark = pytest.mark.broker
 
 SAMPLE = (
     "2/worker-barrier/kill/diamond/both/2",
+    "4/worker-captured/kill/cycle/both/2",
     "10/the decision/answer lost/chain/kafka/1",
     "10/the decision/late/chain/both/2",
     "12/coordinator-decided/stop/chain/both/2",
@@ -29,7 +30,7 @@ BY_NAME = {cell.name: cell for cell in cells()}
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["10/the decision/answer lost/chain/kafka/1", "13/store-committing/kill/diamond/both/1"])
+@pytest.mark.exhaustive(but=["4/worker-captured/kill/cycle/both/2", "13/store-committing/kill/diamond/both/1"])
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_cell(name: str, place: Any) -> None:
     """What was fed is counted once, whatever the process that crashed or the request that was lost."""

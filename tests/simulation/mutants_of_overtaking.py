@@ -151,7 +151,9 @@ def _final() -> Iterable[Any]:
     real = Coordinator._trigger
 
     def trigger(self: Coordinator, now_ms: int) -> list[Any]:
-        return [dataclasses.replace(e, overtakes_after_ms=0) if isinstance(e, Trigger) else e for e in real(self, now_ms)]
+        return [
+            dataclasses.replace(e, overtakes_after_ms=0) if isinstance(e, Trigger) else e for e in real(self, now_ms)
+        ]
 
     yield patch.object(Coordinator, "_trigger", trigger)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossing import SINKS
+from crossing import SHAPES, SINKS
 from kafka_proxy import END_TXN, PRODUCE, Fate
 
 WITH_A_STORE = ("postgres", "both")
@@ -23,6 +23,7 @@ class Crash:
     nth: int = 2
     """Which of the hits; some come once in the life of a process."""
     sinks: tuple[str, ...] = SINKS
+    shapes: tuple[str, ...] = SHAPES
     commit: str = "write_ahead"
     """How PostgreSQL is written to."""
 
@@ -56,6 +57,7 @@ class Request:
     lacking: str | None = None
     fates: tuple[Fate, ...] = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
     sinks: tuple[str, ...] = SINKS
+    shapes: tuple[str, ...] = SHAPES
     commit: str = "write_ahead"
 
     @property
@@ -94,7 +96,7 @@ ROWS = (
     Row(3, "a subtask dies when its inputs are aligned", "n is aborted; nothing is dropped or reordered",
         (Crash("worker-aligned"),)),
     Row(4, "a barrier in a cycle", "restart from n-1; records going round are counted once",
-        missing="cycles are not built yet"),
+        (Crash("worker-captured", nth=1, shapes=("cycle",)),), ("tests/engines/test_loops.py",)),
     Row(5, "after the synchronous part, and while blocks are written", "n is aborted; orphans go",
         (Crash("worker-frozen"), Crash("worker-blocks")), ("tests/engines/test_orphan_blocks.py",)),
     Row(6, "whether a block was written is unknown", "it is asked again, or n is aborted; never acknowledged blindly",
