@@ -109,7 +109,7 @@ def restored(
     for log in sorted(manifest.channel_logs, key=lambda each: (each.subtask, each.task)):
         before = group_range(log.subtask, manifest.parallelism, groups)
         common = common_groups(before, group_range(subtask, parallelism, groups))
-        is_ours = log.subtask % parallelism == subtask
+        is_ours = bool(loops) and log.subtask % parallelism == subtask
         for each in frames_of(log, reader) if common or is_ours else ():
             whole: bytes | None = None
             if each.edge in loops:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from exactlyonce.engines.local import loops
@@ -68,3 +70,14 @@ def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pyt
     monkeypatch.setattr(loops, "LOOP_BYTES_MAX", 10)
     with pytest.raises(GraphError, match="feeds more and more"):
         channel(Now()).send(bytes(11), 1)
+
+
+def test_the_bounds_are_those_that_the_page_says() -> None:
+    """docs/pipelines.md has their numbers."""
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    for said in (
+        f"{loops.ROUND_RECORDS_MAX:,} records",
+        f"{loops.LOOP_RECORDS_MAX:,} wait",
+        f"{loops.LOOP_BYTES_MAX >> 20} MB",
+    ):
+        assert said in page

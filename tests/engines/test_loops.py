@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,19 +102,29 @@ def attempts(id: int) -> int:
 
 @pytest.mark.slow
 def test_what_goes_round_outlives_a_stop_and_a_kill(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A stop does not wait for retries: they are in its last checkpoint, and the next run goes on with them; so it does
-    after a kill. A bounded run ends once nothing goes round. Each order is charged once, after so many tries."""
+    """A stop does not wait for retries: they are in its last checkpoint, and the next run goes on with them; so it
+    does after a savepoint, and after a kill. A bounded run ends once nothing goes round. Each order is charged once,
+    after so many tries."""
     topic = kafka.create_topic(f"{topic_name}-orders", 2)
     kafka.produce(topic, [(str(i), json.dumps({"id": i, "total": i})) for i in range(700)])
     target = ("retry:pipeline", "--param", f"name={topic_name}", *QUICK)
-    stopped = run(*target, "--param", "pause=10m", "--parallelism", "2", env=EXAMPLES)
+    stopped = run(*target, "--param", "pause=10m", "--parallelism", "2", "--until", "latest", env=EXAMPLES)
     stopped.await_checkpoint()
     stopped.process.send_signal(signal.SIGTERM)
-    assert stopped.wait() == 0, stopped.said
+    assert stopped.wait() == 130, stopped.said
     found, _ = manifests(kafka, topic_name)
+    assert found[-1].kind == "final"
+    assert found[-1].records_in_flight > 0
+    saved = run(*target, "--param", "pause=10m", env=EXAMPLES)
+    saved.await_event(lambda event: event["event"] == "checkpoint")
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "savepoint", topic_name, "--stop"]
+    subprocess.run([*command, "--bootstrap-servers", kafka.bootstrap_servers], check=True, capture_output=True)
+    assert saved.wait() == 0, saved.said
+    found, _ = manifests(kafka, topic_name)
+    assert found[-1].is_savepoint
     assert found[-1].records_in_flight > 0
     killed = run(*target, "--param", "pause=10m", env=EXAMPLES)
-    killed.await_checkpoint()
+    killed.await_event(lambda event: event["event"] == "checkpoint")
     killed.kill()
     found, _ = manifests(kafka, topic_name)
     assert found[-1].records_in_flight > 0

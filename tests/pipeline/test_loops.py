@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from exactlyonce import Emit, GraphError, Output, Pipeline
+from exactlyonce.cli.spark_progress import LineOfProgress
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.bounded.stages import refuse_loops
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import load
 from exactlyonce.sinks import KafkaSink
 
 
@@ -118,7 +124,15 @@ def test_a_loop_that_meets_no_stream_before_a_shuffle_is_refused() -> None:
         plan(graph, 2)
 
 
-def test_bounded_work_refuses_loops() -> None:
-    """In a cycle no stage comes first; the local engine is named."""
+def test_bounded_work_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a cycle no stage comes first; it says so before it asks a broker, and names the local engine."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    work = CatchingUp(
+        loaded=load("retry:pipeline", {}),
+        options=RunOptions(ClientConfig({"bootstrap.servers": "127.0.0.1:1"})),
+        submit=in_process,
+        staging=tmp_path,
+        progress=LineOfProgress("retry"),
+    )
     with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
-        refuse_loops(written().build())
+        work.run()
