@@ -73,6 +73,7 @@ BOUNDS = (
     (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
     (producing, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
+    (task, "ROUND_RECORDS_MAX", 6),
     (core, "HOLD_AFTER_MS", 100),
     (leader, "UPKEEP_INTERVAL_S", 1.0),
     (of_stores, "PAUSE_LONGEST_MS", 400),
