@@ -7,7 +7,11 @@ every input in the same, growing order.
 
 A barrier that may overtake (exactly once) need not wait: `overtake` ends the alignment at once, and says which inputs
 still owe the barrier. What comes on these before it was on its way at the snapshot, and belongs to the checkpoint
-beside the snapshot. Snapshots are taken in the order of their checkpoints, overtaking or not. Pure: no I/O, no clock.
+beside the snapshot. Snapshots are taken in the order of their checkpoints, overtaking or not.
+
+Of feedback, whose barrier comes round only once this subtask has sent it on, no snapshot ever waits: what comes on it
+before the barrier belongs to the checkpoint likewise (`owing`). If its barrier is there first, as where two loops feed
+each other, it is held back like any input. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -32,8 +36,12 @@ class Alignment:
     False
     """
 
-    def __init__(self, inputs: Iterable[Hashable], *, exactly_once: bool = True) -> None:
-        self.inputs = frozenset(inputs)
+    def __init__(
+        self, inputs: Iterable[Hashable], *, feedback: Iterable[Hashable] = (), exactly_once: bool = True
+    ) -> None:
+        """*feedback*: further inputs, which no snapshot waits for."""
+        self._ordinary = frozenset(inputs)
+        self.inputs = self._ordinary.union(feedback)
         self.exactly_once = exactly_once
         self.checkpoint_latest = 0
         """The newest whose snapshot is due: its barrier has come on every input, or it has overtaken."""
@@ -47,7 +55,7 @@ class Alignment:
         """The newest barrier behind which anything was taken while the input was ahead."""
         self.exact = True
         """Of the last snapshot: whether what was taken since the one before is what lies between their barriers."""
-        require(self.inputs, "a subtask has at least one input")
+        require(self._ordinary, "a subtask has at least one input that is no feedback")
 
     def is_ahead(self, source: Hashable) -> bool:
         """Whether *source* has delivered a barrier that another input has not."""
@@ -69,6 +77,11 @@ class Alignment:
         *aligned*: inputs are held back behind this one, also where that is not done for others: it is a savepoint's.
         """
         require(source in self.inputs and not self.is_held(source), "a held input delivers nothing")
+        if source not in self._ordinary:
+            require(checkpoint > self._delivered[source], "barriers come in the same order on every input")
+            self._delivered[source] = checkpoint
+            self._aligned_latest = checkpoint if aligned else self._aligned_latest
+            return False
         awaited = next((each for each in self._pending if each > self._delivered[source]), None)
         require(
             checkpoint == awaited if awaited is not None else checkpoint > self._delivered[source],
@@ -78,7 +91,7 @@ class Alignment:
             self._pending.append(checkpoint)
         self._delivered[source] = checkpoint
         self._aligned_latest = checkpoint if aligned else self._aligned_latest
-        if min(self._delivered.values()) < checkpoint:
+        if any(self._delivered[each] < checkpoint for each in self._ordinary):
             return False
         self._pending.popleft()
         if checkpoint <= self.checkpoint_latest:  # it had overtaken what was before it
@@ -86,6 +99,10 @@ class Alignment:
         self.exact = self._early_behind < self.checkpoint_latest
         self.checkpoint_latest = checkpoint
         return True
+
+    def owing(self, checkpoint: int) -> frozenset[Hashable]:
+        """The inputs that have yet to deliver barrier *checkpoint*."""
+        return frozenset(each for each, delivered in self._delivered.items() if delivered < checkpoint)
 
     def overtake(self, checkpoint: int) -> frozenset[Hashable]:
         """Barrier *checkpoint* waits for no input: snapshot now. The inputs that have yet to deliver it.
@@ -99,4 +116,4 @@ class Alignment:
         if not due:
             self._pending.append(checkpoint)
         self.checkpoint_latest = checkpoint
-        return frozenset(each for each, delivered in self._delivered.items() if delivered < checkpoint)
+        return self.owing(checkpoint)

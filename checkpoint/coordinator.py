@@ -7,7 +7,9 @@ Invariants: completed ids only grow; decisions come one by one, each after the p
 checkpoint that is being decided is not aborted, and nothing is restarted meanwhile; the precommits, order logs and what
 was staged of an aborted checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted)
 when it restarts.
-A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open.
+A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open. Where records go
+round, all is read only once a barrier has gone round behind the last record and found every loop empty; a stop waits
+for no loop.
 """
 
 from __future__ import annotations
@@ -60,14 +62,15 @@ class Coordinator:
 
     def __init__(
         self, settings: CheckpointSettings, restart: RestartStrategy, subtasks: set[Subtask], sinks: set[Subtask],
-        *, staging: bool = False,
+        *, staging: bool = False, loops: bool = False,
     ) -> None:  # fmt: skip
-        """*staging*: a decision may have to wait for a store."""
+        """*staging*: a decision may have to wait for a store. *loops*: records may go round."""
         self.settings = settings
         self.restart = restart
         self.subtasks = frozenset(subtasks)
         self.sinks = frozenset(sinks)
         self._staging = staging
+        self._loops = loops
         self.state = JobState.RECOVERING
         self.attempt = 0
         self.manifest: Manifest | None = None
@@ -91,9 +94,17 @@ class Coordinator:
         self._asked: dict[str, bool] = {}
         """Requests for a savepoint that no completed one serves, and whether the job is to stop behind it."""
         self._served: set[str] = set()
+        self._read_by: int | None = None
+        """The newest checkpoint when every source had reached its target; None: not yet."""
         self._finished = False
+        """Whether nothing is left to read, and nothing goes round."""
         self._pending_failure: Failed | None = None
         self._gave_up: ExactlyOnceError | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._stopping or any(self._asked.values())
 
     @property
     def deciding(self) -> PendingCheckpoint | None:
@@ -136,7 +147,7 @@ class Coordinator:
             case Failed():
                 effects = self._failed(event, now_ms)
             case SourcesFinished():
-                self._finished, self._next_trigger_ms = True, now_ms
+                self._read_by, self._finished, self._next_trigger_ms = self._checkpoint_latest, not self._loops, now_ms
                 effects = []
             case SavepointAsked(request, stop):
                 effects = self._savepoint_asked(request, now_ms, stop=stop)
@@ -207,7 +218,8 @@ class Coordinator:
         self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
         self._pending_failure = None
         self._producers, self._acked = {}, {}
-        self._failed_in_row, self._finished, self._held, self._full = 0, False, False, frozenset()
+        self._failed_in_row, self._read_by, self._finished = 0, None, False
+        self._held, self._full = False, frozenset()
 
     def _end(self, error: ExactlyOnceError | None) -> list[Effect]:
         self._move(JobState.ENDED)
@@ -217,7 +229,7 @@ class Coordinator:
 
     @property
     def _final(self) -> bool:
-        return self._stopping or self._finished or any(self._asked.values())
+        return self.stopping or self._finished
 
     @property
     def _may_trigger(self) -> bool:
@@ -406,6 +418,9 @@ class Coordinator:
         self._failed_in_row = 0
         self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self.settings.min_pause_ms)
         self._note_served(manifest)
+        behind_all = self._read_by is not None and plan.checkpoint > self._read_by
+        if behind_all and not self._finished and not manifest.channel_logs:
+            self._finished, self._next_trigger_ms = True, now_ms
         self.restart.completed(now_ms)
 
     def _after_decision(self, now_ms: int) -> list[Effect]:

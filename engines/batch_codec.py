@@ -86,9 +86,10 @@ class BatchCodec:
             except Exception as found:
                 where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
                 return RecordError(
-                    f"A record that was to be sent to another worker is not a valid {type_name(self._type)}: {found}. "
-                    f"It stems from the record at {where}. The job has stopped before it; nothing is lost. Let the "
-                    f"function that made it return {type_name(self._type)}, or declare another type by output=."
+                    f"A record that was to be sent to another worker or round a loop is not a valid "
+                    f"{type_name(self._type)}: {found}. It stems from the record at {where}. The job has stopped "
+                    f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
+                    f"declare another type by output=."
                 )
         return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
 
@@ -106,7 +107,7 @@ def records_in(frame: bytes) -> int:
 
 
 def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes], list[str], bytes, bytes, bytes])
+    return msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes] | None, list[str], bytes, bytes, bytes])
 
 
 def _origins(names: list[str], topics: bytes, partitions: bytes, offsets: bytes) -> list[Coordinates]:

@@ -1,4 +1,4 @@
-"""Records on their way at a snapshot, in blocks: what a barrier has overtaken, by subtask, and who takes it again.
+"""Records on their way at a snapshot, in blocks: what a barrier has overtaken, and what went round loops.
 
     log   = frames end to end: bytes of the channel's name (2), of the frame (4), both big-endian, name, frame
     block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
@@ -7,6 +7,7 @@
 A subtask's log holds its frames in the order in which they go before anything else that it takes. Invariants: of a key,
 the log of the subtask that owned it has the records in their order; whoever owns the key after a restore takes them in
 that order, before any that is read or sent later; all together, the subtasks of a parallelism take every record once.
+What went round a loop has no key: a subtask's goes whole to one subtask, the one of its number where there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.plan import ShuffleEdge
+from exactlyonce.engines.plan import ShuffleEdge, feedback_edges
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
 from exactlyonce.state.errors import DamagedState
@@ -96,31 +97,46 @@ def restored(
     """
     if not manifest.channel_logs:
         return []
-    _require_same_graph(manifest, graph)
     groups, places, codecs = graph.max_parallelism, dict[str, int](), dict[str, BatchCodec]()
     for edge in graph.shuffles:
         name = ShuffleEdge(edge.key_by, edge.stateful).name
         places[name] = graph.nodes.index(graph.node(edge.stateful))
         codecs[name] = BatchCodec(graph.type_of(Input(edge.key_by)))
+    loops = {edge.name: graph.nodes.index(graph.node(edge.loop)) for edge in feedback_edges(graph)}
+    places |= loops
+    same = graph.fingerprint() == manifest.fingerprint
     found: list[InFlightFrame] = []
     for log in sorted(manifest.channel_logs, key=lambda each: (each.subtask, each.task)):
         before = group_range(log.subtask, manifest.parallelism, groups)
         common = common_groups(before, group_range(subtask, parallelism, groups))
-        for each in frames_of(log, reader) if common else ():
-            whole = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
+        is_ours = bool(loops) and log.subtask % parallelism == subtask
+        for each in frames_of(log, reader) if common or is_ours else ():
+            whole: bytes | None = None
+            if each.edge in loops:
+                whole = each.frame if is_ours else None
+            elif not same:
+                raise _has_no_place(each, manifest)
+            elif common:
+                whole = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
             if whole is not None:
                 found.append(InFlightFrame(each.channel, whole))
     return sorted(found, key=lambda each: -places[each.edge])
 
 
-def _require_same_graph(manifest: Manifest, graph: LogicalGraph) -> None:
-    if graph.fingerprint() != manifest.fingerprint:
-        raise GraphError(
-            f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} is unaligned: it holds records that were on "
-            f"their way between operators, and the graph is another one now, in which they may have no place. Run the "
-            f"pipeline as it was once more, and let it end cleanly (`exactlyonce run ... --until latest`, or stop it): "
-            f"its last checkpoint is aligned, and any graph may go on from there."
+def _has_no_place(frame: InFlightFrame, manifest: Manifest) -> GraphError:
+    checkpoint = f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r}"
+    edge, _, loop = frame.edge.partition(">")
+    if not edge:
+        return GraphError(
+            f"{checkpoint} holds records that went round loop {loop!r}, which the pipeline has no longer. Give it a "
+            f"loop of this id again; or run it as it was with --until latest, which ends once nothing goes round."
         )
+    return GraphError(
+        f"{checkpoint} is unaligned: it holds records that were on their way between operators, and the graph is "
+        f"another one now, in which they may have no place. Run the pipeline as it was once more, and let it end "
+        f"cleanly (`exactlyonce run ... --until latest`, or stop it): its last checkpoint is aligned, and any graph "
+        f"may go on from there."
+    )
 
 
 def records_by_channel(frames: Iterable[InFlightFrame]) -> dict[str, int]:

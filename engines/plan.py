@@ -1,7 +1,8 @@
 """The plan: the logical graph as tasks that run fused, and shuffles that distribute records by key group.
 
 A task is a connected piece of the graph over forward edges. With parallelism 1 there is no shuffle, so that every
-connected pipeline is one task. Pure: the same graph and parallelism give the same plan in every process.
+connected pipeline is one task. A back edge is a channel at any parallelism, from each subtask to the one of its number,
+and orders no tasks. Pure: the same graph and parallelism give the same plan in every process.
 """
 
 from __future__ import annotations
@@ -27,6 +28,25 @@ class ShuffleEdge:
 
 
 @dataclass(frozen=True)
+class FeedbackEdge:
+    """What *producer* puts out comes round at the feedback node *loop*, subtask by subtask."""
+
+    producer: str
+    output: str | None
+    loop: str
+
+    @property
+    def name(self) -> str:
+        """The loop's alone: who feeds it may change while records go round."""
+        return f">{self.loop}"
+
+
+def feedback_edges(graph: LogicalGraph) -> list[FeedbackEdge]:
+    """The back edges of *graph*."""
+    return [FeedbackEdge(read.node, read.output, loop.id) for loop in graph.loops for read in loop.inputs]
+
+
+@dataclass(frozen=True)
 class Task:
     """Operators that run fused, in topological order; named after the first of them."""
 
@@ -41,6 +61,10 @@ class Task:
     def sinks(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.SINK)
 
+    @property
+    def loops(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -50,6 +74,11 @@ class Plan:
     parallelism: int
     tasks: tuple[Task, ...]
     shuffles: tuple[ShuffleEdge, ...]
+
+    @property
+    def feedback(self) -> list[FeedbackEdge]:
+        """Its back edges."""
+        return feedback_edges(self.graph)
 
     def into(self, task: Task) -> list[ShuffleEdge]:
         """Shuffles that end in *task*."""
@@ -68,7 +97,8 @@ class Plan:
     def channels(self) -> list[tuple[str, int, int]]:
         """(edge, from subtask, to subtask) of every channel, in one order for all processes."""
         subtasks = range(self.parallelism)
-        return [(edge.name, i, j) for edge in self.shuffles for i in subtasks for j in subtasks]
+        shuffled = [(edge.name, i, j) for edge in self.shuffles for i in subtasks for j in subtasks]
+        return shuffled + [(edge.name, i, i) for edge in self.feedback for i in subtasks]
 
 
 def share_of(offsets: Mapping[int, int], parallelism: int, subtask: int) -> dict[int, int]:
@@ -88,6 +118,7 @@ def rejoins(task: Task, shuffles: Iterable[ShuffleEdge]) -> bool:
     """
     ids = {node.id for node in task.nodes}
     cut = {(edge.producer, edge.consumer) for edge in shuffles}
+    cut |= {(read.node, loop.id) for loop in task.loops for read in loop.inputs}
     ways: dict[str, Counter[str]] = {}
     for node in task.nodes:
         ways[node.id] = Counter([node.id])
@@ -109,6 +140,7 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
         )
     shuffles = [ShuffleEdge(each.key_by, each.stateful) for each in graph.shuffles if parallelism > 1]
     cut = {(edge.producer, edge.consumer) for edge in shuffles}
+    cut |= {(edge.producer, edge.loop) for edge in feedback_edges(graph)}
     leader = {node.id: node.id for node in graph.nodes}
 
     def find(node: str) -> str:
@@ -127,6 +159,7 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
         members.setdefault(find(node.id), []).append(node)
     tasks = [Task(name, tuple(nodes)) for name, nodes in members.items()]
     _refuse_cycles(tasks, shuffles)
+    _refuse_loops_alone(tasks, shuffles)
     return Plan(graph, parallelism, _sorted(tasks, shuffles), tuple(shuffles))
 
 
@@ -140,6 +173,18 @@ def _refuse_cycles(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
                 f"is united with a stream from before that. With a parallelism above 1 there would be no order in "
                 f"which barriers can pass. Run it with parallelism 1; or write one of the two streams to a topic, and "
                 f"read it from there in another pipeline."
+            )
+
+
+def _refuse_loops_alone(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
+    """Raise GraphError where a task would have no input whose barrier it can wait for."""
+    shuffled = {edge.consumer for edge in shuffles}
+    for task in tasks:
+        if task.loops and not task.sources and not shuffled & {node.id for node in task.nodes}:
+            raise GraphError(
+                f"What comes round loop {task.loops[0].id!r} is distributed by key before it meets another stream. "
+                f"With a parallelism above 1 no barrier would come to it. Run it with parallelism 1; or unite the loop "
+                f"with the stream that it begins in, by .union(...), before .key_by(...)."
             )
 
 

@@ -51,7 +51,7 @@ def make_operator(
 
     *activity* is told what is done here, and by the operator later on.
     """
-    if node.kind in (Kind.SOURCE, Kind.UNION):
+    if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
         return Made(ops.Pass(node.id))
     activity = activity or Activity()
     activity.phase(f"the making of operator {node.id!r}")

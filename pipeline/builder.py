@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, schema
-from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -83,6 +85,33 @@ class Builder:
         if not isinstance(sink, Sink):
             self.problem(f"expected a sink, as KafkaSink(...), got {sink!r}")
         self.add(Kind.SINK, id, (origin,), sink=sink if isinstance(sink, Sink) else None)
+
+    def add_loop(self, id: str, type_: Any, pause: str) -> Input:
+        """Add a feedback node, which `feed` gives its input."""
+        pause_ms = 0
+        try:
+            pause_ms = duration_ms(pause, "pause")
+        except ConfigError as error:
+            self.problem(str(error))
+        return self.add(Kind.FEEDBACK, id, (), type=hints.known(type_), pause_ms=pause_ms)
+
+    def feed(self, origin: Input, loop: Any) -> None:
+        """Let the records of an output come round at *loop*."""
+        known = self.own(loop, "feed() of the records")
+        node = self._nodes[known.node] if known is not None else None
+        if known is None or node is None:
+            return
+        if node.kind is not Kind.FEEDBACK:
+            self.problem("feed() takes what pipeline.feedback(id, type) gave, and this is another stream")
+        elif node.inputs:
+            self.problem(f"loop {node.id!r} is fed already: unite the streams by .union(...), and feed the union")
+        else:
+            fed = self.type_of(origin)
+            foreign = [] if UNKNOWN in (fed, node.type) else set(hints.members(fed)) - set(hints.members(node.type))
+            if foreign:
+                names = schema.type_name(fed), schema.type_name(node.type)
+                self.problem(f"loop {node.id!r} is fed records of type {names[0]}, and is declared to have {names[1]}")
+            self._nodes[node.id] = replace(node, inputs=(origin,))
 
     def add_process(
         self, id: str, origin: Input, function: Function, type_: Any, outputs: Sequence[Output[Any]]

@@ -1,6 +1,8 @@
 """The logical graph: what the user wrote, as data. Nodes are in the order of writing, a topological one.
 
-It is built by `Pipeline.build()`, which has checked it, and is never changed. Every engine walks the same graph.
+The input of a feedback node is a back edge, the only kind: it comes from behind the node. Without these edges the graph
+has no cycle. It is built by `Pipeline.build()`, which has checked it, and is never changed. Every engine walks the same
+graph.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class Kind(str, Enum):
     PEEK = "peek"
     """(record) -> ignored; the record goes on unchanged"""
     UNION = "union"
+    FEEDBACK = "feedback"
+    """No function: the records that its back edge brings round go on unchanged"""
     SINK = "sink"
 
 
@@ -84,6 +88,8 @@ class Node:
     sink: Sink[Any] | None = None
     partitioned: bool = False
     """On KEY_BY: the user says that records of one key are in one partition of the source, so nothing is shuffled."""
+    pause_ms: int = 0
+    """On FEEDBACK: for how long what was fed rests before it comes round."""
     location: str = ""
     """File and line where the user wrote it."""
 
@@ -168,11 +174,24 @@ class LogicalGraph:
         )
 
     @property
+    def loops(self) -> tuple[Node, ...]:
+        """Feedback nodes: where what was fed comes round."""
+        return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
+
+    def above(self, *node_ids: str) -> set[str]:
+        """All nodes whose records, or what becomes of them, come to one of these, round loops too."""
+        found = set[str]()
+        waiting = list(node_ids)
+        while waiting:
+            origins = {read.node for read in self.node(waiting.pop()).inputs} - found
+            found |= origins
+            waiting += origins
+        return found
+
+    @property
     def placing_sources(self) -> frozenset[str]:
         """The sources whose partitions say which subtask has the state of a key (`key_by(..., partitioned=True)`)."""
-        above = [read.node for node in self.nodes if node.partitioned for read in node.inputs]
-        for id in above:  # it grows as it is walked through
-            above += [read.node for read in self.node(id).inputs]
+        above = self.above(*(node.id for node in self.nodes if node.partitioned))
         return frozenset(id for id in above if self.node(id).kind is Kind.SOURCE)
 
     def fingerprint(self) -> str:
@@ -190,6 +209,8 @@ class LogicalGraph:
             "kind": node.kind.value,
             "inputs": [[read.node, read.output] for read in node.inputs],
         }
+        if node.kind is Kind.FEEDBACK:
+            described["record"] = schema.describe(node.type)
         if node.kind is Kind.KEY_BY:
             described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
@@ -204,7 +225,10 @@ class LogicalGraph:
         return described
 
     def explain(self) -> str:
-        """The graph as text, a node a line: its id, kind, what it reads (``<=`` after a shuffle), and its types."""
+        """The graph as text, a node a line: its id, kind, what it reads, and its types.
+
+        What comes through a shuffle has ``<=``, what comes round a loop ``<~``.
+        """
         width = max((len(node.id) for node in self.nodes), default=0)
         return "\n".join([self.pipeline_id, *(f"  {self._line(node, width)}" for node in self.nodes)])
 
@@ -216,11 +240,15 @@ class LogicalGraph:
             line += f"{' ' if node.inputs else ''}{type(end).__name__} {end.topic or ''}".rstrip()
         if node.sink and node.sink.delivery != EXACTLY_ONCE:
             line += f"  {node.sink.delivery}"
+        if node.pause_ms:
+            line += f"  after {node.pause_ms} ms"
         if node.state_type is not None:
             line += f"  state {schema.type_name(node.state_type)}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
 
     def _arrow(self, node: Node, read: Input) -> str:
+        if node.kind is Kind.FEEDBACK:
+            return "<~"
         return "<=" if KeyedEdge(read.node, node.id) in self.shuffles else "<-"
 
 

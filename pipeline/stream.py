@@ -69,6 +69,23 @@ class Pipeline:
         """A stream of what *source* gives."""
         return Stream(self._builder, self._builder.add_source(id, source))
 
+    def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
+        """A loop: a stream of the records, of *type*, that `feed` gives it further on, so that they come round again.
+
+        >>> from exactlyonce.connectors import KafkaSource
+        >>> from exactlyonce.sinks import KafkaSink
+        >>> pipeline = Pipeline("halve")
+        >>> halved = pipeline.feedback("halved", int)
+        >>> numbers = pipeline.source("numbers", KafkaSource("numbers", value=int)).union(halved)
+        >>> numbers.filter(lambda n: n % 2 == 0).map(lambda n: n // 2, output=int).feed(halved)
+        >>> numbers.filter(lambda n: n % 2 == 1).sink("odd", KafkaSink("odd-parts"))
+
+        A loop begins where its stream is united with others, and has an operator on its way that lets records out. What
+        goes round is part of every checkpoint. With *pause*, a duration as "500ms", a record rests for that long before
+        it comes round: to try again later. After a crash, it may rest for less.
+        """
+        return Feedback(self._builder, self._builder.add_loop(id, type, pause))
+
     def build(self) -> LogicalGraph:
         """The checked graph; raises `GraphError` naming every mistake and how to fix it."""
         return self._builder.build()
@@ -208,6 +225,10 @@ class Stream(_Stream[T]):
         )
         return KeyedStream(self._builder, origin)
 
+    def feed(self, loop: Feedback[T]) -> None:
+        """Let the records come round at *loop*, which `Pipeline.feedback` gave."""
+        self._builder.feed(self._origin, loop)
+
     def sink(self, id: str, sink: Sink[T]) -> None:
         """Write the records to *sink*."""
         self._builder.add_sink(id, self._origin, sink)
@@ -225,6 +246,10 @@ class Stream(_Stream[T]):
             if name in ("stateful_map", "stateful_flat_map", "reduce"):
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
+
+
+class Feedback(Stream[T]):
+    """The stream of what was fed to a loop; see `Pipeline.feedback`."""
 
 
 class KeyedStream(_Stream[T], Generic[K, T]):

@@ -13,6 +13,13 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 
 MAX_PARALLELISM_MAX = 32_768
+_WANTED = {
+    Kind.KEY_BY: "an operator with state, as .reduce(id, fn)",
+    Kind.FEEDBACK: "a stream's .union(...) with them",
+}
+"""What to do with records that go nowhere, by the kind of who gives them, but for a sink."""
+_LETTING_NONE_OUT = (Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE)
+"""Each record that comes to them goes on."""
 _PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
 
@@ -51,6 +58,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _sink(graph, node)
     if node.kind is Kind.KEY_BY:
         yield from _key_by(graph, node)
+    if node.kind is Kind.FEEDBACK:
+        yield from _loop(graph, node)
     if node.stateful:
         yield from _state(node)
 
@@ -59,7 +68,7 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.kind is Kind.SINK:
         return
     if not graph.consumers(node.id):
-        wanted = "an operator with state, as .reduce(id, fn)" if node.kind is Kind.KEY_BY else ".sink(id, ...)"
+        wanted = _WANTED.get(node.kind, ".sink(id, ...)")
         yield f"the records of {node.id!r} go nowhere: add {wanted}, or take it away"
     for output in node.outputs:
         if not graph.consumers(node.id, output):
@@ -100,15 +109,42 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield f"records may be sent to another process, and {problem}"
     if node.key_type is not UNKNOWN and (problem := _encoding_problem(node.key_type)):
         yield f"the key must be encoded, and {problem}"
-    shuffled = {edge.stateful for edge in graph.shuffles}
-    if node.partitioned and any(read.node in shuffled for read in _above(graph, node)):
+    above = graph.above(node.id)
+    if node.partitioned and above & {edge.stateful for edge in graph.shuffles}:
         yield "partitioned=True is about the topic that is read, and records were shuffled since: leave it out"
+    elif node.partitioned and above & {each.id for each in graph.loops}:
+        yield "partitioned=True is about the topic that is read, and records come round a loop, too: leave it out"
 
 
-def _above(graph: LogicalGraph, node: Node) -> Iterator[Input]:
-    for read in node.inputs:
-        yield read
-        yield from _above(graph, graph.node(read.node))
+def _loop(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    if node.type is UNKNOWN:
+        yield f"the type of the records of loop {node.id!r} is unknown: give it to pipeline.feedback(id, type)"
+    elif problem := _encoding_problem(node.type):
+        yield f"records that go round are kept in checkpoints, and {problem}"
+    if not node.inputs:
+        yield f"nothing is fed to loop {node.id!r}: give it records by .feed(...) of a stream"
+    elif node.id not in (above := graph.above(node.id)):
+        yield f"loop {node.id!r} is fed records of which none has come from it: that is no cycle, use .union(...)"
+    elif not any(graph.node(each).kind is Kind.SOURCE for each in above):
+        yield f"nothing ever comes into loop {node.id!r}: unite it with a stream of a source by .union(...)"
+    elif not _lets_out(graph, node):
+        yield (
+            f"no record ever comes out of loop {node.id!r}: every operator on its way passes on each one. Put a "
+            f"filter, a flat_map or a process(...) there, so that only what is to come round is fed to it"
+        )
+
+
+def _lets_out(graph: LogicalGraph, loop: Node) -> bool:
+    """Whether on every way round an operator can keep a record from coming round."""
+    ways, seen = [read.node for read in loop.inputs if read.output is None], set[str]()
+    while ways:
+        node = graph.node(ways.pop())
+        if node is loop:
+            return False
+        if node.kind in _LETTING_NONE_OUT and node.id not in seen:
+            seen.add(node.id)
+            ways += [read.node for read in node.inputs if read.output is None]
+    return True
 
 
 def _encoding_problem(type_: Any) -> str | None:

@@ -190,10 +190,8 @@ def written(kafka: KafkaCluster, pipeline: Pipeline, capfd: pytest.CaptureFixtur
 
 
 def sources(graph: LogicalGraph, node: Node) -> set[str]:
-    """The sources that *node* reads from."""
-    if node.kind is Kind.SOURCE:
-        return {node.id}
-    return set[str]().union(*(sources(graph, graph.node(read.node)) for read in node.inputs))
+    """The sources, and loops, that *node* reads from."""
+    return {each.id for each in (*graph.sources, *graph.loops) if each.id in graph.above(node.id)}
 
 
 def shown(value: bytes | None) -> str:

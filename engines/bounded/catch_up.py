@@ -17,6 +17,7 @@ from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.capacity import require_room
 from exactlyonce.engines.bounded.leadership import with_heartbeats
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
+from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.leader import PipelineLeader
@@ -107,6 +108,7 @@ class CatchingUp:
         """Until the stop offsets are reached or, when it follows, until it is stopped."""
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         refuse_at_most_once(physical.graph)
+        refuse_loops(physical.graph)
         leader = PipelineLeader(
             physical, self.options, self.progress.note, lambda *_, **__: None,
             self.loaded.reference, (self.submit, self.staging),

@@ -15,7 +15,8 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.staging import ChannelFile
 from exactlyonce.engines.plan import Plan, Task
-from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.errors import ConfigError, require
+from exactlyonce.pipeline.graph import LogicalGraph
 
 Logs = Mapping[tuple[str, int], tuple[bytes, ...]]
 """Order logs to follow, by task and subtask; a subtask with one lane has none."""
@@ -24,6 +25,16 @@ Left = Mapping[tuple[str, int], dict[str, int]]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Receipt)
+
+
+def refuse_loops(graph: LogicalGraph) -> None:
+    """Raise ConfigError where records go round: in a cycle no stage comes first."""
+    if graph.loops:
+        raise ConfigError(
+            f"Records go round loop {graph.loops[0].id!r}, and bounded work runs the stages of a pipeline one after "
+            f"the other: in a cycle none comes first. The local engine has loops: use `exactlyonce run`, for a bounded "
+            f"run with --until latest."
+        )
 
 
 def stages(plan: Plan) -> list[list[Task]]:

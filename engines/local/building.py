@@ -23,10 +23,11 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
 from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredChannel, RestoredInput, SourceInput
+from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
-from exactlyonce.engines.plan import Plan, ShuffleEdge, Task, plan, share_of
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
@@ -101,6 +102,12 @@ class _Builder:
         self.reader = clients.block_reader()
         self.built.backend = state_backend(start.state, plan.graph.pipeline_id)
         self.operators: dict[str, Any] = {}
+        now_s, graph = built.activity.now_s, self.plan.graph
+        self.loops = {
+            edge.name: LoopChannel(graph.node(edge.loop), graph.node(edge.producer), now_s)
+            for edge in self.plan.feedback
+        }
+        """By edge."""
         self.channels = self._channels()
         with whole_or_halt(start.manifest):
             self.in_flight = in_flight.restored(
@@ -116,7 +123,7 @@ class _Builder:
             if me not in (i, j):
                 continue
             if i == j:
-                found["in", edge, i] = found["out", edge, i] = LocalChannel()
+                found["in", edge, i] = found["out", edge, i] = self.loops.get(edge) or LocalChannel()
                 continue
             side, other = ("out", j) if i == me else ("in", i)
             channel = SocketChannel(self.clients.pipe(f"{side}:{edge}:{i}:{j}"))
@@ -134,8 +141,11 @@ class _Builder:
             self.operators[node.id] = operator = self._operator(node, tables, writers)
             if node.kind is Kind.SOURCE:
                 inputs.append(self._source(node, operator))
-            for read in node.inputs:
+            for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
                 inputs += self._connect(read, node, operator)
+        feedback = self.plan.feedback
+        inputs += [self._comes_round(edge) for edge in feedback if edge.loop in {node.id for node in task.loops}]
+        fed = [self._feed(edge) for edge in feedback if edge.producer in {node.id for node in task.nodes}]
         outputs = [
             [self.channels["out", edge.name, j] for j in range(self.plan.parallelism)]
             for edge in self.plan.out_of(task)
@@ -149,6 +159,7 @@ class _Builder:
                 tables=tables,
                 sinks=writers,
                 outputs=outputs,
+                fed=fed,
                 blocks=self.built.blocks,
                 names=self.names,
                 acknowledge=self.send,
@@ -170,6 +181,9 @@ class _Builder:
             for each in self.plan.graph.shuffles
             if each.stateful in ids
         }
+        for loop in task.loops:
+            name = next(edge.name for edge in self.plan.feedback if edge.loop == loop.id)
+            edges[name] = RestoredChannel(BatchCodec(loop.type), self.operators[loop.id])
         frames = deque(each for each in self.in_flight if each.edge in edges)
         if not frames:
             return None
@@ -203,6 +217,28 @@ class _Builder:
             )
             for i in range(parallelism)
         ]
+
+    def _feed(self, edge: FeedbackEdge) -> LoopChannel:
+        """Wire the end of a loop."""
+        channel, codec = self.loops[edge.name], BatchCodec(self.plan.graph.node(edge.loop).type)
+
+        def send(batch: ops.Batch) -> None:
+            if batch.records:
+                channel.send(codec.encode(batch), len(batch.records))
+
+        ops.listeners(self.operators[edge.producer], edge.output).append(send)
+        return channel
+
+    def _comes_round(self, edge: FeedbackEdge) -> FeedbackInput:
+        """The beginning of a loop."""
+        return FeedbackInput(
+            f"{edge.name}:{self.start.subtask}",
+            self.loops[edge.name],
+            BatchCodec(self.plan.graph.node(edge.loop).type),
+            self.operators[edge.loop],
+            cautious=self.cautious,
+            now_s=self.built.activity.now_s,
+        )
 
     def _operator(self, node: Node, tables: list[Table[Any]], writers: list[SinkWriter]) -> Any:
         if node.kind is Kind.SINK:

@@ -66,7 +66,9 @@ class Job:
         self.report = Report(plan.graph.pipeline_id, reporter, options.client.redact)
         subtasks = {(task.name, i) for task in plan.tasks for i in range(plan.parallelism)}
         sinks = {(n.id, i) for t in plan.tasks for n in t.sinks if _transactional(n) for i in range(plan.parallelism)}
-        self.core = Coordinator(options.checkpoint, restart, subtasks, sinks, staging=stages(plan.graph))
+        self.core = Coordinator(
+            options.checkpoint, restart, subtasks, sinks, staging=stages(plan.graph), loops=bool(plan.graph.loops)
+        )
         self.leader: PipelineLeader | None = None
         self._sources = {(t.name, i) for t in plan.tasks if t.sources for i in range(plan.parallelism)}
         self._finished: set[tuple[str, int]] = set()
@@ -442,6 +444,11 @@ class Job:
         self.report.ended(end.manifest)
         if self._failed_last is not None:
             raise self._failed_last
+        if self.options.until == "latest" and end.manifest is not None and end.manifest.channel_logs:
+            raise EndedEarly(
+                f"Stopped, as asked for, while {end.manifest.records_in_flight} records went round loops. They are "
+                f"part of the last checkpoint, and nothing is open or lost: run it again, it goes on with them."
+            )
         if self.options.until == "latest" and self._finished != self._sources:
             raise EndedEarly(
                 "Stopped, as asked for, before all was read that was there at the start. The end is clean, nothing is "

@@ -135,6 +135,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """Wall clock of the first batch; 0 before it."""
     lag: int
     """Records up to the last stable offset that are not yet read."""
+    going_round: int
+    """Records that wait to come round a loop."""
     waiting: list[str]
     """Of each source that a broker does not answer, and of the storage of blocks, what it waits for."""
     full: list[str]

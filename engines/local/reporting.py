@@ -198,6 +198,7 @@ class Report:
             "records_out": sum(each.records_out for each in workers),
             "skipped": sum(each.skipped for each in workers),
             "lag": sum(each.lag for each in workers),
+            "going_round": sum(each.going_round for each in workers),
             "open_transactions": sum(each.open_transactions for each in workers),
         }
 

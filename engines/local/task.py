@@ -5,6 +5,10 @@ between its barrier and the snapshot; the snapshot's synchronous part and the ba
 so that no record comes between them; acknowledgements are sent in order. What was on its way at the restored checkpoint
 is taken before anything else.
 
+No snapshot waits for a loop: from it until the barrier has gone round, what comes round is captured too. Between two
+batches of what is new comes one of what goes round, where there is one; too much of that, and nothing new is taken but
+what lies before a barrier.
+
 A barrier that may overtake is told by the worker as well, and takes its snapshot when it is due, wherever the barriers
 in the channels are and whether or not there is room for outputs. What has not been taken then, and lies before those
 barriers, is captured: it is taken as before, counts for the next interval, and is written beside the snapshot.
@@ -13,7 +17,7 @@ barriers, is captured: it is taken as before, counts for the next interval, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -28,6 +32,7 @@ from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
+from exactlyonce.engines.local.loops import ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.operators import Batch
@@ -58,6 +63,8 @@ class Subtask:
     sinks: list[SinkWriter]
     outputs: list[list[Channel]]
     """By shuffle that begins here, its channels to every subtask behind it."""
+    fed: list[LoopChannel]
+    """The loops that are fed here."""
     blocks: AttemptBlocks
     names: BlockNames
     acknowledge: Callable[[Acknowledge], None]
@@ -69,16 +76,26 @@ class Subtask:
     restored: RestoredInput | None = None
     """None where nothing was on its way, and once all of it is taken."""
     hurried: bool = False
-    """Whether a barrier that has overtaken is under way in this worker: slices are short then."""
+    """Whether a barrier is under way in this worker that has overtaken or goes round a loop: slices are short then."""
 
     def __post_init__(self) -> None:
-        self.alignment = Alignment((each.name for each in self.inputs), exactly_once=self.exactly_once)
-        self._turn: deque[Input] = deque(self.inputs)
+        self._loops = [each for each in self.inputs if isinstance(each, FeedbackInput)]
+        self._turn: deque[Input] = deque(each for each in self.inputs if not isinstance(each, FeedbackInput))
+        """What is new, which takes turns."""
+        self.alignment = Alignment(
+            (each.name for each in self._turn),
+            feedback=(each.name for each in self._loops),
+            exactly_once=self.exactly_once,
+        )
+        self._came_round = False
+        """Whether what was taken last had gone round."""
+        self._last: int | None = None
+        """The checkpoint behind which nothing is taken any more."""
         self._snapshots: deque[Iterator[bool]] = deque()
         self._due: deque[Due] = deque()
         """Those without a snapshot here, oldest first."""
         self._overtaken = 0
-        """How many of the snapshots under way are of barriers that have overtaken."""
+        """How many of the snapshots under way capture what comes before barriers that have overtaken, or go round."""
         self.fetching = False
         """Whether stored state was read by the last `advance`, and not because a record wanted it."""
 
@@ -88,13 +105,18 @@ class Subtask:
         return [each for each in self.inputs if isinstance(each, SourceInput)]
 
     @property
+    def going_round(self) -> int:
+        """How many records wait to come round a loop."""
+        return sum(each.waiting for each in self._loops)
+
+    @property
     def busy(self) -> bool:
         """Whether a snapshot is under way."""
         return bool(self._snapshots)
 
     @property
     def overtaken(self) -> bool:
-        """Whether one is of a barrier that has overtaken."""
+        """Whether one captures what comes before a barrier that has overtaken, or goes round."""
         return self._overtaken > 0
 
     @property
@@ -111,7 +133,7 @@ class Subtask:
     @property
     def waits(self) -> bool:
         """Whether `step` waits for records of a source, if there are none."""
-        may = self.restored is None and bool(self.room)
+        may = self.restored is None and bool(self.room) and not self._crowded
         return may and any(each.waits and not self.alignment.is_held(each.name) for each in self.sources)
 
     def step(self, wait_s: float) -> bool:
@@ -124,14 +146,14 @@ class Subtask:
             if self.restored.over:
                 self.restored = None
             return True
-        for _ in range(len(self._turn)):
-            source = self._turn[0]
-            self._turn.rotate(-1)
+        rounds = self._rounds()
+        for source in self._in_turn(rounds):
             if self.alignment.is_held(source.name):
                 continue
-            item = source.next(wait_s, room, hurried=self.hurried)
+            item = source.next(0.0 if rounds else wait_s, room, hurried=self.hurried)
             if item is None:
                 continue
+            self._came_round = isinstance(source, FeedbackInput)
             if isinstance(item, BarrierFrame):
                 self._barrier(source, item)
             else:
@@ -139,6 +161,28 @@ class Subtask:
                 self._process(source, item)
             return True
         return False
+
+    def _rounds(self) -> list[FeedbackInput]:
+        """The loops of which something is to be taken."""
+        if self._last is not None and self.alignment.checkpoint_latest >= self._last:
+            return []
+        return [each for each in self._loops if each.ready and not self.alignment.is_held(each.name)]
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether too much goes round for anything new, but for what lies before a barrier that is awaited."""
+        return not self._due and self.going_round > ROUND_RECORDS_MAX
+
+    def _in_turn(self, rounds: Sequence[FeedbackInput]) -> Iterator[Input]:
+        """The inputs, in the order in which something is to be taken of them."""
+        if not self._came_round:
+            yield from rounds
+        for _ in range(0 if self._crowded else len(self._turn)):
+            source = self._turn[0]
+            self._turn.rotate(-1)
+            yield source
+        if self._came_round:
+            yield from rounds
 
     def _process(self, source: Input | RestoredInput, batch: Batch) -> None:
         if self.order is not None:
@@ -153,10 +197,19 @@ class Subtask:
             hit("worker-barrier")
         if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
             hit("worker-aligned")
-            self._snapshots.append(self._snapshot(frame, ()))
+            self._snapshots.append(
+                self._snapshot(frame, self._captures(self.alignment.owing(frame.checkpoint), frame.checkpoint))
+            )
 
-    def triggered(self, frame: BarrierFrame, overtakes_s: float | None) -> None:
-        """The coordinator has triggered a checkpoint; see `Due`."""
+    def _captures(self, owing: Collection[Hashable], checkpoint: int) -> list[ChannelCapture]:
+        """Of the inputs that owe the barrier, what comes before it."""
+        return [
+            each.capture(checkpoint) for each in self.inputs if isinstance(each, ChannelInput) and each.name in owing
+        ]
+
+    def triggered(self, frame: BarrierFrame, overtakes_s: float | None, *, final: bool = False) -> None:
+        """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken behind it."""
+        self._last = frame.checkpoint if final else None
         if frame.checkpoint > self.alignment.checkpoint_latest:
             self._due.append(Due(frame, overtakes_s))
 
@@ -175,14 +228,9 @@ class Subtask:
                 require(source.barrier() == frame, "a source injects every barrier, in its turn")
                 self._barrier(source, frame)
         if self.alignment.checkpoint_latest < checkpoint:
-            awaited = self.alignment.overtake(checkpoint)
+            owing = self.alignment.overtake(checkpoint)
             hit("unaligned-overtaken")
-            captures = [
-                each.capture(checkpoint)
-                for each in self.inputs
-                if isinstance(each, ChannelInput) and each.name in awaited
-            ]
-            self._snapshots.append(self._snapshot(frame, captures))
+            self._snapshots.append(self._snapshot(frame, self._captures(owing, checkpoint)))
 
     def _snapshot(self, frame: BarrierFrame, captures: Sequence[ChannelCapture]) -> Iterator[bool]:
         """The synchronous part now; the rest as an iterator."""
@@ -193,7 +241,7 @@ class Subtask:
         exact, log = self.alignment.exact, None
         if self.order is not None and (self.order.runs or not exact):
             log = self.order.cut(exact=exact)
-        for channel in chain.from_iterable(self.outputs):
+        for channel in chain(chain.from_iterable(self.outputs), self.fed):
             channel.send_barrier(frame)
         for each in self.inputs:
             each.trust()

@@ -207,7 +207,7 @@ class Worker:
             source.triggers.append(SourceTrigger(frame, trigger.final, mine))
         overtakes_s = None if after_ms is None else self.clients.monotonic_s() + after_ms / 1000
         for task in self.built.subtasks:
-            task.triggered(frame, overtakes_s)
+            task.triggered(frame, overtakes_s, final=trigger.final)
 
     def _rest(self) -> None:
         """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
@@ -245,6 +245,7 @@ class Worker:
                 open_transactions=sum(writer.open_transactions for writer in self.built.writers),
                 first_record_ms=self._first_record_ms,
                 lag=sum(source.reader.lag() for source in self._sources),
+                going_round=sum(task.going_round for task in self.built.subtasks),
                 waiting=[
                     each for each in (*(s.reader.waiting for s in self._sources), self.built.blocks.waiting) if each
                 ],

@@ -20,7 +20,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.output import Emit, Output
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.stream import KeyedStream, Pipeline, Stream
+from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream
 
 __all__ = [
     "AvroCodec",
@@ -31,6 +31,7 @@ __all__ = [
     "Context",
     "Emit",
     "ExactlyOnceError",
+    "Feedback",
     "Fenced",
     "GraphError",
     "Halt",

@@ -200,3 +200,54 @@ def test_whatever_overtakes_a_cut_is_consistent_with_what_comes_before_the_barri
         elif item in open_:
             open_[item].discard(name)
     assert captured == {n: dict.fromkeys("abc", n) for n in range(1, 5)}
+
+
+def test_no_snapshot_waits_for_feedback() -> None:
+    """The ordinary inputs complete a barrier; feedback owes it then, and completes nothing when it delivers it."""
+    alignment = Alignment("ab", feedback="f")
+    assert not alignment.barrier("a", 1)
+    assert alignment.barrier("b", 1)
+    assert alignment.owing(1) == {"f"}
+    assert not alignment.barrier("f", 1)
+    assert not alignment.owing(1)
+    assert not any(map(alignment.is_held, "abf"))
+
+
+def test_feedback_that_is_ahead_is_held_like_any_input() -> None:
+    """What is behind its barrier is not taken before the snapshot; at least once, it is, and makes it inexact."""
+    alignment = Alignment("a", feedback="f")
+    assert not alignment.barrier("f", 1)
+    assert alignment.is_held("f")
+    assert alignment.barrier("a", 1)
+    assert not alignment.is_held("f")
+    assert alignment.exact
+    loose = Alignment("a", feedback="f", exactly_once=False)
+    assert not loose.barrier("f", 1)
+    loose.take("f")
+    assert loose.barrier("a", 1)
+    assert loose.barrier("a", 2)
+    assert not loose.exact
+
+
+def test_two_barriers_may_go_round_at_once() -> None:
+    """The next snapshot is taken though the barrier of the one before has not come round."""
+    alignment = Alignment("a", feedback="f")
+    assert alignment.barrier("a", 1)
+    assert alignment.barrier("a", 2)
+    assert alignment.owing(1) == alignment.owing(2) == {"f"}
+    assert not alignment.barrier("f", 1)
+    assert alignment.owing(1) == frozenset()
+    assert alignment.owing(2) == {"f"}
+
+
+def test_a_barrier_that_overtakes_owes_feedback_too() -> None:
+    """What comes round before it is captured like what comes on any other input."""
+    alignment = Alignment("ab", feedback="f")
+    assert not alignment.barrier("a", 1)
+    assert alignment.overtake(1) == {"b", "f"}
+
+
+def test_feedback_alone_is_no_input() -> None:
+    """There must be an input whose barrier is waited for."""
+    with pytest.raises(InvariantViolation, match="no feedback"):
+        Alignment([], feedback="f")

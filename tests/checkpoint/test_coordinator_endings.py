@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from exactlyonce.checkpoint import events
@@ -22,7 +23,7 @@ from exactlyonce.checkpoint.events import (
     Tick,
     Trigger,
 )
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
 from exactlyonce.checkpoint.restart import FixedDelay, NoRestart, RestartStrategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS, CheckpointState, JobState
@@ -56,10 +57,11 @@ def not_committed(checkpoint: int) -> Decided:
 class Job:
     """A job of one subtask without transactional sinks."""
 
-    def __init__(self, restart: RestartStrategy | None = None, **settings: Any) -> None:
+    def __init__(self, restart: RestartStrategy | None = None, *, loops: bool = False, **settings: Any) -> None:
         asked: dict[str, Any] = {"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings}
         self.core = Coordinator(
-            CheckpointSettings(**asked), restart or FixedDelay(delay_ms=70), {("task", 0)}, set()
+            CheckpointSettings(**asked), restart or FixedDelay(delay_ms=70), {("task", 0)}, set(),
+            loops=loops,
         )  # fmt: skip
         self.now_ms = 0
 
@@ -429,3 +431,45 @@ def test_a_trigger_says_when_its_barrier_may_overtake(after_ms: int) -> None:
     assert job(Stop()) == []
     last = Trigger(2, 1, final=True, overtakes_after_ms=None)
     assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), last]
+
+
+def going_round(checkpoint: int) -> Decided:
+    """A verdict: finalized, and records went round a loop."""
+    logs = (ChannelLog("task", 0, 3, ()),)
+    return Decided(msgspec.structs.replace(manifest(checkpoint), channel_logs=logs))
+
+
+def test_where_records_go_round_the_last_checkpoint_comes_behind_an_empty_round() -> None:
+    """Neither a checkpoint that was triggered before all was read, nor one that found records in a loop, is enough."""
+    job = Job(loops=True).running().in_flight()
+    assert job(events.SourcesFinished()) == []
+    job.ack(1)
+    assert Trigger(2, 1, final=False) in job(Concluded(1, finalized(1)))
+    job.ack(2)
+    assert job(Concluded(2, going_round(2))) == [events.AnnounceFinalized(2)]
+    job.now_ms += INTERVAL_MS
+    assert job(Tick()) == [Trigger(3, 2, final=False)]
+    job.ack(3)
+    assert job(Concluded(3, finalized(3))) == [events.AnnounceFinalized(3), Trigger(4, 3, final=True)]
+    job.ack(4)
+    assert job(Concluded(4, finalized(4)))[-1] == End(manifest(4), None)
+
+
+def test_after_a_restart_loops_are_looked_at_anew() -> None:
+    """What was known of sources and loops is forgotten with the attempt."""
+    job = Job(loops=True).running()
+    assert job(events.SourcesFinished()) == [Trigger(1, 0, final=False)]
+    job(Failed("a worker died"))
+    job.running()
+    job.now_ms += INTERVAL_MS
+    assert job(Tick()) == [Trigger(2, 0, final=False)]
+    job.ack(2)
+    assert job(Concluded(2, finalized(2))) == [events.AnnounceFinalized(2)]
+
+
+def test_a_stop_waits_for_no_loop() -> None:
+    """Its checkpoint is the last one, whatever goes round."""
+    job = Job(loops=True).running()
+    assert job(Stop()) == [Trigger(1, 0, final=True)]
+    job.ack(1)
+    assert isinstance(job(Concluded(1, going_round(1)))[-1], End)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.broker
 SAMPLE = (
     "2/worker-barrier/kill/diamond/both/2/unaligned",
     "5/unaligned-overtaken/kill/diamond/kafka/2/unaligned",
+    "4/unaligned-captured/kill/cycle/both/2/aligned",
     "10/the decision/answer lost/chain/kafka/1/aligned",
     "10/the decision/late/chain/both/2/aligned",
     "12/coordinator-decided/stop/chain/both/2/unaligned",
@@ -30,7 +31,7 @@ BY_NAME = {cell.name: cell for cell in cells()}
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=[SAMPLE[2], SAMPLE[5]])
+@pytest.mark.exhaustive(but=[SAMPLE[2], SAMPLE[6]])
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_cell(name: str, place: Any) -> None:
     """What was fed is counted once, whatever the process that crashed or the request that was lost."""

@@ -63,6 +63,7 @@ def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:
         for _, block in BlockReader(config, topic).fetch(indexes):
             named.update(each.ref for each in decode_index(block.body).blocks)
         named.update(ref for each in manifest.staged for ref in each.blocks)
+        named.update(ref for each in manifest.channel_logs for ref in each.blocks)
     keys = {ref.key for ref in named}
     assert keys <= live, "what is referred to is there"
     return live - keys

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from typing_extensions import assert_type
 
-from exactlyonce import AvroCodec, Context, Emit, Operator, Output, Pipeline, Record, Stream
+from exactlyonce import AvroCodec, Context, Emit, Feedback, Operator, Output, Pipeline, Record, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
@@ -122,3 +122,10 @@ def route(order: Order, emit: Emit[int]) -> None:
 routed = orders.process("route", route, outputs=[late])
 assert_type(routed, Stream[int])
 assert_type(routed.side(late), Stream[Order])
+
+# loops
+loop = pipeline.feedback("loop", Order)
+assert_type(loop, Feedback[Order])
+assert_type(orders.union(loop), Stream[Order])
+orders.union(loop).filter(lambda order: order.total > 0).feed(loop)
+assert_type(pipeline.feedback("either", Order | Total, pause="1s"), Feedback[Order | Total])

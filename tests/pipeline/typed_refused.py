@@ -54,3 +54,9 @@ late = Output("late", Order)
 def route(order: Order, emit: Emit[int]) -> None:
     emit("text")  # type: ignore[call-overload]
     emit(5, late)  # type: ignore[misc]
+
+
+loop = pipeline.feedback("loop", Order)
+totals.feed(loop)  # type: ignore[arg-type]
+orders.feed(orders)  # type: ignore[arg-type]
+loop.map(of_total)  # type: ignore[arg-type]

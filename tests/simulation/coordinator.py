@@ -101,7 +101,7 @@ class SimulatedCoordinator:
         self.stores = StoreAnswers(self)
         self.core = Coordinator(
             world.settings, ExponentialDelay(20, 200), scale.subtasks, scale.sink_subtasks,
-            staging=bool(self.stores.digests),
+            staging=bool(self.stores.digests), loops=bool(world.topology.loops),
         )  # fmt: skip
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)

@@ -159,6 +159,33 @@ LUCK = {
         settings={"interval_ms": 20, "max_concurrent": 1},
         stores={"harm": ""},
     ),
+    "cycles": Luck(
+        kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
+        chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
+    ),
+    "rescaled cycles": Luck(
+        kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
+        chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
+        rescale_chance=0.5,
+    ),
+    "unaligned cycles": Luck(
+        kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
+        chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
+        settings={"unaligned": True},
+        rescale_chance=0.5,
+    ),
+    "cycles at least once": Luck(
+        kinds=("kill_worker", "slow_worker"),
+        chances={
+            "_chance": 0.006,
+            "_network_chance": 0.0,
+            "_request_chance": 0.0,
+            "_decided_chance": 0.0,
+            "cleaned_chance": 0.0,
+        },
+        settings={"mode": "at_least_once", "interval_ms": 60},
+        parallelism=3,
+    ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }
 """By name."""

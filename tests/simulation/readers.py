@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-from topologies import CYCLE, Event, Input, Topology
+from topologies import CYCLE, ROUND, Event, Input, Topology, marked
 from watched import demand
 
 Place = tuple[str, int]
@@ -15,14 +15,22 @@ PERIOD = 12
 """What the steps do depends on the offset modulo this."""
 
 
-def ways_of(topology: Topology, source: str, offset: int) -> dict[str, list[str]]:
-    """By step, the `way` of each record that it passes on for the input record at *offset* of *source*."""
-    ways: dict[str, list[str]] = {}
+def ways_of(topology: Topology, origin: str, offset: int, begin: str = "") -> dict[str, list[str]]:
+    """By step, the `way` of each record that it passes on for one of input record *offset*, which has come to step
+    *origin* by way of *begin*, and to no other."""
+    ways: dict[str, list[str]] = {step.inputs[0]: [] for step in topology.of("loop")}
+    before: dict[str, list[str]] | None = None
+    while ways != before:  # once more round each loop
+        before = ways.copy()
+        _walk(topology, ways, origin, offset, begin)
+    return ways
+
+
+def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: int, begin: str) -> None:
     for step in topology.steps:
         come = [way for each in step.inputs for way in ways[each]]
+        come += [begin] if step.id == origin else []
         match step.kind:
-            case "source":
-                ways[step.id] = [""] if step.id == source else []
             case "branch":
                 ways[step.id] = [f"{way}{step.id}/" for way in come]
             case "twice":
@@ -32,9 +40,12 @@ def ways_of(topology: Topology, source: str, offset: int) -> dict[str, list[str]
             case "split":
                 ways[step.id] = come if offset % 4 else []
                 ways[f"{step.id}~"] = [] if offset % 4 else come
+            case "again":
+                mark = marked(step.id)
+                ways[step.id] = [way for way in come if way.count(mark) >= offset % 4]
+                ways[f"{step.id}~"] = [f"{way}{mark}" for way in come if way.count(mark) < offset % 4]
             case _:
                 ways[step.id] = come
-    return ways
 
 
 class Ways:
@@ -58,6 +69,8 @@ class Readers:
         """By sink."""
         self.doubled = 0
         """How many were visible before, where that may be."""
+        self.rescaled = False
+        """Whether there were more or fewer subtasks before: what went round then comes in any order."""
         self._count_before = {
             step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
             for step in topology.of("sink", "store")
@@ -101,7 +114,8 @@ class Readers:
         demand(offset < self._decided[place], f"{it} is visible in {sink} before its manifest")
         demand(name not in self._shown[sink], f"{it} is visible twice in {sink}")
         stream = (sink, *place, event.way, *keys)
-        demand(offset > self._newest.get(stream, -1), f"{it} comes out of order in {sink}")
+        ordered = not self.rescaled or ROUND not in event.way
+        demand(not ordered or offset > self._newest.get(stream, -1), f"{it} comes out of order in {sink}")
         count = self._count_before[sink]
         if count is not None:
             given = self._given.setdefault((count.id, *name), event.totals)

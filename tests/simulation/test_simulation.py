@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from luck import LUCK
 from simulate import main
-from topologies import ANY_STORE, SHAPES
+from topologies import ANY_STORE, LOOP_SHAPES, SHAPES
 from world import replay_command, simulate
 
 FAULTS = {
@@ -70,6 +70,21 @@ def test_no_luck_breaks_an_invariant(luck: str) -> None:
     """Nor does it where one kind of fault is met above all."""
     for seed in range(2):
         simulate(seed, ANY_STORE if LUCK[luck].stores else None, luck)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive(but=["cycle-cycles", "nested-rescaled cycles", "mutual-unaligned cycles"])
+@pytest.mark.parametrize(
+    ("shape", "luck"),
+    [pytest.param(shape, luck, id=f"{shape}-{luck}") for shape in LOOP_SHAPES for luck in LUCK if "cycles" in luck],
+)
+def test_what_goes_round_breaks_no_invariant(shape: str, luck: str) -> None:
+    """Records that go round are in a state, on their way or out, each once, in every checkpoint; a bounded run ends
+    when none goes round; and none comes out twice, with whatever parallelism they are taken up again."""
+    seen: Counter[str] = Counter()
+    for seed in range(8):
+        seen.update(simulate(seed, shape, luck).seen)
+    assert seen["record on its way"] or luck == "cycles at least once"
 
 
 def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -> None:

@@ -22,6 +22,7 @@ from exactlyonce.pipeline.output import Output
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
 PIPELINE = "p"
+ROUND = "@"
 CYCLE = 7
 """A key's total begins again after so many: its state is deleted then."""
 MAX_PARALLELISM = 8
@@ -58,6 +59,9 @@ class Step:
     - keep: passes on the records whose offset is not 1 modulo 3.
     - split: passes those whose offset is 0 modulo 4 to its side output, "<id>~", all others on.
     - union: passes on what its inputs give.
+    - again: passes records to its side output, "<id>~", until its mark is in `way` as often as the offset modulo 4
+      says, each time with its id and the mark; then on.
+    - loop: passes on what its input gives, which comes after it: a back edge. That of id "back" rests a while.
     - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
     - tally: likewise; its state is a mutable one.
     - sink: writes every record, keyed.
@@ -73,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Topology:
-    """Steps in an order in which each comes after its inputs."""
+    """Steps in an order in which each comes after its inputs, but for a loop."""
 
     name: str
     steps: tuple[Step, ...]
@@ -87,6 +91,10 @@ class Topology:
     def is_stateless(self) -> bool:
         """Whether it is made of chains without state: no subtask has a second input."""
         return not self.of("count", "tally", "union")
+
+    @property
+    def loops(self) -> list[str]:
+        return [each.id for each in self.of("loop")]
 
     @property
     def sources(self) -> list[str]:
@@ -144,6 +152,23 @@ def _split(output: Output[Event]) -> Callable[[Event, Any], None]:
     return split
 
 
+def marked(id: str) -> str:
+    """What step *id* adds to `way` of a record that it sends round."""
+    return f"{id}{ROUND}/"
+
+
+def _again(id: str, output: Output[Event]) -> Callable[[Event, Any], None]:
+    round_again = _branch(f"{id}{ROUND}")
+
+    def again(event: Event, emit: Any) -> None:
+        if event.way.count(marked(id)) < event.offset % 4:
+            emit(round_again(event), output)
+        else:
+            emit(event)
+
+    return again
+
+
 def _counted(event: Event, total: int) -> Event:
     return Event(
         event.source, event.partition, event.offset, event.first, event.second, event.way, (*event.totals, total)
@@ -182,7 +207,7 @@ def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
     pipeline = Pipeline(PIPELINE, max_parallelism=MAX_PARALLELISM)
     streams: dict[str, Any] = {}
     for step in topology.steps:
-        inputs = [streams[each] for each in step.inputs]
+        inputs = [streams[each] for each in step.inputs] if step.kind != "loop" else []
         match step.kind:
             case "source":
                 streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event))
@@ -196,6 +221,12 @@ def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
                 output = Output("side", Event)
                 streams[step.id] = inputs[0].process(step.id, _split(output), outputs=[output], output=Event)
                 streams[f"{step.id}~"] = streams[step.id].side(output)
+            case "again":
+                output = Output("side", Event)
+                streams[step.id] = inputs[0].process(step.id, _again(step.id, output), outputs=[output], output=Event)
+                streams[f"{step.id}~"] = streams[step.id].side(output)
+            case "loop":
+                streams[step.id] = pipeline.feedback(step.id, Event, pause="30ms" if step.id == "back" else "0ms")
             case "union":
                 streams[step.id] = inputs[0].union(*inputs[1:], id=step.id)
             case "count":
@@ -206,6 +237,8 @@ def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
                 inputs[0].sink(step.id, KafkaSink(step.id, key=_key(step.key)))
             case "store":
                 inputs[0].sink(step.id, stored(step.id))
+    for step in topology.of("loop"):
+        streams[step.inputs[0]].feed(streams[step.id])
     return pipeline.build()
 
 
@@ -364,9 +397,67 @@ def stateless(_: str) -> Topology:
     )
 
 
+def cycle(count: str) -> Topology:
+    """What is counted comes round, up to three times."""
+    return Topology(
+        "cycle",
+        (
+            Step("source", "in"),
+            Step("loop", "back", ("around~",)),
+            Step("union", "both", ("in", "back")),
+            Step(count, "totals", ("both",)),
+            Step("sink", "every", ("totals",)),
+            Step("again", "around", ("totals",)),
+            Step("sink", "out", ("around",)),
+        ),
+    )
+
+
+def nested(count: str) -> Topology:
+    """A loop in a loop, with a count in each."""
+    return Topology(
+        "nested",
+        (
+            Step("source", "in"),
+            Step("loop", "outer", ("far~",)),
+            Step("union", "all", ("in", "outer")),
+            Step("count", "firsts", ("all",)),
+            Step("loop", "inner", ("near~",)),
+            Step("union", "both", ("firsts", "inner")),
+            Step(count, "totals", ("both",), "second"),
+            Step("again", "near", ("totals",)),
+            Step("again", "far", ("near",)),
+            Step("sink", "out", ("far",)),
+        ),
+    )
+
+
+def mutual(count: str) -> Topology:
+    """Two loops that feed each other."""
+    return Topology(
+        "mutual",
+        (
+            Step("source", "in"),
+            Step("source", "more"),
+            Step("loop", "left", ("right-again~",)),
+            Step("count", "firsts", ("in",), "second"),
+            Step("union", "lefts", ("firsts", "left")),
+            Step(count, "totals", ("lefts",)),
+            Step("again", "left-again", ("totals",)),
+            Step("sink", "out", ("left-again",)),
+            Step("loop", "right", ("left-again~",)),
+            Step("union", "rights", ("more", "right")),
+            Step("count", "others", ("rights",), "second"),
+            Step("again", "right-again", ("others",)),
+            Step("sink", "copy", ("right-again",), "second"),
+        ),
+    )
+
+
 STORE_SHAPES = {"store-chain": store_chain, "store-alone": store_alone, "store-diamond": store_diamond,
                 "store-shuffles": store_shuffles}  # fmt: skip
-NAMED_SHAPES = {**STORE_SHAPES, "stateless": stateless}
+LOOP_SHAPES = {"cycle": cycle, "nested": nested, "mutual": mutual}
+NAMED_SHAPES = {**STORE_SHAPES, "stateless": stateless, **LOOP_SHAPES}
 """Reached by name only: what a seed draws without is what it always drew."""
 ANY_STORE = "stores"
 """The name of any of them, as drawn."""

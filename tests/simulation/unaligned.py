@@ -1,8 +1,8 @@
-"""The judge where barriers overtake: what was on its way at a checkpoint is in its blocks, and nowhere else.
+"""The judge where barriers overtake, or records go round: what was on its way is in blocks, and nowhere else.
 
 A record on its way to a count has come to it as far as Sn goes, and not as far as the state goes; so has what becomes
 of it behind the count. From the words of the steps it works out to which states and sinks each one is still to come.
-The last checkpoint before a clean end is aligned.
+The last checkpoint before a clean end, but for a stop, has none on its way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from oracle import Oracle
+from readers import ways_of
 from topologies import CYCLE, Event
 from watched import demand
 
@@ -55,31 +56,12 @@ class OracleUnaligned(Oracle):
         demand(name not in seen, f"{it} is twice on its way to {consumer}")
         demand(event.offset < self.decided[event.source, event.partition], f"{it} is on its way before it is read")
         seen.add(name)
-        ways = self._ways_from(consumer, event)
+        ways = ways_of(self.topology, consumer, event.offset, event.way)
         for step in self.topology.steps:
             if step.kind in ("count", "tally"):
                 self._awaited[step.id][event.first if step.key == "first" else event.second] += len(ways[step.id])
             elif step.kind in ("sink", "store"):
                 self._awaited_by[step.id] += len(ways[step.id])
-
-    def _ways_from(self, consumer: str, event: Event) -> dict[str, list[str]]:
-        """By step, the `way` of each record that becomes of *event*, which is to come to *consumer*."""
-        ways: dict[str, list[str]] = {}
-        for step in self.topology.steps:
-            come = [event.way] if step.id == consumer else [way for each in step.inputs for way in ways[each]]
-            match step.kind:
-                case "branch":
-                    ways[step.id] = [f"{way}{step.id}/" for way in come]
-                case "twice":
-                    ways[step.id] = [f"{way}{step.id}{mark}/" for way in come for mark in "12"]
-                case "keep":
-                    ways[step.id] = come if event.offset % 3 != 1 else []
-                case "split":
-                    ways[step.id] = come if event.offset % 4 else []
-                    ways[f"{step.id}~"] = [] if event.offset % 4 else come
-                case _:
-                    ways[step.id] = come
-        return ways
 
     def _frames(self, log: bytes) -> list[tuple[str, Event]]:
         """Channel and record of each that is in a log."""
@@ -110,7 +92,7 @@ class OracleUnaligned(Oracle):
     def close(self) -> None:
         super().close()
         newest = self.manifests[max(self.manifests)]
-        demand(not newest.channel_logs, "the last checkpoint before a clean end is aligned")
+        demand(not newest.channel_logs, "the last checkpoint before a clean end is aligned, and no record goes round")
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[list[Event], list[bytes], list[str], bytes, bytes, bytes])
+_decoder = msgspec.msgpack.Decoder(tuple[list[Event], list[bytes] | None, list[str], bytes, bytes, bytes])

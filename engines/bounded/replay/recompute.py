@@ -22,7 +22,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage, whole_or_halt
 from exactlyonce.engines.bounded.ranges import Reading
-from exactlyonce.engines.bounded.stages import compute
+from exactlyonce.engines.bounded.stages import compute, refuse_loops
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_outputs
@@ -106,8 +106,8 @@ def recomputed(
 ) -> Iterator[Recomputed]:
     """Compute *interval* again; its outputs are there until the end of the block, with *origins* if they are wanted.
 
-    Raises what makes it impossible: `GraphError` if the pipeline is another one now, `Halt` if input, state or order
-    logs are gone or do not fit, an error of the user's function.
+    Raises what makes it impossible: `GraphError` if the pipeline is another one now, `ConfigError` if it has loops,
+    `Halt` if input, state or order logs are gone or do not fit, an error of the user's function.
     """
     manifest = interval.manifest
     graph = loaded.pipeline.build()
@@ -116,6 +116,7 @@ def recomputed(
             f"Checkpoint {manifest.checkpoint} was taken by another graph than {manifest.pipeline!r} has now: its "
             f"interval can be computed again only by the pipeline as it was then."
         )
+    refuse_loops(graph)
     _require_same_topics(client, manifest)
     with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
         common = _common(loaded, client, interval, folder, origins=origins)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from crossing import DSN, SHAPES, table
+from crossing import DSN, table
 from kafka_proxy import Fate, Fault, KafkaProxy
 from oracles import Reader, Row, Seen, TopicReader, Wanted, await_no_open_transaction, values
 from postgres_server import PostgresServer
@@ -63,7 +63,7 @@ def cells() -> Iterator[Cell]:
     for row in ROWS:
         for way in row.ways:
             for action in way.actions:
-                for shape in SHAPES:
+                for shape in way.shapes:
                     for sinks in way.sinks:
                         for parallelism in PARALLELISMS:
                             for mode in way.modes if parallelism > 1 else {ALIGNED}.intersection(way.modes):

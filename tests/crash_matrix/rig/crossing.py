@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Pipeline
+from exactlyonce import Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PostgresSink
 
 DSN = "CRASH_MATRIX_DSN"
 """The variable that says where PostgreSQL is."""
-SHAPES = ("chain", "diamond")
+SHAPES = ("chain", "diamond", "cycle")
 SINKS = ("kafka", "postgres", "both")
 
 
@@ -25,6 +25,14 @@ class Order(msgspec.Struct):
     id: int
     customer: str
     total: int
+
+
+class Round(msgspec.Struct):
+    """An order that has gone round so many times; its total once it goes round no more."""
+
+    order: Order
+    rounds: int = 0
+    sum: int | None = None
 
 
 class Total(msgspec.Struct):
@@ -42,13 +50,16 @@ def table(name: str, content: str) -> str:
 
 def crossing(name: str, shape: str, sinks: str, commit: str = "write_ahead") -> Pipeline:
     """Topic NAME-in through a running total to the *sinks*; as a diamond united with NAME-more, and every order copied
-    past the totals."""
+    past the totals; as a cycle, orders go round up to three times before they are added."""
     pipeline = Pipeline(name)
     orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
     if shape == "diamond":
         orders = orders.union(pipeline.source("right", KafkaSource(f"{name}-more", value=Order)))
         _sink(orders, name, "copies", sinks, commit)
-    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    if shape == "cycle":
+        totals = _added_after_rounds(pipeline, orders)
+    else:
+        totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
     _sink(totals, name, "totals", sinks, commit)
     return pipeline
 
@@ -57,6 +68,26 @@ def add(total: int | None, order: Order) -> tuple[int, Total]:
     """The running total."""
     total = (total or 0) + order.total
     return total, Total(order.id, order.customer, total)
+
+
+def _added_after_rounds(pipeline: Pipeline, orders: Stream[Order]) -> Stream[Total]:
+    loop = pipeline.feedback("rounds", Round, pause="1s")
+    rounds = orders.map(Round).union(loop).key_by(lambda each: each.order.customer).stateful_map("totals", add_at_last)
+    rounds.filter(lambda each: each.sum is None).feed(loop)
+    return rounds.filter(lambda each: each.sum is not None).map(as_total)
+
+
+def add_at_last(total: int | None, each: Round) -> tuple[int | None, Round]:
+    """The running total, of orders whose rounds are over."""
+    if each.rounds < each.order.id % 4:
+        return total, Round(each.order, each.rounds + 1)
+    total = (total or 0) + each.order.total
+    return total, Round(each.order, each.rounds, total)
+
+
+def as_total(each: Round) -> Total:
+    """What came of it."""
+    return Total(each.order.id, each.order.customer, each.sum or 0)
 
 
 def _sink(stream: Any, name: str, content: str, sinks: str, commit: str) -> None:

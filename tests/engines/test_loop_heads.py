@@ -1,0 +1,115 @@
+"""The head of a loop: whose turn it is, and when nothing new is taken."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.local import task
+from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.engines.local.inputs import ChannelInput
+from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.operators import Batch
+from exactlyonce.pipeline.graph import Kind, Node
+
+CODEC = BatchCodec(str)
+ORIGIN = Coordinates("in", 0, 0)
+
+
+class Head:
+    """A subtask with a channel of what is new, and a loop that nobody feeds but the test."""
+
+    def __init__(self, pause_ms: int = 0) -> None:
+        self.taken: list[str] = []
+        self.new = LocalChannel()
+        self.loop = LoopChannel(Node("loop", Kind.FEEDBACK, pause_ms=pause_ms), Node("end", Kind.MAP), self.now_s)
+        self.subtask = Subtask(
+            name="head",
+            index=0,
+            inputs=[
+                ChannelInput("new", self.new, CODEC, self.push),
+                FeedbackInput(">loop:0", self.loop, CODEC, self.push),
+            ],
+            tables=[],
+            sinks=[],
+            outputs=[],
+            fed=[self.loop],
+            blocks=cast(Any, None),  # what writes the snapshots, which nobody advances here
+            names=cast(Any, None),
+            acknowledge=lambda message: None,
+            order=None,
+            monotonic_s=self.now_s,
+        )
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def push(self, batch: Batch) -> None:
+        self.taken += batch.records
+
+    def send(self, channel: LocalChannel, *records: str) -> None:
+        """Each as a frame of its own."""
+        for record in records:
+            channel.send(CODEC.encode(Batch([record], [ORIGIN], None)), 1)
+
+    def steps(self) -> list[str]:
+        """What is taken until nothing more is."""
+        self.taken.clear()
+        while self.subtask.step(0.0):
+            pass
+        return list(self.taken)
+
+
+def test_what_goes_round_is_taken_between_any_two_of_what_is_new() -> None:
+    """Neither keeps the other waiting."""
+    head = Head()
+    head.send(head.new, "n1", "n2", "n3")
+    head.send(head.loop, "r1", "r2")
+    assert head.steps() == ["r1", "n1", "r2", "n2", "n3"]
+
+
+def test_nothing_new_is_taken_while_too_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rests counts; it goes on when there is less."""
+    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 2)
+    head = Head(pause_ms=500)
+    head.send(head.loop, "r1", "r2")
+    head.send(head.new, "n1")
+    assert head.steps() == ["n1"]
+    head.send(head.loop, "r3")
+    head.send(head.new, "n2")
+    assert head.subtask.going_round == 3
+    assert head.steps() == []
+    head.loop.took(1, 1)
+    assert head.steps() == ["n2"]
+
+
+def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no checkpoint would complete while records are tried again and again."""
+    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 0)
+    head = Head(pause_ms=500)
+    head.send(head.loop, "r1")
+    head.send(head.new, "n1")
+    assert head.steps() == []
+    frame = BarrierFrame(1, 0)
+    head.subtask.triggered(frame, None)
+    head.new.send_barrier(frame)
+    head.send(head.new, "n2")
+    assert head.steps() == ["n1"]
+    assert head.subtask.alignment.checkpoint_latest == 1
+    assert head.subtask.busy
+
+
+def test_nothing_comes_round_behind_the_last_barrier() -> None:
+    """It is in the checkpoint, for the next run."""
+    head = Head()
+    frame = BarrierFrame(1, 0)
+    head.subtask.triggered(frame, None, final=True)
+    head.send(head.loop, "r1")
+    assert head.steps() == ["r1"]
+    head.send(head.loop, "r2")
+    head.new.send_barrier(frame)
+    assert head.steps() == []
+    assert head.subtask.busy

@@ -1,0 +1,140 @@
+"""Records that go round, on a real broker: examples with loops, with kills, stops and other parallelisms between."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from running import QUICK
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.in_flight import frames_of
+from exactlyonce.engines.savepoints.kept_state import kept_state
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = pytest.mark.broker
+EXAMPLES = {"PYTHONPATH": str(Path(__file__).parents[2] / "examples")}
+_records = msgspec.msgpack.Decoder(tuple[list[dict[str, Any]], Any, Any, Any, Any, Any])
+ACCOUNTS = [f"a{i}" for i in range(9)]
+
+
+def manifests(kafka: KafkaCluster, name: str) -> tuple[list[Manifest], Any]:
+    """Those that are retained, and what reads their blocks."""
+    client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    found = list(read_history(client.confluent(), name).retained)
+    return found, block_storage(client, find_topic(client.confluent(), name), found[-1].storage)
+
+
+def on_their_way(manifest: Manifest, blocks: Any) -> Iterator[dict[str, Any]]:
+    """The records of a checkpoint that go round, as their fields."""
+    for log in manifest.channel_logs:
+        for each in frames_of(log, blocks):
+            yield from _records.decode(each.frame)[0]
+
+
+def sum_of_money(manifest: Manifest, blocks: Any) -> int:
+    """All balances, and all that is debited and not credited yet."""
+    balances: list[int] = [
+        msgspec.msgpack.decode(entry.state) for entry in kept_state(manifest, "balances", blocks).entries()
+    ]
+    waiting = [
+        entry["amount"] for entry in on_their_way(manifest, blocks) if not entry["booked"] and entry["amount"] > 0
+    ]
+    return int(sum(balances) + sum(waiting))
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive(but=["aligned"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param((), id="aligned"), pytest.param(("--unaligned", "--aligned-timeout", "50ms"), id="unaligned")]
+)
+def test_money_is_the_same_in_every_snapshot(
+    mode: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any
+) -> None:
+    """Through kills of the coordinator, of workers, and with 1, 3 and 2 subtasks after each other, no money is lost or
+    made: all checkpoints have the same sum, and every transfer is booked once on either side."""
+    topic = kafka.create_topic(f"{topic_name}-transfers", 3)
+    names = [(ACCOUNTS[i % 9], ACCOUNTS[(i * 5 + 1 + i // 9) % 9]) for i in range(20_000)]
+    transfers: list[dict[str, Any]] = [
+        {"id": i, "payer": a, "payee": b, "amount": i % 40 + 1} for i, (a, b) in enumerate(names)
+    ]
+    arguments = ("accounts:pipeline", "--param", f"name={topic_name}", "--num-retained", "100", *QUICK, *mode)
+    share = len(transfers) // 4
+    for number, parallelism in enumerate((1, 3, 2)):
+        more = transfers[number * share : (number + 1) * share]
+        kafka.produce(topic, [(str(each["id"]), json.dumps(each)) for each in more])
+        job = run(*arguments, "--parallelism", str(parallelism), env=EXAMPLES)
+        job.await_checkpoint()
+        job.kill()
+    more = transfers[3 * share :]
+    kafka.produce(topic, [(str(each["id"]), json.dumps(each)) for each in more])
+    last = run(*arguments, "--parallelism", "2", "--until", "latest", env=EXAMPLES)
+    assert last.wait() == 0, last.said
+    found, blocks = manifests(kafka, topic_name)
+    assert [sum_of_money(each, blocks) for each in found if each.operators] == [0] * sum(
+        bool(m.operators) for m in found
+    )
+    assert not found[-1].channel_logs
+    entries = Counter(
+        (entry["transfer"], entry["account"], entry["amount"])
+        for entry in (json.loads(each.value or b"") for each in kafka.read_committed(f"{topic_name}-entries"))
+    )
+    sides = [(t["id"], t["payer"], -t["amount"]) for t in transfers]
+    assert entries == Counter(sides + [(t["id"], t["payee"], t["amount"]) for t in transfers])
+
+
+def attempts(id: int) -> int:
+    """How often `retry` tries an order."""
+    return min(id % 7 + 1, 5)
+
+
+@pytest.mark.slow
+def test_what_goes_round_outlives_a_stop_and_a_kill(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A stop does not wait for retries: they are in its last checkpoint, and the next run goes on with them; so it
+    does after a savepoint, and after a kill. A bounded run ends once nothing goes round. Each order is charged once,
+    after so many tries."""
+    topic = kafka.create_topic(f"{topic_name}-orders", 2)
+    kafka.produce(topic, [(str(i), json.dumps({"id": i, "total": i})) for i in range(700)])
+    target = ("retry:pipeline", "--param", f"name={topic_name}", *QUICK)
+    stopped = run(*target, "--param", "pause=10m", "--parallelism", "2", "--until", "latest", env=EXAMPLES)
+    stopped.await_checkpoint()
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.wait() == 130, stopped.said
+    found, _ = manifests(kafka, topic_name)
+    assert found[-1].kind == "final"
+    assert found[-1].records_in_flight > 0
+    saved = run(*target, "--param", "pause=10m", env=EXAMPLES)
+    saved.await_event(lambda event: event["event"] == "checkpoint")
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "savepoint", topic_name, "--stop"]
+    subprocess.run([*command, "--bootstrap-servers", kafka.bootstrap_servers], check=True, capture_output=True)
+    assert saved.wait() == 0, saved.said
+    found, _ = manifests(kafka, topic_name)
+    assert found[-1].is_savepoint
+    assert found[-1].records_in_flight > 0
+    killed = run(*target, "--param", "pause=10m", env=EXAMPLES)
+    killed.await_event(lambda event: event["event"] == "checkpoint")
+    killed.kill()
+    found, _ = manifests(kafka, topic_name)
+    assert found[-1].records_in_flight > 0
+    last = run(*target, "--param", "pause=50ms", "--parallelism", "3", "--until", "latest", env=EXAMPLES)
+    assert last.wait() == 0, last.said
+    found, _ = manifests(kafka, topic_name)
+    assert found[-1].records_in_flight == 0
+    charged = [json.loads(each.value or b"") for each in kafka.read_committed(f"{topic_name}-charged")]
+    given_up = [json.loads(each.value or b"") for each in kafka.read_committed(f"{topic_name}-given-up")]
+    assert sorted((each["order"], each["tries"]) for each in charged) == [
+        (i, attempts(i)) for i in range(700) if i % 7 < 5
+    ]
+    assert sorted((each["order"], each["tries"]) for each in given_up) == [(i, 5) for i in range(700) if i % 7 >= 5]

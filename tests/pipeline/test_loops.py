@@ -1,0 +1,138 @@
+"""Loops while a pipeline is written: what is built, what is refused, and how it is split into tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import Emit, GraphError, Output, Pipeline
+from exactlyonce.cli.spark_progress import LineOfProgress
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import load
+from exactlyonce.sinks import KafkaSink
+
+
+class Order(msgspec.Struct):
+    id: int
+
+
+class Refund(msgspec.Struct):
+    id: int
+
+
+again = Output("again", Order)
+
+
+def attempt(order: Order, emit: Emit[Order]) -> None:
+    emit(order)
+
+
+def count(total: int | None, order: Order) -> tuple[int, Order]:
+    return (total or 0) + 1, order
+
+
+def written(name: str = "retrying", pause: str = "500ms") -> Pipeline:
+    """Orders that are tried, and come round where that failed."""
+    pipeline = Pipeline(name)
+    loop = pipeline.feedback("retry", Order, pause=pause)
+    tried = pipeline.source("in", KafkaSource("in", value=Order)).union(loop).process("try", attempt, outputs=[again])
+    tried.side(again).feed(loop)
+    tried.sink("out", KafkaSink("out"))
+    return pipeline
+
+
+def test_a_loop_is_a_node_that_is_fed_from_behind() -> None:
+    """`explain` shows what comes round, and after which pause; the graph knows its loops."""
+    graph = written().build()
+    assert "  retry           feedback          <~ try.again  after 500 ms  : Order" in graph.explain().splitlines()
+    assert [node.id for node in graph.loops] == ["retry"]
+    assert graph.above("out") == {"in", "retry", "union-after-in", "try"}
+
+
+def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
+    """A pause may change between two runs; who feeds a loop may not, unseen."""
+    assert written(pause="1s").build().fingerprint() == written().build().fingerprint()
+    other = Pipeline("retrying")
+    orders = other.source("in", KafkaSource("in", value=Order)).process("try", attempt, outputs=[again])
+    orders.side(again).union(orders, id="union-after-in").sink("out", KafkaSink("out"))
+    assert other.build().fingerprint() != written().build().fingerprint()
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_back_edge_is_a_channel_at_any_parallelism(parallelism: int) -> None:
+    """From each subtask to the one of its number; it orders no tasks, and makes no rejoining branch."""
+    made = plan(written().build(), parallelism)
+    assert made.channels() == [(">retry", i, i) for i in range(parallelism)]
+    assert [task.name for task in made.tasks] == ["retry"]
+    assert made.shuffles == ()
+
+
+Written = Callable[[Any, Any, Any], object]
+WRONG: dict[str, Written] = {
+    "nothing is fed to loop 'loop'": lambda p, s, f: s.union(f).sink("x", KafkaSink("x")),
+    "nothing ever comes into loop 'loop'": lambda p, s, f: f.filter(lambda o: o.id > 0).feed(f),
+    "no record ever comes out of loop 'loop'": lambda p, s, f: s.union(f).map(lambda o: o, output=Order).feed(f),
+    "that is no cycle": lambda p, s, f: (f.sink("x", KafkaSink("x")), s.feed(f)),
+    "is fed already": lambda p, s, f: [s.union(f).filter(lambda o: o.id > 0).feed(f) for _ in range(2)],
+    "fed records of type Refund, and is declared to have Order": lambda p, s, f: (
+        s.union(f).filter(lambda o: o.id > 0).map(lambda o: Refund(o.id), output=Refund).feed(f)
+    ),
+    "this is another stream": lambda p, s, f: s.union(f).feed(s),
+    "records come round a loop, too": lambda p, s, f: (
+        s.union(f).key_by(lambda o: o.id, partitioned=True).stateful_map("c", count).filter(lambda o: o.id > 0).feed(f)
+    ),
+    "the type of the records of loop 'other' is unknown": lambda p, s, f: p.feedback("other", object),
+    "pause is 'soon'": lambda p, s, f: p.feedback("other", Order, pause="soon"),
+    "the records of 'loop' go nowhere: add a stream's .union": lambda p, s, f: s.feed(f),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_loop_is_refused_where_it_is_written(said: str) -> None:
+    """With its line, and how to write it."""
+    pipeline = Pipeline("wrong")
+    loop = pipeline.feedback("loop", Order)
+    source = pipeline.source("in", KafkaSource("in", value=Order))
+    source.sink("out", KafkaSink("out"))
+    WRONG[said](pipeline, source, loop)
+    with pytest.raises(GraphError, match=said) as refused:
+        pipeline.build()
+    assert f"{__file__.rpartition('/')[2]}:" in str(refused.value)
+
+
+def test_a_loop_that_meets_no_stream_before_a_shuffle_is_refused() -> None:
+    """Above parallelism 1 no barrier would come to its task."""
+    pipeline = Pipeline("alone")
+    loop = pipeline.feedback("loop", Order)
+    counted = loop.key_by(lambda order: order.id).stateful_map("count", count)
+    both = counted.union(pipeline.source("in", KafkaSource("in", value=Order)))
+    both.filter(lambda order: order.id > 0).feed(loop)
+    both.sink("out", KafkaSink("out"))
+    graph = pipeline.build()
+    assert len(plan(graph, 1).tasks) == 1
+    with pytest.raises(GraphError, match="no barrier would come to it"):
+        plan(graph, 2)
+
+
+def test_bounded_work_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a cycle no stage comes first; it says so before it asks a broker, and names the local engine."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    work = CatchingUp(
+        loaded=load("retry:pipeline", {}),
+        options=RunOptions(ClientConfig({"bootstrap.servers": "127.0.0.1:1"})),
+        submit=in_process,
+        staging=tmp_path,
+        progress=LineOfProgress("retry"),
+    )
+    with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
+        work.run()
