@@ -14,6 +14,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
+from exactlyonce.pipeline.errors import ConfigError
 
 
 class SavedFile(msgspec.Struct, frozen=True):
@@ -74,6 +75,15 @@ class TopicSavepoint:
     """A `Savepoint` that is a checkpoint of a pipeline in its own topic."""
 
     def __init__(self, manifest: Manifest, blocks: Blocks, cluster_id: str) -> None:
+        """Raises ConfigError for a checkpoint that is more than offsets and states."""
+        if manifest.channel_logs:
+            raise ConfigError(
+                f"Checkpoint {manifest.checkpoint} of {manifest.pipeline} holds {manifest.records_in_flight} records "
+                f"that were on their way: a barrier had overtaken them, or they went round in a loop. Neither an "
+                f"export nor --from-savepoint can take them along, and they would be lost. Run the pipeline to the end "
+                f"of its input (--until latest), which leaves none, and ask again. A run without --from-savepoint goes "
+                f"on from this checkpoint as it is."
+            )
         self._manifest, self._blocks = manifest, blocks
         heads = {each.operator: kept_state(manifest, each.operator, blocks).head() for each in manifest.operators}
         self.saved = Saved(
