@@ -1,11 +1,13 @@
 """Other processes of a test: forked, so that they need nothing but what the test has, and may be killed.
 
-A fork has the connections of its parent, and must not use them: what is to connect is made within. It ends by _exit, so
-that it closes nothing of its parent's.
+A fork has the connections of its parent, and must not use them: what is to connect is made within. It ends by _exit, and
+never collects what its parent left as garbage, so that it closes nothing of its parent's, and waits for no thread that a
+fork does not have.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -28,6 +30,7 @@ class Forked:
         os.close(writable)
 
     def _be_child(self, action: Callable[[Callable[[], None]], object], writable: int) -> None:
+        gc.freeze()
         try:
             try:
                 outcome = str(action(lambda: _tell(writable, "in the middle")))

@@ -162,8 +162,8 @@ def _final() -> Iterable[Any]:
 def _never_aligned() -> Iterable[Any]:
     real = Subtask.triggered
 
-    def triggered(self: Subtask, frame: BarrierFrame, overtakes_s: float | None) -> None:
-        real(self, frame, 0.0)
+    def triggered(self: Subtask, frame: BarrierFrame, overtakes_s: float | None, *, final: bool = False) -> None:
+        real(self, frame, 0.0, final=final)
 
     yield patch.object(Subtask, "triggered", triggered)
 

@@ -402,8 +402,7 @@ class World:
                 self.feed()
             if self.steps % LOOK_STEPS == 0 and self.faults.broker_is_up:
                 self.oracle.look()
-        self.faults.start_broker()
-        self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)  # zombies die, and what they left open times out
+        self._broker_settles()
         if self.stores:
             self.stores.close()
         if not self.halted:
@@ -411,17 +410,22 @@ class World:
 
     def _is_over(self) -> bool:
         """Whether the job is done and all are gone. One that had slept before it fenced anybody may have taken over
-        from a clean end, decided, and died: then the job is run again."""
+        from a clean end, decided, and died, or its decision is still on its way: then the job is run again."""
         if not self.finished or any(each.alive for each in self.coordinators):
             return False
         if self.halted:
             return True
-        self.faults.start_broker()
+        self._broker_settles()
         self.oracle.look()
         if self.oracle.unfinalized is not None:
             self.finished = False
             self.next_coordinator(0)
         return self.finished
+
+    def _broker_settles(self) -> None:
+        """The broker is there, what was on its way to it has come, and what was left open has timed out."""
+        self.faults.start_broker()
+        self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)
 
     def _step(self) -> None:
         """One step of one thread that is due; or time passes until one is."""
