@@ -1,8 +1,8 @@
 """Other processes of a test: forked, so that they need nothing but what the test has, and may be killed.
 
-A fork has the connections of its parent, and must not use them: what is to connect is made within. It ends by _exit, and
-never collects what its parent left as garbage, so that it closes nothing of its parent's, and waits for no thread that a
-fork does not have.
+A fork has the connections of its parent, and must not use them: what is to connect is made within. It ends by _exit,
+and never collects what its parent left as garbage, so that it closes nothing of its parent's, and waits for no thread
+that a fork does not have.
 """
 
 from __future__ import annotations

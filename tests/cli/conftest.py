@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -139,6 +140,34 @@ class Orders:
             assert time.monotonic() < deadline
             time.sleep(0.05)  # a file of another process has no event to wait for
         return process
+
+    @contextmanager
+    def running(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A run that has taken a checkpoint, of which it takes ten a second; killed at the end, if it has not ended by
+        then. It writes `said`, and never waits for a reader."""
+        line = [*self.command.line, "run", "orders:pipeline", "--checkpoint-interval", "100ms", *options]
+        with self._said.open("wb") as said:
+            process = subprocess.Popen(
+                line, cwd=self.command.folder, env=self.command.environment, stdin=subprocess.DEVNULL, stderr=said
+            )
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while '"event": "checkpoint"' not in self.said():
+                assert process.poll() is None, self.said()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)  # a file of another process has no event to wait for
+            yield process
+        finally:
+            process.kill()
+            process.wait(LIMIT_S)
+
+    def said(self) -> str:
+        """What the newest of `running` has written on stderr."""
+        return self._said.read_text()
+
+    @property
+    def _said(self) -> Path:
+        return self.command.folder / "run.err"
 
     def totals(self) -> list[bytes | None]:
         """What is visible in the output, in no certain order."""

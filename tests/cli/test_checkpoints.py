@@ -167,14 +167,11 @@ def test_after_a_run(orders: Orders) -> None:
 @pytest.mark.broker
 def test_disturbs_nobody(orders: Orders) -> None:
     """A running pipeline is listed with its host and process, and goes on as the same incarnation."""
-    with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "100ms") as process:
-        assert process.stderr is not None
-        while '"event": "checkpoint"' not in process.stderr.readline():
-            assert process.poll() is None
+    with orders.running() as process:
         listed: dict[str, Any] = json.loads(orders.command("checkpoints", orders.name, "--json").out)
         process.send_signal(signal.SIGTERM)
-        assert '"kind": "final"' in process.stderr.read()
         assert process.wait(LIMIT_S) == 0
+    assert '"kind": "final"' in orders.said()
     incarnation = listed["newest_incarnation"]
     assert (incarnation["incarnation"], incarnation["process"]) == (1, process.pid)
 

@@ -146,17 +146,14 @@ def test_beside_a_run(orders: Orders) -> None:
     """A pipeline that runs, and lets its checkpoints expire, is found in order as often as one looks, and goes on
     as the same incarnation."""
     arguments = ("--checkpoint-interval", "50ms", "--num-retained", "1")
-    with orders.command.start("run", "orders:pipeline", *arguments) as process:
-        assert process.stderr is not None
-        while '"event": "checkpoint"' not in process.stderr.readline():
-            assert process.poll() is None
+    with orders.running(*arguments) as process:
         for _ in range(3):
             orders.write(700)
             found = examined(orders, deep=True)
             assert [each for each in found.diagnoses if each.level == PROBLEM] == []
         process.send_signal(signal.SIGTERM)
-        assert '"kind": "final"' in process.stderr.read()
         assert process.wait(LIMIT_S) == 0
+    assert '"kind": "final"' in orders.said()
     newest = read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name).newest_incarnation
     assert newest is not None
     assert newest.incarnation == 1

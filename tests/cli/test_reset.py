@@ -200,14 +200,10 @@ def test_asks(orders: Orders, answer: str, code: int, left: bool) -> None:
 @pytest.mark.broker
 def test_refuses_while_it_runs(orders: Orders) -> None:
     """A pipeline that ran a moment ago is left alone, host and process are named; --force is for when it is dead."""
-    with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "100ms") as process:
-        assert process.stderr is not None
-        while '"event": "checkpoint"' not in process.stderr.readline():
-            assert process.poll() is None
+    with orders.running() as process:
         ended = orders.command("reset", orders.name, "--yes")
         assert ended.code == 2
         assert f"may be running: process {process.pid} on {socket.gethostname()} ran it" in ended.err
-        process.kill()
     assert ".checkpoints" in topics(orders)
     assert orders.command("reset", orders.name, "--yes").code == 2
     assert orders.command("reset", orders.name, "--yes", "--force").code == 0

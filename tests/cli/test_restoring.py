@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.testing.cluster import OwnCluster
 from tests.cli.conftest import Command, Ended, Orders
-from tests.cli.test_savepoints import history, running, taken
+from tests.cli.test_savepoints import history, taken
 
 pytestmark = pytest.mark.broker
 
@@ -99,7 +99,7 @@ def test_a_kill_before_the_restored_state_is_decided(orders: Orders, tmp_path: P
 
 def test_a_savepoint_of_the_topic(orders: Orders) -> None:
     """The newest one is gone on from; an older one only if that is what is wanted, and output comes again."""
-    with running(orders) as process:
+    with orders.running("--num-retained", "1") as process:
         number = taken(orders, "--stop")
         process.wait()
     visible = len(orders.totals())
@@ -109,7 +109,7 @@ def test_a_savepoint_of_the_topic(orders: Orders) -> None:
     orders.write(70)
     assert run(orders, "--from-savepoint", str(number)).code == 0
     assert states(orders) == {f"c{number}": 110 for number in range(7)}
-    with running(orders) as process:
+    with orders.running("--num-retained", "1") as process:
         taken(orders, "--stop")
         process.wait()
     refused = run(orders, "--from-savepoint", str(number - 1))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,21 +25,6 @@ def history(orders: Orders) -> History:
     return read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
 
 
-@contextmanager
-def running(orders: Orders, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that has taken a checkpoint; it ends by itself, or is killed."""
-    arguments = ("run", "orders:pipeline", "--checkpoint-interval", "100ms", "--num-retained", "1", *options)
-    with orders.command.start(*arguments) as process:
-        assert process.stderr is not None
-        while '"event": "checkpoint"' not in process.stderr.readline():
-            assert process.poll() is None
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.stderr.read()
-
-
 def taken(orders: Orders, *options: str) -> int:
     """Take one; its number."""
     ended = orders.command("savepoint", orders.name, "--json", *options)
@@ -53,7 +35,7 @@ def taken(orders: Orders, *options: str) -> int:
 
 def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
     """It never expires while the run goes on, and goes when the run is asked to delete it; a stop ends the run."""
-    with running(orders) as process:
+    with orders.running("--num-retained", "1") as process:
         first = taken(orders)
         found = history(orders).manifests[first]
         assert found.is_savepoint
@@ -89,7 +71,7 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
 
 def test_a_run_that_ends_without_it(orders: Orders) -> None:
     """Whoever asked is told so, and a later run is not asked: the request was not for it."""
-    with running(orders) as process:
+    with orders.running("--num-retained", "1") as process:
         process.kill()
         process.wait(LIMIT_S)
         asked = orders.command("savepoint", orders.name, "--timeout", "1s")
