@@ -44,15 +44,17 @@ def _no_alignment() -> Iterable[Any]:
     yield patch.object(Alignment, "take", lambda self, source: None)
 
 
-@mutant("a union is aligned by its first input alone", STATE + "|" + COUNT, "union")
+@mutant("of several inputs the first alone is aligned", STATE + "|" + COUNT, "shuffles")
 def _first_input() -> Iterable[Any]:
     def barrier(self: Alignment, source: Any, checkpoint: int, *, aligned: bool = False) -> bool:
+        self._delivered[source] = checkpoint
         if checkpoint <= self.checkpoint_latest:
             return False
         self.checkpoint_latest = checkpoint
         return True
 
     yield patch.object(Alignment, "barrier", barrier)
+    yield patch.object(Alignment, "owing", lambda self, checkpoint: frozenset())
 
 
 @mutant("the snapshot is taken after the next batch", STATE + "|" + COUNT)
