@@ -7,7 +7,7 @@ afterwards. It is restored once: the origin goes from manifest to manifest, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -200,8 +200,8 @@ def _sections(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
 def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedOperator]:
     """By operator of *graph*, its state in the savepoint; those without begin empty.
 
-    Raises GraphError for a mapping that names nothing, and for state that no operator takes and nobody gives up;
-    `StateIncompatible`, which names operator and field, for state that the operator cannot read.
+    Raises GraphError for a mapping that names nothing or makes two into one, and for state that no operator takes and
+    nobody gives up; `StateIncompatible`, which names operator and field, for state that the operator cannot read.
     """
     there = {each.operator: each for each in saved.operators}
     sources = {each.source for each in saved.offsets}
@@ -213,13 +213,12 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
         if new not in (now if old in there else {node.id for node in graph.sources}):
             kind = "operator with state" if old in there else "source"
             raise GraphError(f"--map {old}={new}: the pipeline has no {kind} {new!r}.")
+    for each in (there.keys(), sources):
+        _require_apart(each, asked.mapping)
     found: dict[str, SavedOperator] = {}
     dropped = []
     for old, operator in there.items():
         new = asked.mapping.get(old, old)
-        if new in found:
-            other = found[new].operator
-            raise GraphError(f"Two operators of the savepoint would become {new!r}: {other!r} and {old!r}.")
         if new in now:
             found[new] = operator
         else:
@@ -234,6 +233,19 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
         if operator.schema is not None:
             StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
     return found
+
+
+def _require_apart(ids: Collection[str], mapping: Mapping[str, str]) -> None:
+    """GraphError where two of *ids* would become one."""
+    olds: dict[str, str] = {}
+    for old in sorted(ids):
+        new = mapping.get(old, old)
+        if new in olds:
+            raise GraphError(
+                f"{olds[new]!r} and {old!r} of the savepoint would both become {new!r}, which can go on from one of "
+                f"them alone. Leave that --map out, or name another id in it."
+            )
+        olds[new] = old
 
 
 def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple[SourceOffset, ...]:
