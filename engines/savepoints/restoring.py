@@ -13,11 +13,10 @@ from itertools import groupby
 
 import msgspec
 
-from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, Restored, SourceOffset
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, Ticket
-from exactlyonce.engines.blocks import INDEX, STATE
+from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
@@ -105,15 +104,18 @@ class Restoring:
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
         blocks = self._around.blocks.begin(incarnation, 0)
+        names = BlockNames(0)
         snapshots = tuple(
-            self._written(blocks, new, saved, checkpoint) for new, saved in sorted(self._operators.items())
+            self._written(blocks, names, new, saved, checkpoint) for new, saved in sorted(self._operators.items())
         )
         self._around.note(f"restored from {self._savepoint.name}")
         return Restored(self._offsets, snapshots, self.origin)
 
-    def _written(self, blocks: AttemptBlocks, operator: str, saved: SavedOperator, checkpoint: int) -> OperatorSnapshot:
+    def _written(
+        self, blocks: AttemptBlocks, names: BlockNames, operator: str, saved: SavedOperator, checkpoint: int
+    ) -> OperatorSnapshot:
         graph, parallelism = self._around.graph, self._around.parallelism
-        putting = _Putting(blocks, operator, checkpoint)
+        putting = _Putting(blocks, names, operator, checkpoint)
         head = IndexHead(operator, checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
@@ -137,29 +139,27 @@ class Restoring:
 class _Putting:
     """Puts the blocks of one operator."""
 
-    def __init__(self, blocks: AttemptBlocks, operator: str, checkpoint: int) -> None:
-        self._blocks, self._operator, self._checkpoint = blocks, operator, checkpoint
-        self._part = 0
+    def __init__(self, blocks: AttemptBlocks, names: BlockNames, operator: str, checkpoint: int) -> None:
+        self._blocks, self._names, self._operator, self._checkpoint = blocks, names, operator, checkpoint
 
     def state(self, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
         """Put images of all key groups in *entries*; where they lie."""
         put = []
         for block in self._cut(entries):
-            put.append((self._put(STATE, "zlib", "EOS1", block.body, block.group), block.header))
+            self._await_room()
+            put.append((self._names.write(self._blocks, self._checkpoint, self._operator, block), block.header))
         self._blocks.wait(DURABLE_TIMEOUT_S)
         return [(_durable(ticket), header) for ticket, header in put]
 
     def index(self, parts: Iterable[bytes]) -> tuple[BlockRef, ...]:
         """Put the parts of an index."""
-        put = [self._put(INDEX, "none", "EOX2", part, 0) for part in parts]
+        put = [self._names.write_index(self._blocks, self._checkpoint, self._operator, part) for part in parts]
         self._blocks.wait(DURABLE_TIMEOUT_S)
         return tuple(map(_durable, put))
 
-    def _put(self, kind: str, codec: str, schema: str, body: bytes, group: int) -> Ticket:
-        self._part += 1
+    def _await_room(self) -> None:
         while self._blocks.poll() > PENDING_MAX:
             self._blocks.poll(0.05)
-        return self._blocks.write(Block(self._operator, self._checkpoint, kind, codec, schema, body), group, self._part)
 
     def _cut(self, entries: Iterable[KeptEntry]) -> Iterator[EncodedBlock]:
         """Blocks of one version each: states that were written by several are read by their own."""
