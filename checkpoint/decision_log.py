@@ -70,7 +70,7 @@ HEARTBEAT_DUE_MS = 5_000
 """An append carries a heartbeat if the last one is older."""
 INCARNATIONS_KEPT = 10
 TOMBSTONES_REMEMBERED = 100_000
-"""Newest first. Only a defect could name a tombstoned block again, and it would name a recent one."""
+"""The newest ones. Only a defect could name a tombstoned block again, and it would name a recent one."""
 DIGEST_HEADER = "sha256"
 
 

@@ -1,7 +1,8 @@
 """The activity of a thread: its place at the moment, the cost of each operator, a breath between chunks of a batch.
 
-Invariants: `current` is one tuple, replaced whole, so that another thread may read it at any time; nothing else here is
-shared between threads. An operator's time is its own: what the operators behind it take is not in it.
+Invariants: `current` is one tuple and `turned_s` one number, each replaced whole, so that another thread may read them
+at any time; nothing else here is shared between threads. An operator's time is its own: what the operators behind it
+take is not in it.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ class BlockNames:
         """A block of state."""
         return writer.write(Block(operator, checkpoint, STATE, "zlib", "EOS1", block.body), block.group, self._next())
 
-    def write_index(self, writer: AttemptBlocks, checkpoint: int, table: Table[Any], part: bytes) -> Ticket:
+    def write_index(self, writer: AttemptBlocks, checkpoint: int, operator: str, part: bytes) -> Ticket:
         """A part of the index of a subtask's state."""
-        block = Block(table.operator, checkpoint, INDEX, "none", "EOX2", part)
+        block = Block(operator, checkpoint, INDEX, "none", "EOX2", part)
         return writer.write(block, self._subtask, self._next())
 
     def write_order(self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, part: bytes) -> Ticket:
@@ -138,7 +138,7 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
 
 
 def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
-    """Every block that *manifest* stands on: indexes, what they list, order logs, rows that were set aside.
+    """Every block that *manifest* stands on: what it names itself, and what its indexes list.
 
     Raises `DamagedBlock` or `DamagedState` where an index is not what was written; but one of rows that wait for a
     store only lists nothing: no state is restored from it, and who commits them finds it before anything may go.

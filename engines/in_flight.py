@@ -111,15 +111,15 @@ def restored(
         common = common_groups(before, group_range(subtask, parallelism, groups))
         is_ours = bool(loops) and log.subtask % parallelism == subtask
         for each in frames_of(log, reader) if common or is_ours else ():
-            whole: bytes | None = None
+            ours: bytes | None = None
             if each.edge in loops:
-                whole = each.frame if is_ours else None
+                ours = each.frame if is_ours else None
             elif not same:
                 raise _has_no_place(each, manifest)
             elif common:
-                whole = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
-            if whole is not None:
-                found.append(InFlightFrame(each.channel, whole))
+                ours = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
+            if ours is not None:
+                found.append(InFlightFrame(each.channel, ours))
     return sorted(found, key=lambda each: -places[each.edge])
 
 

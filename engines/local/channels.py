@@ -299,7 +299,7 @@ class SocketChannel:
 
     def receive(self) -> Frame | None:
         """The reader's end: the next whole frame, or None."""
-        return self._arrivals.popleft() or self._whole()
+        return self._arrivals.popleft() if self._arrivals.frames else self._whole()
 
     def capture(self, checkpoint: int) -> Capture:
         self._look_ahead()

@@ -1,8 +1,9 @@
 """One incarnation of a coordinator: performs the effects of the pure core with real workers and a real broker.
 
-Invariants: the core is fed by one thread; blocking calls to the broker run on one other thread, one after the other, so
-that decisions, sweeps and repairs never overlap; workers are spawned by the main thread (they die with it). The main
-thread waits for nothing without looking, many times a second, whether it is told to end at once.
+Invariants: the core is fed by one thread; decisions, sweeps and repairs run on one other thread, one after the other,
+so that they never overlap; what only looks, at new producers and at what people ask, has a thread each, and holds up
+none of them; workers are spawned by the main thread (they die with it). The main thread waits for nothing without
+looking, many times a second, whether it is told to end at once.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ IN_FLIGHT_RECORDS_MAX = 1 << 20
 
 @dataclass
 class Pace:
-    """
+    """The size of the next slice, so that it takes about *target_s*, and at most *most* records.
+
     >>> pace = Pace(target_s=0.1, size=16, most=2_000)
     >>> for elapsed_s in (0.001, 0.002, 3.2, 0.05):
     ...     pace.took(pace.size, elapsed_s)

@@ -202,7 +202,7 @@ class Report:
             "open_transactions": sum(each.open_transactions for each in workers),
         }
 
-    def live(self, job: Coordinator) -> None:
+    def live(self, core: Coordinator) -> None:
         """Called in every turn of the loop; tells the reporter now and then."""
         now = time.monotonic()
         if now < self._live_at:
@@ -212,7 +212,7 @@ class Report:
         before, count = self._previous
         self._previous = (now, figures["records_in"])
         rate = (figures["records_in"] - count) / (now - before) if now > before else 0.0
-        self._reporter.live({**figures, "records_per_s": max(0, round(rate)), "state": job.state.value})
+        self._reporter.live({**figures, "records_per_s": max(0, round(rate)), "state": core.state.value})
 
     def ended(self, manifest: Manifest | None) -> None:
         """The run ended cleanly: what the workers had told of as open is committed by now."""

@@ -343,7 +343,7 @@ class Subtask:
         refs = yield from _durable(tickets)
         hit("worker-blocks")
         parts = snapshot.seal(refs)
-        tickets = [self.names.write_index(self.blocks, snapshot.checkpoint, table, part) for part in parts]
+        tickets = [self.names.write_index(self.blocks, snapshot.checkpoint, table.operator, part) for part in parts]
         index = yield from _durable(tickets)
         written += refs + index
         return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)

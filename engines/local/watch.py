@@ -7,7 +7,6 @@ which any thread may do. It ends with the worker.
 from __future__ import annotations
 
 import threading
-from time import perf_counter
 from types import TracebackType
 
 from exactlyonce.engines.activity import Activity
@@ -33,7 +32,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(WATCH_INTERVAL_S):
-            now = perf_counter()
+            now = self._activity.now_s()
             if now - self._activity.turned_s > WATCH_INTERVAL_S:
                 place = self._activity.current
                 self._connection.send(Occupied(self._subtask, str(place), now - place.since_s))

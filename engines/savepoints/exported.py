@@ -4,9 +4,9 @@
         <operator>-<number>.avro    records of key_group, key (canonical), state (msgpack); all of one version
         _metadata.json              {"format": 1, "saved": what it says of itself, with all files, "sha256": of that}
 
-Invariants: `_metadata.json` is written last, and names every file by its size and SHA-256, itself included, so that a
-part of an export is never taken for one and no changed byte goes unnoticed; a name is written once; no committable is
-in it.
+Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
+so that a part of an export is never taken for one and no changed byte goes unnoticed; a name is written once; no
+committable is in it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class ExportedSavepoint:
         """The one that `export` has written to *url*. ConfigError where there is none, `DamagedSavepoint`."""
         url = storage_url(url)
         base, _, name = url.rpartition("/")
-        if not all(parts_of(url)[1 if not url.startswith("file:") else 2 :]):
+        scheme, host, path = parts_of(url)
+        if not path or not (host or scheme == "file"):
             raise ConfigError(f"{url} is no savepoint: give the URL that `exactlyonce savepoint --to` has printed.")
         folder = folder_of(base, name)
         content = folder.get(METADATA)

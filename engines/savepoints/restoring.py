@@ -7,17 +7,16 @@ afterwards. It is restored once: the origin goes from manifest to manifest, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
 
-from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, Restored, SourceOffset
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, Ticket
-from exactlyonce.engines.blocks import INDEX, STATE
+from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
@@ -105,15 +104,18 @@ class Restoring:
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
         blocks = self._around.blocks.begin(incarnation, 0)
+        names = BlockNames(0)
         snapshots = tuple(
-            self._written(blocks, new, saved, checkpoint) for new, saved in sorted(self._operators.items())
+            self._written(blocks, names, new, saved, checkpoint) for new, saved in sorted(self._operators.items())
         )
         self._around.note(f"restored from {self._savepoint.name}")
         return Restored(self._offsets, snapshots, self.origin)
 
-    def _written(self, blocks: AttemptBlocks, operator: str, saved: SavedOperator, checkpoint: int) -> OperatorSnapshot:
+    def _written(
+        self, blocks: AttemptBlocks, names: BlockNames, operator: str, saved: SavedOperator, checkpoint: int
+    ) -> OperatorSnapshot:
         graph, parallelism = self._around.graph, self._around.parallelism
-        putting = _Putting(blocks, operator, checkpoint)
+        putting = _Putting(blocks, names, operator, checkpoint)
         head = IndexHead(operator, checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
@@ -137,29 +139,27 @@ class Restoring:
 class _Putting:
     """Puts the blocks of one operator."""
 
-    def __init__(self, blocks: AttemptBlocks, operator: str, checkpoint: int) -> None:
-        self._blocks, self._operator, self._checkpoint = blocks, operator, checkpoint
-        self._part = 0
+    def __init__(self, blocks: AttemptBlocks, names: BlockNames, operator: str, checkpoint: int) -> None:
+        self._blocks, self._names, self._operator, self._checkpoint = blocks, names, operator, checkpoint
 
     def state(self, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
         """Put images of all key groups in *entries*; where they lie."""
         put = []
         for block in self._cut(entries):
-            put.append((self._put(STATE, "zlib", "EOS1", block.body, block.group), block.header))
+            self._await_room()
+            put.append((self._names.write(self._blocks, self._checkpoint, self._operator, block), block.header))
         self._blocks.wait(DURABLE_TIMEOUT_S)
         return [(_durable(ticket), header) for ticket, header in put]
 
     def index(self, parts: Iterable[bytes]) -> tuple[BlockRef, ...]:
         """Put the parts of an index."""
-        put = [self._put(INDEX, "none", "EOX2", part, 0) for part in parts]
+        put = [self._names.write_index(self._blocks, self._checkpoint, self._operator, part) for part in parts]
         self._blocks.wait(DURABLE_TIMEOUT_S)
         return tuple(map(_durable, put))
 
-    def _put(self, kind: str, codec: str, schema: str, body: bytes, group: int) -> Ticket:
-        self._part += 1
+    def _await_room(self) -> None:
         while self._blocks.poll() > PENDING_MAX:
             self._blocks.poll(0.05)
-        return self._blocks.write(Block(self._operator, self._checkpoint, kind, codec, schema, body), group, self._part)
 
     def _cut(self, entries: Iterable[KeptEntry]) -> Iterator[EncodedBlock]:
         """Blocks of one version each: states that were written by several are read by their own."""
@@ -200,8 +200,8 @@ def _sections(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
 def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedOperator]:
     """By operator of *graph*, its state in the savepoint; those without begin empty.
 
-    Raises GraphError for a mapping that names nothing, and for state that no operator takes and nobody gives up;
-    `StateIncompatible`, which names operator and field, for state that the operator cannot read.
+    Raises GraphError for a mapping that names nothing or makes two into one, and for state that no operator takes and
+    nobody gives up; `StateIncompatible`, which names operator and field, for state that the operator cannot read.
     """
     there = {each.operator: each for each in saved.operators}
     sources = {each.source for each in saved.offsets}
@@ -213,13 +213,12 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
         if new not in (now if old in there else {node.id for node in graph.sources}):
             kind = "operator with state" if old in there else "source"
             raise GraphError(f"--map {old}={new}: the pipeline has no {kind} {new!r}.")
+    for each in (there.keys(), sources):
+        _require_apart(each, asked.mapping)
     found: dict[str, SavedOperator] = {}
     dropped = []
     for old, operator in there.items():
         new = asked.mapping.get(old, old)
-        if new in found:
-            other = found[new].operator
-            raise GraphError(f"Two operators of the savepoint would become {new!r}: {other!r} and {old!r}.")
         if new in now:
             found[new] = operator
         else:
@@ -234,6 +233,19 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
         if operator.schema is not None:
             StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
     return found
+
+
+def _require_apart(ids: Collection[str], mapping: Mapping[str, str]) -> None:
+    """GraphError where two of *ids* would become one."""
+    olds: dict[str, str] = {}
+    for old in sorted(ids):
+        new = mapping.get(old, old)
+        if new in olds:
+            raise GraphError(
+                f"{olds[new]!r} and {old!r} of the savepoint would both become {new!r}, which can go on from one of "
+                f"them alone. Leave that --map out, or name another id in it."
+            )
+        olds[new] = old
 
 
 def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple[SourceOffset, ...]:

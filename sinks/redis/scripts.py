@@ -26,8 +26,6 @@ def ledger_key(pipeline: str, sink: str, hash_tag: str | None) -> str:
     return f"{ledger_prefix(hash_tag)}{pipeline}:{sink}"
 
 
-ARGUMENTS_OF_LEDGER = 8
-
 _FENCE = """
 local origin = redis.call('HGET', KEYS[1], 'origin')
 if origin and origin ~= ARGV[2] then return {'foreign', origin} end

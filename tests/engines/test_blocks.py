@@ -87,7 +87,8 @@ class States:
             names, snapshot = BlockNames(subtask), table.freeze(checkpoint, base)
             blocks = [names.write(writer, checkpoint, "totals", block) for block in snapshot.encode() if block]
             parts = [
-                names.write_index(writer, checkpoint, table, part) for part in snapshot.seal(_durable(writer, blocks))
+                names.write_index(writer, checkpoint, table.operator, part)
+                for part in snapshot.seal(_durable(writer, blocks))
             ]
             indexes.append(tuple(_durable(writer, parts)))
             acknowledged |= {*indexes[-1], *snapshot.chain.refs}

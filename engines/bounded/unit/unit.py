@@ -147,7 +147,7 @@ class _Writing:
                     self._blocks.wait(BLOCKS_TIMEOUT_S)
         refs = self._durable(tickets)
         parts = snapshot.seal(refs)
-        index = self._durable([names.write_index(self._blocks, checkpoint, table, part) for part in parts])
+        index = self._durable([names.write_index(self._blocks, checkpoint, table.operator, part) for part in parts])
         return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
 
     def order(self, log: Iterable[bytes]) -> OrderLog:

@@ -71,7 +71,7 @@ def run_test(test: str) -> int:
 
 
 def commit() -> str:
-    """Of the tree; with what was changed since it tells no two trees apart, and says so."""
+    """The commit of the tree, with "-dirty" behind it where files were changed: all such trees share one name."""
     told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return told.stdout.strip() or "unknown"
 

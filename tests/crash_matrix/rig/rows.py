@@ -88,8 +88,6 @@ class Row:
     ways: tuple[Crash | Request, ...] = ()
     tests: tuple[str, ...] = ()
     """Files of tests, or tests in them, that show it where no way does, or more than the ways do."""
-    missing: str = ""
-    """Why nothing shows it."""
 
 
 ROWS = (
