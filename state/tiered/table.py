@@ -292,5 +292,5 @@ def _wanted(stored: StoredState[Any], state_type: StateType[Any]) -> Marker:
     return Marker(
         version=VERSION, operator=stored.operator, groups=tuple(stored.groups),
         max_parallelism=stored.max_parallelism, checkpoint=stored.checkpoint, digest=stored.digest,
-        schema=state_type.form, counts={}, entries={}, oldest={},
+        schema=state_type.form, files={}, counts={}, entries={}, oldest={},
     )  # fmt: skip
