@@ -286,6 +286,7 @@ class Coordinator:
 
     def _note_served(self, manifest: Manifest) -> None:
         self._served.update(manifest.requests)
+        self._stopping |= any(self._asked.get(request, False) for request in manifest.requests)
         self._asked = {request: stop for request, stop in self._asked.items() if request not in self._served}
 
     @property

@@ -25,6 +25,8 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 
 POLL_S = 0.5
+TURN_MS = 5_000
+"""How long another's request is left there: the run looks every second, so it has seen it by then."""
 T = TypeVar("T")
 Answer = Callable[[History], T | None]
 
@@ -58,6 +60,7 @@ def _living(history: History) -> Incarnation | None:
 def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + timeout_ms
+    others: dict[str, int] = {}
     with closing(Mailbox(config.confluent(), pipeline)) as mailbox:
         try:
             while True:
@@ -71,7 +74,8 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                         f"{history.checkpoint_latest}. Run it again, and ask again."
                     )
                 if living is not None:
-                    _leave(mailbox, msgspec.structs.replace(asked, incarnation=living.incarnation), living)
+                    mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
+                    _leave(mailbox, mine, others, clock.monotonic_ms())
                 if clock.monotonic_ms() >= deadline_ms:
                     raise NotAnswered(_late(pipeline, living, timeout_ms))
                 Event().wait(POLL_S)
@@ -84,11 +88,17 @@ def _made(history: History, asked: Asked) -> bool:
     return any(asked.id in each.requests for each in history.retained)
 
 
-def _leave(mailbox: Mailbox, asked: Asked, living: Incarnation) -> None:
-    """Put the request there, unless it is there, or another one is that *living* may not have seen yet."""
+def _leave(mailbox: Mailbox, asked: Asked, others: dict[str, int], now_ms: int) -> None:
+    """Put the request there, unless it is there, or another one is that the run may not have seen yet. *others*: since
+    when each of these is there; whoever left it may be gone, and takes it away no more."""
     present = mailbox.look()
-    if present is None or present.incarnation != living.incarnation:
-        mailbox.ask(asked)
+    if present == asked:
+        return
+    if present is not None and present.incarnation == asked.incarnation:
+        if now_ms - others.setdefault(present.id, now_ms) < TURN_MS:
+            return
+        del others[present.id]
+    mailbox.ask(asked)
 
 
 def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Asked) -> None:

@@ -6,8 +6,9 @@
 
 Invariants: a database at work belongs to one process, and a process takes a new folder for it, so that none shares one
 with a zombie. A saved one never changes: whoever takes it links its files. It has the name of the state that it is, by
-the index of its checkpoint, and comes to be by one renaming, once that index is known: so it is whole, whoever made it,
-and is taken only where exactly this state is to be restored.
+the index of its checkpoint, and comes to be by one renaming, once that index is known, and is taken only where exactly
+this state is to be restored. It may be deleted at any moment, also while it is taken, and by somebody who is killed
+over it; so its marker names all of its files, and it is taken whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from exactlyonce.state.tiered.errors import LocalFilesFailed
 from exactlyonce.state.tiered.memory import Memory
 from exactlyonce.state.tiered.store import LocalStore
 
-VERSION = 1
+VERSION = 2
 SAVING_SHARE = 0.05
 """Of the time, what saving may take."""
 
@@ -43,6 +44,8 @@ class Marker(msgspec.Struct, frozen=True):
     checkpoint: int
     digest: bytes
     schema: Any
+    files: dict[str, int]
+    """All others, each with its size."""
     counts: dict[int, int]
     """Keys by key group."""
     entries: dict[int, int]
@@ -99,14 +102,26 @@ class LocalFiles:
         if marker is None or not marker.same(wanted):
             shutil.rmtree(saved, ignore_errors=True)
             return None
-        (self._work / "db").mkdir()
-        for path in saved.iterdir():
-            if path.suffix == ".sst":
-                os.link(path, self._work / "db" / path.name)
-            elif path.name != "marker":
-                shutil.copyfile(path, self._work / "db" / path.name)
+        try:
+            self._link(saved, marker.files)
+        except OSError:  # a part is gone, or another process is deleting it
+            shutil.rmtree(self._work / "db", ignore_errors=True)
+            shutil.rmtree(saved, ignore_errors=True)
+            return None
         self._saved[wanted.checkpoint] = saved
         return marker
+
+    def _link(self, saved: Path, files: dict[str, int]) -> None:
+        """Make the database at work of what was *saved*; OSError unless all *files* are there."""
+        database = self._work / "db"
+        database.mkdir()
+        for name, size in files.items():
+            if name.endswith(".sst"):
+                os.link(saved / name, database / name)
+            else:
+                shutil.copyfile(saved / name, database / name)
+            if (database / name).stat().st_size != size:
+                raise OSError(f"{saved / name} is not whole")
 
     def _clean(self, folder: Path, wanted: Marker) -> None:
         """Delete what nobody will take: saved states but the wanted one, and what dead processes had at work, here and
@@ -116,12 +131,12 @@ class LocalFiles:
             begin, _, end = share.name.partition("-")
             if not (begin.isdigit() and end.isdigit() and int(begin) <= last and int(end) >= first):
                 continue
-            for path in share.iterdir():
+            for path in _within(share):
                 mine = share == self._folder and path.name == _name(wanted.digest)
                 saved = path.name.startswith("saved-") and not mine
                 if saved or (path.name.startswith("work-") and not _is_owned(path)):
                     shutil.rmtree(path, ignore_errors=True)
-            if share != self._folder and {each.name for each in share.iterdir()} <= {"lock"}:
+            if share != self._folder and {each.name for each in _within(share)} <= {"lock"}:
                 shutil.rmtree(share, ignore_errors=True)
 
     def save(self, checkpoint: int) -> None:
@@ -147,7 +162,8 @@ class LocalFiles:
         if checkpoint not in self._begun or not digest:
             return
         path, known = self._begun.pop(checkpoint)
-        marker = Marker(version=VERSION, checkpoint=checkpoint, digest=digest, **known)
+        files = {each.name: each.stat().st_size for each in path.iterdir()}
+        marker = Marker(version=VERSION, checkpoint=checkpoint, digest=digest, files=files, **known)
         (path / "marker").write_bytes(msgspec.msgpack.encode(marker))
         target = self._folder / _name(digest)
         with suppress(OSError):  # another process has saved the same state
@@ -173,6 +189,14 @@ class LocalFiles:
 
 def _name(digest: bytes) -> str:
     return f"saved-{digest.hex()[:32]}"
+
+
+def _within(folder: Path) -> list[Path]:
+    """What is in it; another process that begins may have deleted all of it, which is nothing."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _read(path: Path) -> Marker | None:

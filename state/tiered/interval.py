@@ -2,7 +2,7 @@
 
 Changes lie in layers, of which records change the last one alone; all are `unsettled` until they are written to the
 local store, oldest first, and no interval settles anything before the one before it has settled all. So the store, once
-an interval has settled, is the state at its barrier, and a snapshot of it is what images are read from. An interval
+an interval has settled, is the state at its barrier, and a view of it then is what images are read from. An interval
 whose changes outgrow memory spills: closed layers are settled before the barrier, and noted in the store as well, where
 its increments are then read from. Intervals are encoded in order, each once, in slices.
 """
@@ -82,7 +82,7 @@ class TieredInterval(Generic[S]):
         self._spilling: Iterator[None] = iter(())
         self._dealt: dict[int, list[Entry]] = defaultdict(list)
         """Of an interval that does not spill: by key group, its changes, packed."""
-        self._snapshot: Any = None
+        self._view: Any = None
         self._whole = False
 
     @property
@@ -117,10 +117,13 @@ class TieredInterval(Generic[S]):
             yield
         merged = self._choose()
         yield from self._settle()
-        self._snapshot = shelf.store.snapshot()
+        self._view = shelf.store.view()
+        if self.spilled:  # else a process that takes the files would find it among the changes of its own intervals
+            shelf.store.forget(self.number)
         if not shelf.unread:
             shelf.files.save(self.checkpoint)
         self.settled = True
+        yield  # whoever only settles goes no further: what `written` says is true once older intervals are encoded
         for group in sorted(merged):
             yield from self._image(group)
         for group, changes in self._changes():
@@ -128,10 +131,8 @@ class TieredInterval(Generic[S]):
                 yield from self._increment(group, changes)
             shelf.written.add(group)
         self._keep(self._writer.flush())
-        self._snapshot = None
+        self._view = None
         self._dealt.clear()
-        if self.spilled:
-            shelf.store.forget(self.number)
         shelf.files.describe(self.checkpoint, shelf.known())
         self.encoded = True
 
@@ -174,7 +175,7 @@ class TieredInterval(Generic[S]):
         if not self.spilled:
             yield from sorted(self._dealt.items())
             return
-        noted = self._shelf.store.changes(self._snapshot, self.number)
+        noted = self._shelf.store.changes(self._view, self.number)
         for group, some in groupby(noted, key=lambda each: each[0]):
             yield group, ((key, packed) for _, key, packed in some)
 
@@ -182,7 +183,7 @@ class TieredInterval(Generic[S]):
         """Write the whole of *group* as it was at the barrier."""
         shelf, before = self._shelf, self._written
         shelf.merging.imaged(group)
-        yield from self._sections(group, IMAGE, shelf.store.group(self._snapshot, group), shelf.counts.get(group, 0))
+        yield from self._sections(group, IMAGE, shelf.store.group(self._view, group), shelf.counts.get(group, 0))
         shelf.counts[group] = self._written - before
 
     def _increment(self, group: int, changes: Iterable[Entry]) -> Iterator[None]:

@@ -23,7 +23,7 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
-    Snapshot,
+    RdictIter,
     SstFileWriter,
     WriteBatch,
     WriteOptions,
@@ -141,23 +141,27 @@ class LocalStore:
             self._db.ingest_external_file([str(path)], moved)
         path.unlink(missing_ok=True)
 
-    def snapshot(self) -> Snapshot:
-        """What is here now, whatever is written later; in constant time. Only one that is dropped lets go of files."""
-        with self._asked():
-            return self._db.snapshot()
+    def view(self) -> RdictIter:
+        """What is here now, whatever is written later, for one reader at a time; in constant time. Only one that is
+        dropped lets go of memory and files.
 
-    def group(self, snapshot: Snapshot, group: int) -> Iterator[Entry]:
+        No snapshot of rocksdict's: iterators of one see what is there when they are made (0.3.29).
+        """
+        with self._asked():
+            return self._db.iter()
+
+    def group(self, view: RdictIter, group: int) -> Iterator[Entry]:
         """The keys of a key group, in order, with their packed states."""
         prefix = _PREFIXES[group]
         with self._asked():
-            for key, packed in _from(snapshot, prefix):
+            for key, packed in _from(view, prefix):
                 yield key[2:], packed
 
-    def changes(self, snapshot: Snapshot, interval: int) -> Iterator[tuple[int, bytes, bytes]]:
+    def changes(self, view: RdictIter, interval: int) -> Iterator[tuple[int, bytes, bytes]]:
         """What was noted for *interval*, in the order of key groups."""
         prefix = _interval(_CHANGES, interval)
         with self._asked():
-            for key, packed in _from(snapshot, prefix):
+            for key, packed in _from(view, prefix):
                 yield _group_of(key, _CHANGE_PREFIX)[0], key[_CHANGE_PREFIX + 2 :], packed
 
     def forget(self, interval: int) -> None:
@@ -175,9 +179,9 @@ class LocalStore:
         self._db.close()
 
 
-def _from(snapshot: Snapshot, prefix: bytes) -> Iterator[Entry]:
-    """All whose key begins with *prefix*. `Snapshot.items` would end at a damaged block, as if that were all."""
-    cursor: Any = snapshot.iter()
+def _from(view: RdictIter, prefix: bytes) -> Iterator[Entry]:
+    """All whose key begins with *prefix*. At a damaged block a view ends, as if that were all; its status tells."""
+    cursor: Any = view
     cursor.seek(prefix)
     while cursor.valid() and (key := cursor.key()).startswith(prefix):
         yield key, cursor.value()

@@ -251,9 +251,9 @@ class TieredTable(BatchTable[S]):
         newest: dict[bytes, S | None] = {}
         for layer in reversed([*self._layers()]):
             newest.update(layer)
-        snapshot = self._store.snapshot()
+        view = self._store.view()
         for group in self._shelf.groups:
-            for key, packed in self._store.group(snapshot, group):
+            for key, packed in self._store.group(view, group):
                 if key not in newest:
                     yield key, self.state_type.unpack(packed)
         for key, state in newest.items():
@@ -292,5 +292,5 @@ def _wanted(stored: StoredState[Any], state_type: StateType[Any]) -> Marker:
     return Marker(
         version=VERSION, operator=stored.operator, groups=tuple(stored.groups),
         max_parallelism=stored.max_parallelism, checkpoint=stored.checkpoint, digest=stored.digest,
-        schema=state_type.form, counts={}, entries={}, oldest={},
+        schema=state_type.form, files={}, counts={}, entries={}, oldest={},
     )  # fmt: skip

@@ -119,6 +119,16 @@ def test_a_stop_behind_a_savepoint() -> None:
     assert isinstance(job(Concluded(2, Decided(savepoint(2, "a"))))[-1], End)
 
 
+def test_a_stop_behind_a_savepoint_that_is_not_known_to_be_committed() -> None:
+    """Nothing is read behind it all the same: its commit is finished without workers, and the job ends with it."""
+    job = Job().running()
+    job(SavepointAsked("a", stop=True))
+    job.ack(1)
+    (restart,) = job(Concluded(1, Decided(savepoint(1, "a"), unsettled={"out/0/1": "unknown"})))
+    assert isinstance(restart, Restart)
+    assert job(Recovered(savepoint(1, "a"))) == [End(savepoint(1, "a"), None)]
+
+
 def test_a_stop_whose_savepoint_fails_is_asked_again() -> None:
     """The job does not end without the savepoint: it restarts, and takes it then."""
     job = Job().running()

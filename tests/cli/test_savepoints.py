@@ -11,6 +11,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Command
 
@@ -67,6 +68,19 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
     assert len(orders.totals()) == 700
     state = orders.command("state", orders.name, "totals", "--at", str(last), "--json")
     assert [json.loads(line)["state"] for line in state.out.splitlines()] == [100] * 7
+
+
+def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
+    """It is in nobody's way for longer than the run takes to see it, though nobody takes it away."""
+    with orders.running() as process:
+        living = history(orders).newest_incarnation
+        assert living is not None
+        mailbox = Mailbox({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
+        mailbox.ask(Asked(id="left-behind", incarnation=living.incarnation, action=SAVEPOINT))
+        mailbox.close()
+        taken(orders, "--timeout", "60s")
+        taken(orders, "--stop")
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_a_run_that_ends_without_it(orders: Orders) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.state.tiered.errors import LocalFilesFailed
+from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
+from exactlyonce.state.tiered.memory import Memory
 from exactlyonce.testing.refusals import refused
 from exactlyonce.testing.state_contract.memory import OPERATOR, StateBlocks, Subtasks, key_of
 
@@ -131,6 +134,38 @@ def test_damaged_files(damage: str, process: Process, blocks: StateBlocks, tmp_p
     assert blocks.read != []
 
 
+@pytest.mark.parametrize(
+    "gone", ["CURRENT", "MANIFEST OPTIONS CURRENT log", "sst", "MANIFEST OPTIONS CURRENT log sst json"]
+)
+def test_files_that_were_deleted_in_part(gone: str, process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
+    """Of files that somebody was killed over while deleting or copying them, nothing is taken: not even an empty
+    database, which is what RocksDB makes of the rest. The blocks are read, and files are saved again."""
+    _, indexes = run(process)
+    (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
+    for path in saved.iterdir():
+        if any(name in path.name for name in gone.split()):
+            path.unlink()
+    blocks.read.clear()
+    after = process(indexes=indexes, checkpoint=1)
+    assert after.items() == EXPECTED
+    assert blocks.read != []
+    again = after.write(after.freeze(2, 1))
+    blocks.read.clear()
+    assert process(indexes=again, checkpoint=2).items() == EXPECTED
+    assert blocks.read == []
+
+
+def test_files_that_were_copied_in_part(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
+    """Files that were cut off are not taken."""
+    _, indexes = run(process)
+    (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
+    (manifest,) = saved.glob("MANIFEST*")
+    os.truncate(manifest, manifest.stat().st_size // 2)
+    blocks.read.clear()
+    assert process(indexes=indexes, checkpoint=1).items() == EXPECTED
+    assert blocks.read != []
+
+
 def test_another_type(process: Process, blocks: StateBlocks) -> None:
     """Files of states of another type are not taken: what is in the blocks is read as the new type, or refused."""
     _, indexes = run(process)
@@ -151,6 +186,28 @@ def test_other_parallelism(process: Process, blocks: StateBlocks, tmp_path: Path
         shares = sorted(path.name for path in (tmp_path / OPERATOR).iterdir())
         assert shares == (["0-3", "4-7"] if parallelism == 2 else ["0-7"])
         after.backend.close()
+
+
+def test_all_workers_of_another_parallelism_begin_at_once(tmp_path: Path) -> None:
+    """Each deletes what older shares of its key groups have left; the others may be doing the same."""
+    memory = Memory(1 << 20)
+    for number in range(5):
+        older = tmp_path / str(number) / "0-7"
+        for name in range(20):
+            (older / f"saved-{name}").mkdir(parents=True)
+
+        def begin(group: int, folder: Path = older.parent) -> LocalFiles:
+            wanted = Marker(
+                version=VERSION, operator=OPERATOR, groups=(group,), max_parallelism=8, checkpoint=0, digest=b"",
+                schema=None, files={}, counts={}, entries={}, oldest={},
+            )  # fmt: skip
+            return LocalFiles(folder, wanted, memory)
+
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(begin, range(8)))
+        for each in made:
+            each.close()
+        assert not older.exists()
 
 
 def test_a_clean_end(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import key_group
+from exactlyonce.state.backend import TableSnapshot
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered.table import TieredTable
@@ -151,6 +153,91 @@ def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None
         else:
             table.fetch()
     assert subtasks.items() == model
+
+
+RECORDS = st.dictionaries(st.integers(0, 40), st.sampled_from([None, 1, 2, 3]), min_size=1)
+WHILE_RECORDS_COME = st.lists(
+    st.one_of(
+        st.tuples(st.just("records"), RECORDS),
+        st.tuples(st.just("freeze"), st.booleans()),
+        st.tuples(st.just("encode"), st.integers(1, 6)),
+        st.tuples(st.just("restart"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=WHILE_RECORDS_COME)
+def test_checkpoints_while_records_come(
+    steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None
+) -> None:
+    """Several checkpoints at once, each encoded in slices between records that outgrow memory, restarts in between:
+    each is the state at its barrier, in its blocks as in the files that are taken again."""
+    subtasks, model = process(), dict[bytes, int]()
+    indexes, base, latest, at_base = list[bytes](), 0, 0, dict[bytes, int]()
+    open_: list[tuple[int, TableSnapshot, Any, list[BlockRef], dict[bytes, int]]] = []
+    for step, value in [*steps, *[("encode", 1_000)] * 40]:
+        if step == "records":
+            subtasks.put(value)
+            model |= {key_of(number): state for number, state in value.items() if state is not None}
+            for number in (each for each, state in value.items() if state is None):
+                model.pop(key_of(number), None)
+        elif step == "freeze":
+            latest += 1
+            (snapshot,) = subtasks.freeze(latest, base, whole=value)
+            open_.append((latest, snapshot, snapshot.encode(), [], dict(model)))
+        elif step == "encode" and open_:
+            checkpoint, snapshot, encoding, refs, at_barrier = open_[0]
+            some = list(islice(encoding, value))
+            refs += [subtasks.blocks.put(block) for block in some if block is not None]
+            if len(some) < value:
+                indexes, base, at_base = list(snapshot.seal(refs)), checkpoint, at_barrier
+                del open_[0]
+                restored = Subtasks(HashMapBackend(), subtasks.blocks, checkpoint=base, indexes=indexes)
+                assert restored.items() == at_base
+        elif step == "restart":
+            subtasks = process(indexes=indexes, checkpoint=base)
+            model, latest, open_ = dict(at_base), base, []
+    assert subtasks.items() == model
+
+
+def test_notes_of_an_older_process(process: Process, small: None, every_one_saved: None) -> None:
+    """Files that are saved when changes had outgrown memory hold no notes of them, which a later process would take for
+    changes of its interval of the same number."""
+    subtasks, model = process(), dict.fromkeys(range(30), 1)
+    subtasks.put(model)
+    indexes = subtasks.write(subtasks.freeze(1, 0))
+    for checkpoint, changes in ((2, {5: 2}), (3, dict.fromkeys(range(10, 30), 3))):
+        subtasks.put(changes)
+        model |= changes
+        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
+    subtasks = process(indexes=indexes, checkpoint=3)
+    for checkpoint, changes in ((4, {15: 4}), (5, {16: 4}), (6, dict.fromkeys(range(40, 60), 5))):
+        subtasks.put(changes)
+        model |= changes
+        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
+    restored = Subtasks(HashMapBackend(), subtasks.blocks, checkpoint=6, indexes=indexes)
+    assert restored.items() == {key_of(number): state for number, state in model.items()}
+
+
+def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
+    process: Process, blocks: StateBlocks, small: None
+) -> None:
+    """A key group that has its first keys in one interval, and more in the next, which memory makes settle while the
+    checkpoint of the first is still to be encoded: neither's keys are lost."""
+    numbers = [number for number in range(1_000) if group_of(number) == 3]
+    other = [number for number in range(1_000) if group_of(number) == 1]
+    subtasks = process()
+    first_keys, second_keys = [*other[:4], *numbers[:4]], numbers[4:50]
+    subtasks.put(dict.fromkeys(first_keys, 1))
+    first = subtasks.freeze(1, 0)
+    subtasks.put(dict.fromkeys(second_keys, 2))
+    second = subtasks.freeze(2, 0)
+    subtasks.put(dict.fromkeys(numbers[50:100], 3))
+    subtasks.write(first)
+    restored = Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=subtasks.write(second))
+    assert restored.items() == {key_of(n): 1 for n in first_keys} | {key_of(n): 2 for n in second_keys}
 
 
 def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
