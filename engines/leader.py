@@ -353,6 +353,7 @@ class PipelineLeader:
             "targets": self.inputs.targets,
             "mode": self._options.checkpoint.mode,
             "unaligned": self._options.checkpoint.unaligned,
+            "incremental": self._options.checkpoint.incremental,
             "state": self._options.state,
             "slots": self._options.checkpoint.slots,
             "transaction_timeout_ms": self._timeout_ms,

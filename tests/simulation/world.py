@@ -149,7 +149,7 @@ class World:
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
-            store=self.stores.model if self.stores else None,
+            store=self.stores.model if self.stores else None, incremental=self.settings.incremental,
         )  # fmt: skip
 
     def scaled(self, parallelism: int) -> Scale:
@@ -314,7 +314,7 @@ class World:
             reference={}, parallelism=attempt.scale.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
-            unaligned=self.settings.unaligned,
+            unaligned=self.settings.unaligned, incremental=self.settings.incremental,
             state=self.local_state.settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
             transaction_timeout_ms=self.transaction_timeout_ms,
         )  # fmt: skip
