@@ -17,7 +17,7 @@ import msgspec
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.mailbox import DELETE, SAVEPOINT, Asked, Mailbox
+from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
 from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import duration
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -51,6 +51,16 @@ def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int
     _answered(config, pipeline, asked, lambda history: checkpoint not in history.manifests or None, timeout_ms)
 
 
+def cancel(config: ClientConfig, pipeline: str, timeout_ms: int) -> History:
+    """Have the run of *pipeline* end as cancelled: the log that says so."""
+    asked = Asked(id=secrets.token_hex(8), incarnation=0, action=CANCEL)
+
+    def answer(history: History) -> History | None:
+        return history if any(each.cancelled == asked.id for each in history.incarnations.values()) else None
+
+    return _answered(config, pipeline, asked, answer, timeout_ms)
+
+
 def _living(history: History) -> Incarnation | None:
     return history.living(SystemClock().now_ms())
 
@@ -71,6 +81,7 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                         f"{history.checkpoint_latest}. Run it again, and ask again."
                     )
                 if living is not None:
+                    _require_listener(pipeline, living)
                     _leave(mailbox, msgspec.structs.replace(asked, incarnation=living.incarnation), living)
                 if clock.monotonic_ms() >= deadline_ms:
                     raise NotAnswered(_late(pipeline, living, timeout_ms))
@@ -82,6 +93,14 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
 def _made(history: History, asked: Asked) -> bool:
     """Whether a savepoint is decided that is not known to be finalized: the next run finishes it."""
     return any(asked.id in each.requests for each in history.retained)
+
+
+def _require_listener(pipeline: str, living: Incarnation) -> None:
+    if living.bounded:
+        raise ConfigError(
+            f"{pipeline} is being worked on by process {living.process} on {living.host}, a bounded command, which "
+            f"takes no requests: it ends by itself. Ctrl-C there ends it at once, and nothing is lost."
+        )
 
 
 def _leave(mailbox: Mailbox, asked: Asked, living: Incarnation) -> None:

@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.confluent import make_consumer
 from exactlyonce.pipeline.names import checkpoint_topic
 
-SAVEPOINT, DELETE = "savepoint", "delete"
+SAVEPOINT, DELETE, CANCEL = "savepoint", "delete", "cancel"
 TIMEOUT_S = 10.0
 
 

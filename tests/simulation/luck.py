@@ -166,6 +166,11 @@ LUCK = {
         rescale_chance=0.25,
         local_files=0.5,
     ),
+    "cancelled": Luck(
+        kinds=("cancel", "cancel", "crash_coordinator", "kill_worker", "slow_worker"),
+        chances={"_chance": 0.004, "_request_chance": 0.01},
+        rescale_chance=0.25,
+    ),
     "cycles": Luck(
         kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
         chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},

@@ -381,7 +381,12 @@ class World:
             self.stores.ended_cleanly(coordinator)
         demand(not made_anew, "an input topic that was made anew is read on")
         rounds = bool(end.manifest.channel_logs)
-        demand(coordinator.core.stopping or not rounds, "a bounded run ends while records go round")
+        cancelled = coordinator.cancelled_behind is not None
+        demand(coordinator.core.stopping or cancelled or not rounds, "a bounded run ends while records go round")
+        if coordinator.cancelled_behind is not None:
+            self.seen["cancelled"] += 1
+            late = end.manifest.checkpoint > coordinator.cancelled_behind
+            demand(not late, "a run that was cancelled takes another checkpoint")
         self.finished = ends == goal and not rounds and not (self.stores and self.stores.halts)
 
     def run(self) -> None:
