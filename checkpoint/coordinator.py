@@ -9,7 +9,8 @@ was staged of an aborted checkpoint are carried to the next manifest while the j
 when it restarts.
 A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open. Where records go
 round, all is read only once a barrier has gone round behind the last record and found every loop empty; a stop waits
-for no loop.
+for no loop. A cancelled job ends without another checkpoint, like one that restarts and then has nothing to do: what is
+being decided is seen to its end, and what is not decided is aborted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
     AnnounceFinalized,
+    CancelAsked,
     Concluded,
     Decide,
     Deploy,
@@ -100,6 +102,8 @@ class Coordinator:
         """Whether nothing is left to read, and nothing goes round."""
         self._pending_failure: Failed | None = None
         self._gave_up: ExactlyOnceError | None = None
+        self._cancelled = ""
+        """The request by which the job is cancelled."""
 
     @property
     def stopping(self) -> bool:
@@ -156,6 +160,8 @@ class Coordinator:
                 effects = self._hold(now_ms)
             case Stop():
                 effects = self._stop(now_ms)
+            case CancelAsked(request):
+                effects = self._cancel(request)
         return effects + self._trigger(now_ms)
 
     def _move(self, state: JobState) -> None:
@@ -170,7 +176,7 @@ class Coordinator:
         self.manifest = manifest
         self._note_served(manifest)
         self._checkpoint_latest = max(self._checkpoint_latest, manifest.checkpoint)
-        if self._stopping or self._gave_up:
+        if self._stopping or self._gave_up or self._cancelled:
             return self._end(self._gave_up)
         self._move(JobState.DEPLOYING)
         self._deployed_by_ms = now_ms + self._delay_ms + self.settings.deploy_timeout_ms
@@ -189,6 +195,8 @@ class Coordinator:
         if self.deciding is not None:
             self._pending_failure = self._pending_failure or failure
             return []
+        if self._cancelled:
+            return []  # the workers are being killed
         if failure.error is not None:
             return self._end(failure.error)
         return self._restart(failure.reason, now_ms)
@@ -223,6 +231,8 @@ class Coordinator:
 
     def _end(self, error: ExactlyOnceError | None) -> list[Effect]:
         self._move(JobState.ENDED)
+        if self._cancelled and not isinstance(error, (Fenced, Undetermined)):
+            return [End(self.manifest, None, self._cancelled)]
         return [End(self.manifest, error)]
 
     # --- checkpoints --------------------------------------------------------------------------------------------
@@ -234,7 +244,9 @@ class Coordinator:
     @property
     def _may_trigger(self) -> bool:
         """Whether only time keeps the next checkpoint from being triggered."""
-        if self.state is not JobState.RUNNING or self._pending_failure or any(each.final for each in self.in_flight):
+        if self.state is not JobState.RUNNING or self._pending_failure or self._cancelled:
+            return False
+        if any(each.final for each in self.in_flight):
             return False
         # The last one comes alone: nothing is written beside it, so that it may note its own block ends.
         if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
@@ -272,6 +284,13 @@ class Coordinator:
     def _stop(self, now_ms: int) -> list[Effect]:
         self._stopping, self._next_trigger_ms = True, now_ms
         return self._recover("", 0) if self.state is JobState.DEPLOYING else []
+
+    def _cancel(self, request: str) -> list[Effect]:
+        """End as soon as nothing is being decided, with all that is undecided aborted."""
+        if self._cancelled:
+            return []
+        self._cancelled = request
+        return [] if self.deciding is not None or self.state is JobState.RECOVERING else self._recover("", 0)
 
     def _savepoint_asked(self, request: str, now_ms: int, *, stop: bool) -> list[Effect]:
         """The next checkpoint is to be a savepoint, and comes at once; one that serves the request may be under way.
@@ -425,8 +444,10 @@ class Coordinator:
         self.restart.completed(now_ms)
 
     def _after_decision(self, now_ms: int) -> list[Effect]:
-        """The failure that had to wait for the decision."""
+        """The failure that had to wait for the decision, or the end of a job that is cancelled."""
         failure, self._pending_failure = self._pending_failure, None
+        if self._cancelled:
+            return self._recover("", 0)
         return self._failed(failure, now_ms) if failure else []
 
 

@@ -145,7 +145,7 @@ class DecisionLog:
         """Those before whatever is undecided, which say who leads."""
         return (yield from self._read((yield LogEnds()).stable))
 
-    def begin(self, host: str, process: int, above: int = 0) -> Procedure[Incarnation]:
+    def begin(self, host: str, process: int, above: int = 0, *, bounded: bool = False) -> Procedure[Incarnation]:
         """Write this incarnation's first record, which gives it its number; forget all but the last ones.
 
         The number is above all in the log, and above *above*, the highest that a transactional id names.
@@ -156,7 +156,7 @@ class DecisionLog:
         fenced_below = max((each.fenced_below for each in self._history.incarnations.values()), default=0)
         first = Incarnation(
             incarnation=number, host=host, process=process, started_at_ms=now_ms, heartbeat_ms=now_ms,
-            fenced_below=fenced_below,
+            fenced_below=fenced_below, bounded=bounded,
         )  # fmt: skip
         forgotten = [each for each in self._history.incarnations if each <= number - INCARNATIONS_KEPT]
         outcome = yield from self._append(
@@ -256,15 +256,17 @@ class DecisionLog:
         """
         return (yield from self._append(self._admitted(records, manifests_dropped, blocks_dropped)))
 
-    def heartbeat(self, fenced_below: int | None = None, *, ended: bool = False) -> Procedure[Outcome]:
+    def heartbeat(
+        self, fenced_below: int | None = None, *, ended: bool = False, cancelled: str = ""
+    ) -> Procedure[Outcome]:
         """Show that this incarnation goes on; *fenced_below* records that all ids of older ones were fenced.
 
-        *ended*: it is the last one, after a clean end. Whoever asks need not wait until it has fallen silent.
+        *ended*: it is the last one, after a clean end, or one by the request *cancelled*. It will not fall silent.
         """
         require(self._incarnation is not None, "An incarnation must have begun")
         below = self.incarnation.fenced_below if fenced_below is None else fenced_below
         beat = msgspec.structs.replace(
-            self.incarnation, heartbeat_ms=self._clock.now_ms(), fenced_below=below, ended=ended
+            self.incarnation, heartbeat_ms=self._clock.now_ms(), fenced_below=below, ended=ended, cancelled=cancelled
         )
         return (yield from self._append(self._staged([beat], [], [])))
 

@@ -135,7 +135,14 @@ class SavepointAsked:
     stop: bool = False
 
 
-Event = Tick | Recovered | Concluded | Failed | Stop | SavepointAsked | OfWorkers
+@dataclass(frozen=True)
+class CancelAsked:
+    """Somebody asks the run to end as cancelled: without a last checkpoint. Asked again, it is the same request."""
+
+    request: str
+
+
+Event = Tick | Recovered | Concluded | Failed | Stop | SavepointAsked | CancelAsked | OfWorkers
 
 # --- effects --------------------------------------------------------------------------------------------------------
 
@@ -178,7 +185,7 @@ class Hold:
 class Restart:
     """Kill all workers, wait for them, finish what was decided, fence older attempts; then `Recovered`.
 
-    *reason* is empty where nothing failed: a stop was asked for while workers were starting.
+    *reason* is empty where nothing failed: a stop was asked for while workers were starting, or the job is cancelled.
     """
 
     attempt: int
@@ -200,6 +207,8 @@ class End:
 
     manifest: Manifest | None
     error: ExactlyOnceError | None
+    cancelled: str = ""
+    """The request by which it was cancelled; empty: it was not."""
 
 
 @dataclass(frozen=True)

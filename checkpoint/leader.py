@@ -125,7 +125,8 @@ class Leader:
         if newest and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
-        self._begun((yield from self.log.begin(self.led.host, self.led.process, newest)))
+        led = self.led
+        self._begun((yield from self.log.begin(led.host, led.process, newest, bounded=led.bounded)))
         yield Reached("coordinator-opened")
         return self.log.history
 
@@ -464,9 +465,10 @@ class Leader:
                 yield from each.watch()
             self._watched_ms = self._clock.monotonic_ms()
 
-    def conclude(self) -> Procedure[None]:
-        """After a clean stop: all that the last checkpoints committed is visible to readers, and this one is over."""
+    def conclude(self, cancelled: str = "") -> Procedure[None]:
+        """After a clean stop, or one by the request *cancelled*: all that the last checkpoints committed is visible to
+        readers, and this one is over."""
         for each in self._protocols:
             yield from each.conclude(self.manifest.checkpoint)
         with suppress(Fenced):  # then a newer one's heartbeats say as much
-            yield from self.log.heartbeat(ended=True)
+            yield from self.log.heartbeat(ended=True, cancelled=cancelled)

@@ -67,7 +67,8 @@ class Led:
     """For how long such a store is waited for, if it does not answer."""
     storage: str = TOPIC
     """Where its blocks are kept; see `Manifest.storage`."""
-
+    bounded: bool = False
+    """Whether it is led for bounded work."""
     restores: str = ""
     """The origin of the savepoint that it is to go on from, unless it has done so already; empty: of none."""
 

@@ -36,6 +36,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     tolerable_failed: int = 0
     """Checkpoints in a row that may fail before the job restarts from the last completed one."""
     num_retained: int = 3
+    incremental: bool = True
+    """Whether a checkpoint holds what changed since the last one, and stands on older ones for the rest."""
     restart_budget_ms: int = 60_000
     """How long a restart may take before open transactions are in danger."""
     store_timeout_ms: int = 600_000

@@ -37,6 +37,10 @@ CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
     "max-concurrent": (_COUNT, "how many may be under way (default: 1)"),
     "tolerable-failed": (_COUNT, "failures in a row without a restart (default: 0)"),
     "num-retained": (_COUNT, "how many are kept (default: 3)"),
+    "incremental": (
+        {"action": argparse.BooleanOptionalAction},
+        "hold what changed since the last one, or all state, each for itself (default: what changed)",
+    ),
     "restart-budget": (_DURATION, "the longest that a restart takes (default: 1m)"),
     "store-timeout": (_DURATION, "how long a store that is away is waited for (default: 10m)"),
     "transaction-timeout": (

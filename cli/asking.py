@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from threading import Event
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.mailbox import DELETE, SAVEPOINT, Asked, Mailbox
+from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
 from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import duration
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -32,7 +32,7 @@ Answer = Callable[[History], T | None]
 
 
 class NotAnswered(ExactlyOnceError):
-    """A run did not do what it was asked for. Nothing is changed, or it does it yet."""
+    """A run did not do what it was asked for. Nothing is changed, or it may still do it."""
 
 
 def savepoint(config: ClientConfig, pipeline: str, timeout_ms: int, *, stop: bool) -> Manifest:
@@ -41,8 +41,9 @@ def savepoint(config: ClientConfig, pipeline: str, timeout_ms: int, *, stop: boo
 
     def answer(history: History) -> Manifest | None:
         made = [each for each in history.retained if asked.id in each.requests and each.checkpoint in history.finalized]
-        running = stop and _living(history) is not None
-        return made[-1] if made and not running else None
+        if not made or (stop and not _has_ended(history, made[-1].incarnation)):
+            return None
+        return made[-1]
 
     return _answered(config, pipeline, asked, answer, timeout_ms)
 
@@ -53,8 +54,24 @@ def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int
     _answered(config, pipeline, asked, lambda history: checkpoint not in history.manifests or None, timeout_ms)
 
 
+def cancel(config: ClientConfig, pipeline: str, timeout_ms: int) -> History:
+    """Have the run of *pipeline* end as cancelled: the log that says so."""
+    asked = Asked(id=secrets.token_hex(8), incarnation=0, action=CANCEL)
+
+    def answer(history: History) -> History | None:
+        return history if any(each.cancelled == asked.id for each in history.incarnations.values()) else None
+
+    return _answered(config, pipeline, asked, answer, timeout_ms)
+
+
 def _living(history: History) -> Incarnation | None:
     return history.living(SystemClock().now_ms())
+
+
+def _has_ended(history: History, incarnation: int) -> bool:
+    """Whether *incarnation*, or one that took over from it, has: a run begun since is nobody's to stop."""
+    since = [each for each in history.incarnations.values() if each.incarnation >= incarnation]
+    return _living(history) is None or any(each.ended for each in since)
 
 
 def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
@@ -74,6 +91,7 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                         f"{history.checkpoint_latest}. Run it again, and ask again."
                     )
                 if living is not None:
+                    _require_listener(pipeline, living)
                     mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
                     _leave(mailbox, mine, others, clock.monotonic_ms())
                 if clock.monotonic_ms() >= deadline_ms:
@@ -86,6 +104,14 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
 def _made(history: History, asked: Asked) -> bool:
     """Whether a savepoint is decided that is not known to be finalized: the next run finishes it."""
     return any(asked.id in each.requests for each in history.retained)
+
+
+def _require_listener(pipeline: str, living: Incarnation) -> None:
+    if living.bounded:
+        raise ConfigError(
+            f"{pipeline} is being worked on by process {living.process} on {living.host}, a bounded command, which "
+            f"takes no requests: it ends by itself. Ctrl-C there ends it at once, and nothing is lost."
+        )
 
 
 def _leave(mailbox: Mailbox, asked: Asked, others: dict[str, int], now_ms: int) -> None:
@@ -102,9 +128,10 @@ def _leave(mailbox: Mailbox, asked: Asked, others: dict[str, int], now_ms: int) 
 
 
 def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Asked) -> None:
-    present = mailbox.look()
-    if present is not None and present.id == asked.id:
-        group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
+    with suppress(ExactlyOnceError):  # it is void in the next run, and the next who asks puts another there
+        present = mailbox.look()
+        if present is not None and present.id == asked.id:
+            group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
 
 
 def _late(pipeline: str, living: Incarnation | None, timeout_ms: int) -> str:

@@ -18,6 +18,7 @@ from exactlyonce.cli.commands import (
     audit,
     backfill,
     broker,
+    cancel,
     checkpoints,
     doctor,
     explain,
@@ -86,7 +87,7 @@ def parser() -> Parser:
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
     looking = (explain, checkpoints, savepoint, savepoints, state, transactions, doctor)
-    for module in (init, broker, run, backfill, replay, audit, *looking, reset):
+    for module in (init, broker, run, cancel, backfill, replay, audit, *looking, reset):
         module.add(commands)
     return root
 

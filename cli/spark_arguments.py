@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from exactlyonce.engines.options import RunOptions
     from exactlyonce.pipeline.graph import LogicalGraph
 
-_CHECKPOINTING = ("num-retained", "store-timeout", "transaction-timeout", "checkpoint-storage", "checkpoint-partitions")
+_CHECKPOINTING = (
+    *("num-retained", "incremental", "store-timeout", "transaction-timeout"),
+    *("checkpoint-storage", "checkpoint-partitions"),
+)
 SPARK_TEXT = """\
 Spark runs embedded on this machine unless --master names a cluster; then --staging
 names a folder that all executors see, and they need this package: docs/spark.md.

@@ -182,6 +182,7 @@ class PipelineLeader:
             ledgers=stores.ledgers,
             store_timeout_ms=self._options.checkpoint.store_timeout_ms,
             storage=self._options.checkpoint.storage,
+            bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
         )
 
@@ -311,7 +312,7 @@ class PipelineLeader:
             asked, self._unanswered = self._mailbox.look(), ""
         except UserError as error:
             if not self._unanswered:
-                self._note(f"requests for savepoints cannot be looked for at present: {error}")
+                self._note(f"requests cannot be looked for at present: {error}")
             self._unanswered = str(error)
             return None
         return asked if asked is not None and asked.incarnation == self.incarnation else None
@@ -335,9 +336,9 @@ class PipelineLeader:
         """Every `UPKEEP_INTERVAL_S`; see `Leader.upkeep`."""
         self._drive(self.leader.upkeep())
 
-    def conclude(self) -> None:
-        """After a clean stop; see `Leader.conclude`."""
-        self._drive(self.leader.conclude())
+    def conclude(self, cancelled: str = "") -> None:
+        """After a clean stop, or one by request; see `Leader.conclude`."""
+        self._drive(self.leader.conclude(cancelled))
 
     def start_message(self, subtask: int, attempt: int, manifest: Manifest) -> dict[str, Any]:
         """The fields of `Start` for one worker."""
@@ -353,6 +354,7 @@ class PipelineLeader:
             "targets": self.inputs.targets,
             "mode": self._options.checkpoint.mode,
             "unaligned": self._options.checkpoint.unaligned,
+            "incremental": self._options.checkpoint.incremental,
             "state": self._options.state,
             "slots": self._options.checkpoint.slots,
             "transaction_timeout_ms": self._timeout_ms,

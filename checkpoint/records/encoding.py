@@ -131,6 +131,8 @@ _INCARNATION_1 = _record(
     heartbeat_ms="long",
     fenced_below="long",
 )
+_INCARNATION_2 = _with(_INCARNATION_1, ended=False)
+_INCARNATION_3 = _with(_INCARNATION_2, bounded=False, cancelled="")
 
 _MANIFEST_1 = _record(
     "Manifest",
@@ -173,7 +175,7 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
             fates=_array(_record("Fate", transactional_id="string", fate="string")),
         ),
     ),
-    Incarnation: (_INCARNATION_1, _with(_INCARNATION_1, ended=False)),
+    Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3),
     Repair: (
         _record(
             "Repair",

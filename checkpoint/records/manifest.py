@@ -216,6 +216,10 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """The transactional ids of incarnations below this were all fenced, in whatever state they were."""
     ended: bool = False
     """It has ended cleanly: by its last heartbeat, nobody runs the pipeline."""
+    bounded: bool = False
+    """It does bounded work, and looks for no requests."""
+    cancelled: str = ""
+    """The request by which it was cancelled; empty: it was not."""
 
 
 class Repair(msgspec.Struct, frozen=True):

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.confluent import make_consumer
 from exactlyonce.pipeline.names import checkpoint_topic
 
-SAVEPOINT, DELETE = "savepoint", "delete"
+SAVEPOINT, DELETE, CANCEL = "savepoint", "delete", "cancel"
 TIMEOUT_S = 10.0
 
 
@@ -55,6 +55,8 @@ class Mailbox:
         """The present request."""
         with store_client.explained(self._config, f"looking for requests in the group of {self.place[0]}"):
             (found,) = self._consumer.committed([TopicPartition(*self.place)], timeout=TIMEOUT_S)
+            if found.error is not None:
+                raise KafkaException(found.error)
         try:
             return _decoder.decode(found.metadata) if found.metadata else None
         except msgspec.DecodeError:

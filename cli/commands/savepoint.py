@@ -10,7 +10,7 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.history import History
@@ -54,6 +54,7 @@ def savepoint(args: argparse.Namespace) -> int:
     """Ask, wait, export, and say what became of it."""
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli import asking
+    from exactlyonce.cli.committing import to_stderr
     from exactlyonce.engines.system_clock import SystemClock
     from exactlyonce.pipeline.durations import duration_ms
 
@@ -64,7 +65,12 @@ def savepoint(args: argparse.Namespace) -> int:
     history = read_history(config.confluent(), pipeline)
     runs = history.living(SystemClock().now_ms()) is not None
     manifest = asking.savepoint(config, pipeline, timeout_ms, stop=args.stop) if runs else _newest(history, args)
-    url = _export(config, manifest, args.to) if args.to else ""
+    try:
+        url = _export(config, manifest, args.to) if args.to else ""
+    except ExactlyOnceError:
+        if runs:
+            to_stderr(f"Savepoint {manifest.checkpoint} was taken, and could not be exported. {_kept(manifest)}")
+        raise
     if url and runs and not args.stop:
         asking.delete(config, pipeline, manifest.checkpoint, timeout_ms)
     print(_as_json(manifest, url) if args.json else "\n".join(_as_text(manifest, url, args, taken=runs)))
@@ -120,6 +126,10 @@ def _as_json(manifest: Manifest, url: str) -> str:
     return msgspec.json.encode(document).decode()
 
 
+def _kept(manifest: Manifest) -> str:
+    return f"It is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`."
+
+
 def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: bool) -> list[str]:
     from exactlyonce.engines.local.reporting import size
 
@@ -132,7 +142,7 @@ def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: b
     if url:
         lines.append(f"Exported to {url}")
     if taken and (args.stop or not url):
-        lines.append(f"It is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`.")
+        lines.append(_kept(manifest))
     if args.stop:
         lines.append("The run has ended cleanly.")
     return lines

@@ -134,6 +134,7 @@ def _common(
         origins=False,
         folder=str(folder),
         storage=options.checkpoint.storage,
+        incremental=options.checkpoint.incremental,
     )
 
 

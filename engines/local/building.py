@@ -166,6 +166,7 @@ class _Builder:
                 order=order_runs(task, self.plan.shuffles, several=several),
                 monotonic_s=self.clients.monotonic_s,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
+                incremental=self.start.incremental,
                 restored=self._restored(task),
             )
         )

@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.store.mailbox import DELETE, SAVEPOINT, Asked
+from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
@@ -203,6 +203,8 @@ class Job:
             return
         if asked.action == SAVEPOINT:
             self._feed(events.SavepointAsked(asked.id, asked.stop))
+        elif asked.action == CANCEL:
+            self._feed(events.CancelAsked(asked.id))
         elif asked.action == DELETE and asked.id not in self._deleted:
             assert self.leader is not None
             self._deleted.add(asked.id)
@@ -438,10 +440,12 @@ class Job:
         self.workers.finish(FINISH_TIMEOUT_S, self._hurried, self._last_words)
         self.workers.kill(self._hurried)
         if self.leader is not None and end.manifest is not None:
-            concluding = self._broker.submit(self.leader.conclude)
+            concluding = self._broker.submit(self.leader.conclude, end.cancelled)
             self._called.add(concluding)
             self._wait()
             concluding.result()
+        if end.cancelled:
+            self.report.note("cancelled, as asked for: it has ended without a last checkpoint")
         self.report.ended(end.manifest)
         if self._failed_last is not None:
             raise self._failed_last
@@ -452,7 +456,7 @@ class Job:
             )
         if self.options.until == "latest" and self._finished != self._sources:
             raise EndedEarly(
-                "Stopped, as asked for, before all was read that was there at the start. The end is clean, nothing is "
+                "Ended, as asked for, before all was read that was there at the start. The end is clean, nothing is "
                 "open or lost: run it again, it goes on from its last checkpoint."
             )
         return end.manifest

@@ -40,6 +40,8 @@ class Start(msgspec.Struct, tag=True):
     """`CheckpointSettings.mode`."""
     unaligned: bool
     """Likewise."""
+    incremental: bool
+    """Likewise."""
     state: StateSettings
     slots: int
     transaction_timeout_ms: int

@@ -73,6 +73,8 @@ class Subtask:
     monotonic_s: Callable[[], float]
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
+    incremental: bool = True
+    """Whether a snapshot holds only what has changed, unless it is a savepoint's."""
     restored: RestoredInput | None = None
     """None where nothing was on its way, and once all of it is taken."""
     hurried: bool = False
@@ -237,7 +239,8 @@ class Subtask:
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
         began = self.monotonic_s()
-        frozen = [(table, table.freeze(frame.checkpoint, frame.base, whole=frame.savepoint)) for table in self.tables]
+        whole = frame.savepoint or not self.incremental
+        frozen = [(table, table.freeze(frame.checkpoint, frame.base, whole=whole)) for table in self.tables]
         exact, log = self.alignment.exact, None
         if self.order is not None and (self.order.runs or not exact):
             log = self.order.cut(exact=exact)

@@ -295,6 +295,22 @@ class StateBackendContract:
         later = subtasks.write(subtasks.freeze(4, 3))
         self.restores(subtasks, later, 4, _changed(model, {4: 7, 5: None}), ALL_CHANGES)
 
+    def test_every_checkpoint_whole(self) -> None:
+        """Where each is written whole, none stands on another, though some were never completed."""
+        subtasks = self.subtasks()
+        model: dict[int, Any] = dict.fromkeys(KEYS, 1)
+        subtasks.put(model)
+        base, indexes = 0, []
+        for checkpoint, changes in ((1, {}), (2, {1: 2, 900: 1}), (3, {2: None}), (4, {}), (5, {900: None, 3: 4})):
+            subtasks.put(changes)
+            model = _changed(model, changes)
+            frozen = subtasks.freeze(checkpoint, base, whole=True)
+            indexes = subtasks.write(frozen)
+            stands_on = {block.checkpoint for each in frozen for block in each.chain.blocks}
+            assert stands_on == {checkpoint}, f"Checkpoint {checkpoint} has older blocks in its chain: {stands_on}"
+            base = checkpoint if checkpoint != 3 else base
+        self.restores(subtasks, indexes, 5, model, ALL_CHANGES)
+
     def test_deleted_keys(self) -> None:
         """What was deleted does not come back with an older block, nor does what came again stay away."""
         subtasks = self.subtasks()

@@ -83,6 +83,15 @@ def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
         assert process.wait(LIMIT_S) == 0
 
 
+def test_an_export_that_fails(orders: Orders, tmp_path: Path) -> None:
+    """The savepoint that was taken for it is kept, and one is told how to delete it."""
+    with orders.running():
+        ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}/missing")
+        (kept,) = [each.checkpoint for each in history(orders).retained if each.is_savepoint]
+    assert ended.code == 2
+    assert f"savepoints delete {orders.name} {kept}`" in ended.err
+
+
 def test_a_run_that_ends_without_it(orders: Orders) -> None:
     """Whoever asked is told so, and a later run is not asked: the request was not for it."""
     with orders.running("--num-retained", "1") as process:

@@ -118,6 +118,16 @@ def test_barriers_overtake_where_it_is_said(tmp_path: Path) -> None:
         options_from({"unaligned": "yes"})
 
 
+def test_a_checkpoint_holds_all_state_where_it_is_said(tmp_path: Path) -> None:
+    """On the command line, in Python and in a file alike; what is given directly wins, in both directions."""
+    whole, file = CheckpointSettings(incremental=False), written(tmp_path, "[checkpoint]\nincremental = false")
+    for given in (["--no-incremental"], ["--config", str(file)]):
+        assert options_from(settings(parser().parse_args(["run", "orders:pipeline", *given]))).checkpoint == whole
+    assert options_from({"incremental": False}).checkpoint == whole
+    assert options_from({"incremental": True, "config": file}).checkpoint.incremental
+    assert options_from({}).checkpoint.incremental
+
+
 def test_an_option_that_does_not_exist() -> None:
     """It is named, with those that do exist."""
     with pytest.raises(ConfigError, match=r"no option 'interval'. Options are: .*checkpoint_interval"):

@@ -114,6 +114,8 @@ class SimulatedCoordinator:
         self.step_name = "open"
         self._asking = False
         """Whether the broker thread is in a procedure."""
+        self.cancelled_behind: int | None = None
+        """The last checkpoint that may be decided, once somebody has cancelled the run."""
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()
@@ -149,12 +151,13 @@ class SimulatedCoordinator:
         self.world.ended(self, self.end)
 
     def _conclude(self) -> Steps:
-        """After a clean stop."""
+        """After a clean stop, or one by request."""
         self.kill_workers()
         while self._asking:  # procedures never overlap
             yield self.world.clock.monotonic_ms() + 1
         try:
-            yield from self._run(self.leader.conclude())
+            assert self.end is not None
+            yield from self._run(self.leader.conclude(self.end.cancelled))
         except ExactlyOnceError as error:
             self.end = events.End(None, error)
 
@@ -186,6 +189,19 @@ class SimulatedCoordinator:
     def stop(self) -> None:
         """A clean stop is asked for."""
         self._inbox.append(lambda: self._feed(events.Stop()))
+
+    def cancel(self) -> None:
+        """Somebody asks it to end as cancelled."""
+        self._inbox.append(self._cancelled)
+
+    def _cancelled(self) -> None:
+        newest = self.log.history.latest
+        if not self.log.has_begun or newest is None or self.end is not None:
+            return  # then it has no number by which people could address it, or is over
+        if self.cancelled_behind is None:
+            deciding = self.core.deciding
+            self.cancelled_behind = deciding.checkpoint if deciding is not None else newest.checkpoint
+        self._feed(events.CancelAsked("cancel"))
 
     def delete_savepoint(self, savepoint: int) -> None:
         """Somebody deletes one."""

@@ -302,6 +302,12 @@ class FaultInjector:
             self.world.seen["stop asked for"] += 1
             self.world.coordinator.stop()
 
+    def cancel(self) -> None:
+        """Somebody cancels the run, and then runs the pipeline again."""
+        if self.world.coordinator is not None:
+            self.world.seen["cancel asked for"] += 1
+            self.world.coordinator.cancel()
+
     def ask_for_savepoint(self) -> None:
         """Somebody asks for one; now and then also for a stop behind it."""
         stop = self.rng.random() < 0.1

@@ -159,6 +159,18 @@ LUCK = {
         settings={"interval_ms": 20, "max_concurrent": 1},
         stores={"harm": ""},
     ),
+    "whole state": Luck(
+        kinds=("kill_worker", "slow_worker", "crash_coordinator"),
+        chances={"_chance": 0.004, "_request_chance": 0.005},
+        settings={"incremental": False, "tolerable_failed": 2},
+        rescale_chance=0.25,
+        local_files=0.5,
+    ),
+    "cancelled": Luck(
+        kinds=("cancel", "cancel", "crash_coordinator", "kill_worker", "slow_worker"),
+        chances={"_chance": 0.004, "_request_chance": 0.01},
+        rescale_chance=0.25,
+    ),
     "cycles": Luck(
         kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
         chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},

@@ -10,6 +10,7 @@ from planting import Table
 
 from exactlyonce.checkpoint import coordinator, orphans, retention
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines.local.task import Subtask
 from exactlyonce.state.table import KeyedTable
 
 SAVEPOINTS = Table()
@@ -57,6 +58,20 @@ def _increment() -> Iterable[Any]:
         return real(self, checkpoint, base)
 
     yield patch.object(KeyedTable, "freeze", freeze)
+
+
+WHOLE = r"checkpoint \d+ stands on a block of checkpoint \d+"
+
+
+@mutant("checkpoints are increments where each is to hold all state", WHOLE, luck="whole state")
+def _increments() -> Iterable[Any]:
+    real = Subtask.__post_init__
+
+    def __post_init__(self: Any) -> None:
+        self.incremental = True
+        real(self)
+
+    yield patch.object(Subtask, "__post_init__", __post_init__)
 
 
 @mutant("a request that is served is not taken off the list", TWICE, luck="savepoints")

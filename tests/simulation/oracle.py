@@ -55,6 +55,7 @@ class Oracle:
         block_partitions: int,
         transaction_timeout_ms: int,
         store: WatchedStore | None,
+        incremental: bool,
     ) -> None:
         self.broker, self.topology, self.inputs = broker, topology, inputs
         self.sinks = topology.sinks
@@ -101,7 +102,7 @@ class Oracle:
         self._bodies: dict[BlockRef, bytes] = {}
         self._store = store
         self.ledgers = Ledgers(self._body, self.readers.read)
-        self.savepoints = Savepoints(self._body)
+        self.savepoints = Savepoints(self._body, incremental=incremental)
         if store is not None:
             store.ledgers, store.before = self.ledgers, self._catch_up
 

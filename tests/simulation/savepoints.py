@@ -1,7 +1,8 @@
 """People who ask for savepoints and delete them, and what they may rely on.
 
 Invariants: a request is served by one savepoint, whatever crashes meanwhile; a savepoint stands on no block of another
-checkpoint; it is there until somebody deletes it, and what was deleted goes once nothing is built on it.
+checkpoint, and no checkpoint does where the settings say so; it is there until somebody deletes it, and what was
+deleted goes once nothing is built on it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 class Savepoints:
     """Those of the pipeline, as people know them."""
 
-    def __init__(self, body: Callable[[BlockRef], bytes]) -> None:
-        self._body = body
+    def __init__(self, body: Callable[[BlockRef], bytes], *, incremental: bool) -> None:
+        self._body, self._incremental = body, incremental
         self.asked: dict[str, bool] = {}
         """Requests that no savepoint is known to serve, and whether the run is to stop behind it."""
         self.kept: set[int] = set()
@@ -49,14 +50,18 @@ class Savepoints:
         for request in manifest.requests:
             demand(request not in self._served, f"{request} is served twice")
             self._served.add(request)
-        if not manifest.is_savepoint:
-            return
-        self.kept.add(manifest.checkpoint)
-        self._retained.add(manifest.checkpoint)
+        if manifest.is_savepoint:
+            self.kept.add(manifest.checkpoint)
+            self._retained.add(manifest.checkpoint)
+        if manifest.is_savepoint or not self._incremental:
+            self._judge_whole(manifest)
+
+    def _judge_whole(self, manifest: Manifest) -> None:
+        what = "savepoint" if manifest.is_savepoint else "checkpoint"
         for index in (ref for operator in manifest.operators for parts in operator.index for ref in parts):
             for block in decode_index(self._body(index)).blocks:
                 own = block.checkpoint == manifest.checkpoint
-                demand(own, f"savepoint {manifest.checkpoint} stands on a block of checkpoint {block.checkpoint}")
+                demand(own, f"{what} {manifest.checkpoint} stands on a block of checkpoint {block.checkpoint}")
 
     def finalized(self, manifest: Manifest, by: int) -> None:
         """All of *manifest* is committed, as incarnation *by* has noted: who asked for it learns of it."""

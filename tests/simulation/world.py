@@ -149,7 +149,7 @@ class World:
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
-            store=self.stores.model if self.stores else None,
+            store=self.stores.model if self.stores else None, incremental=self.settings.incremental,
         )  # fmt: skip
 
     def scaled(self, parallelism: int) -> Scale:
@@ -314,7 +314,7 @@ class World:
             reference={}, parallelism=attempt.scale.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
-            unaligned=self.settings.unaligned,
+            unaligned=self.settings.unaligned, incremental=self.settings.incremental,
             state=self.local_state.settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
             transaction_timeout_ms=self.transaction_timeout_ms,
         )  # fmt: skip
@@ -381,7 +381,12 @@ class World:
             self.stores.ended_cleanly(coordinator)
         demand(not made_anew, "an input topic that was made anew is read on")
         rounds = bool(end.manifest.channel_logs)
-        demand(coordinator.core.stopping or not rounds, "a bounded run ends while records go round")
+        cancelled = coordinator.cancelled_behind is not None
+        demand(coordinator.core.stopping or cancelled or not rounds, "a bounded run ends while records go round")
+        if coordinator.cancelled_behind is not None:
+            self.seen["cancelled"] += 1
+            late = end.manifest.checkpoint > coordinator.cancelled_behind
+            demand(not late, "a run that was cancelled takes another checkpoint")
         self.finished = ends == goal and not rounds and not (self.stores and self.stores.halts)
 
     def run(self) -> None:

@@ -48,6 +48,8 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Where files are staged."""
     storage: str = ""
     """Where blocks are kept; see `Manifest.storage`."""
+    incremental: bool = True
+    """`CheckpointSettings.incremental`."""
     left: dict[str, int] = msgspec.field(default_factory=dict)
     """By channel, how many of the records that are sent were on their way at the end: they are not taken."""
 

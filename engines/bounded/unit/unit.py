@@ -136,9 +136,10 @@ class _Writing:
         return [flushed.staged] if flushed.staged is not None else []
 
     def table(self, table: Table[Any]) -> OperatorAck:
-        """The changes of *table* and its index."""
+        """The changes of *table*, or all of it, and its index."""
         checkpoint, names = self._unit.checkpoint, self._names
-        snapshot = table.freeze(checkpoint, self._unit.base.checkpoint)
+        whole = not self._unit.incremental
+        snapshot = table.freeze(checkpoint, self._unit.base.checkpoint, whole=whole)
         tickets = []
         for block in snapshot.encode():
             if block is not None:

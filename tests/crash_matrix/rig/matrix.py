@@ -84,6 +84,8 @@ def main() -> int:
     parser.add_argument("--no-tests", action="store_true", help="cells alone, not the tests that show other rows")
     parser.add_argument("--write", action="store_true", help="put the result into the documentation")
     options = parser.parse_args()
+    if options.write and commit().endswith("dirty"):
+        parser.error("what --write documents is of a commit: commit what was changed, and run it again")
     results = Results(ROOT / ".crash-matrix" / f"{commit()}.jsonl")
     wanted = [cell for cell in cells() if cell.name.startswith(options.only)]
     tests = sorted({test for row in ROWS for test in row.tests if test.startswith(options.only)})

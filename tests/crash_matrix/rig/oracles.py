@@ -80,7 +80,11 @@ class Reader(threading.Thread):
             assert self.seen.setdefault(place, row) == row, f"{self._where}: what is at {place} has changed"
 
     def assert_kept(self, now: Mapping[tuple[int, ...], Row]) -> None:
-        """End; all that was seen is there *now*."""
+        """All that is there *now* is seen; end; and all that was seen is there."""
+        deadline = time.monotonic() + LIMIT_S
+        while self.is_alive() and now.keys() - self.seen.copy().keys():
+            assert time.monotonic() < deadline, f"{self._where}: its reader has seen {len(self.seen)} of {len(now)}"
+            time.sleep(0.05)
         self._ended.set()
         self.join()
         if self._failure is not None:
@@ -104,7 +108,7 @@ class TopicReader:
     def __call__(self) -> Iterable[Seen]:
         """What has become visible since the last time."""
         for message in self._consumer.consume(1000, timeout=0.1):
-            if message.error() is None:
+            if message.error() is None:  # whoever ends the reader waits until it has seen all
                 yield Seen((message.partition() or 0, message.offset() or 0), values(message.value()))
 
 

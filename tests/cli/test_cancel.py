@@ -1,0 +1,112 @@
+"""`exactlyonce cancel`: a run ends without another checkpoint, and the next one goes on from the newest."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.cli.committing import leading
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.testing.cluster import LIMIT_S
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Orders
+
+pytestmark = pytest.mark.broker
+
+
+def history(orders: Orders) -> History:
+    """What is decided."""
+    return read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
+
+
+def transaction_states(orders: Orders) -> set[str]:
+    """Of the sinks of all incarnations."""
+    transactions = Transactions(ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers}))
+    try:
+        listed = transactions.list(f"eo:{orders.name}:out:")
+    finally:
+        transactions.close()
+    return {each.state for each in listed}
+
+
+def test_what_was_not_decided_is_forgotten(orders: Orders) -> None:
+    """A run that is cancelled in its first interval leaves nothing visible, nothing open, and no other checkpoint than
+    the one that it began with; its end is clean, and the next run reads and writes all of it."""
+    process = orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "10m", "--json")
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while "Ongoing" not in transaction_states(orders):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # another process has no event to wait for
+        cancelled = orders.command("cancel", orders.name, "--json")
+        assert cancelled.code == 0, cancelled.err
+        assert json.loads(cancelled.out) == {"pipeline": orders.name, "checkpoints": [0]}
+        _, said = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert "cancelled, as asked for" in said
+    assert "Ongoing" not in transaction_states(orders)
+    assert orders.totals() == []
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    assert len(orders.totals()) == 700
+    assert history(orders).incarnations[2].ended
+
+
+def test_checkpoints_are_kept(orders: Orders) -> None:
+    """Those that completed stay, what they have made visible too, and the next run goes on from the newest."""
+    with orders.running() as process:
+        cancelled = orders.command("cancel", "orders:pipeline")
+        assert cancelled.code == 0, cancelled.err
+        assert process.wait(LIMIT_S) == 0
+    found = history(orders)
+    assert found.latest is not None
+    assert found.unfinalized is None
+    assert found.latest.kind == "checkpoint"
+    assert f"{found.latest.checkpoint})" in cancelled.out
+    orders.write(70)
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    assert len(orders.totals()) == 770
+    assert max(map(int, filter(None, orders.totals()))) == 110
+
+
+def test_a_bounded_command_takes_no_requests(orders: Orders) -> None:
+    """It is refused at once, with who is at work and what ends it, and so is a savepoint; so is a run that is gone."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    with leading(config, orders.name, None, print) as (leader, perform, _):
+        drive(leader.log.open(), perform)
+        drive(leader.log.begin("other-host", 17, bounded=True), perform)
+        for command in ("cancel", "savepoint"):
+            refused = orders.command(command, orders.name)
+            assert refused.code == 2, refused
+            assert "process 17 on other-host, a bounded command, which takes no" in " ".join(refused.err.split())
+
+
+def test_a_run_that_does_not_answer(orders: Orders) -> None:
+    """Whoever asked is told so after the time that was allowed; nothing is changed."""
+    process = orders.stopped_at("coordinator-triggered")
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    asked = orders.command("cancel", orders.name, "--timeout", "1s")
+    assert (asked.code, "has not done within 1.0 s" in " ".join(asked.err.split())) == (1, True), asked
+
+
+def test_where_there_is_nothing_to_cancel(orders: Orders) -> None:
+    """A pipeline that nobody knows, and one that does not run, are refused with what to do, and nothing is changed."""
+    unknown = orders.command("cancel", orders.name)
+    assert (unknown.code, "has no checkpoints" in " ".join(unknown.err.split())) == (2, True), unknown
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    before = history(orders).incarnations
+    over = orders.command("cancel", orders.name)
+    assert (over.code, "does not run" in " ".join(over.err.split())) == (2, True), over
+    assert history(orders).incarnations == before
