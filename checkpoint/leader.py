@@ -125,7 +125,7 @@ class Leader:
         if newest and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
-        self._begun((yield from self.log.begin(self.led.host, self.led.process, newest)))
+        self._begun((yield from self.log.begin(self.led.host, self.led.process, newest, self.led.storage)))
         yield Reached("coordinator-opened")
         return self.log.history
 
@@ -164,7 +164,7 @@ class Leader:
         """Finish what older incarnations decided, abort what they did not, and find where to start."""
         latest, unfinalized = self.log.history.latest, self.log.history.unfinalized
         yield from self._fence()
-        restores = bool(self.led.restores) and (latest is None or latest.origin != self.led.restores)
+        restores = self.led.goes_on_from_savepoint(latest)
         if latest is None and not restores:
             yield from self._first_manifest()
         elif latest is not None and not restores:

@@ -7,6 +7,8 @@ that it is the one that was written. Nothing here does I/O.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import Committable
@@ -33,6 +35,14 @@ class BlockRef(msgspec.Struct, frozen=True):
     """Bytes of the record's value."""
     sha256: bytes
     """Of the record's value."""
+
+
+class StoredBlock(NamedTuple):
+    """A block, and the storage that it lies in: a pipeline whose checkpoints were moved has blocks in several."""
+
+    storage: str
+    """See `Manifest.storage`."""
+    ref: BlockRef
 
 
 class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +226,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """The transactional ids of incarnations below this were all fenced, in whatever state they were."""
     ended: bool = False
     """It has ended cleanly: by its last heartbeat, nobody runs the pipeline."""
+    storage: str = TOPIC
+    """Where it writes blocks, whether or not a manifest ever names one; see `Manifest.storage`."""
 
 
 class Repair(msgspec.Struct, frozen=True):

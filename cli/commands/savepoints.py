@@ -115,7 +115,7 @@ def verify(args: argparse.Namespace) -> int:
     history = read_history(config.confluent(), pipeline_name(args))
     manifest = require_savepoint(history, int(args.savepoint))
     topic = find_topic(config.confluent(), history.pipeline)
-    with closing(block_storage(config, topic, history.storage, stays_connected=True)) as blocks:
+    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         try:
             wanted = sorted(references(manifest, blocks), key=lambda ref: (ref.partition, ref.offset))
             count = sum(1 for _ in blocks.fetch(wanted))
