@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.commits.protocol import Check, CommitProtocol, Planned, Refuse, gravest, objection
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair, StoredBlock
 from exactlyonce.checkpoint.requests import (
     Append,
     Appended,
@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.requests import (
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import Undetermined, require
 
-Dropped = tuple[tuple[int, ...], tuple[BlockRef, ...]]
+Dropped = tuple[tuple[int, ...], tuple[StoredBlock, ...]]
 """Checkpoints whose manifests may go, and blocks that may."""
 Expire = Callable[[Manifest], Procedure[Dropped]]
 """Told that a manifest is about to be finalized: what may go in the same transaction."""
@@ -127,7 +127,7 @@ def finalize(
     incarnation: int,
     at_ms: int,
     manifests_dropped: tuple[int, ...] = (),
-    blocks_dropped: tuple[BlockRef, ...] = (),
+    blocks_dropped: tuple[StoredBlock, ...] = (),
 ) -> Procedure[None]:
     """Write that every committable of *manifest* is known to be committed, and clean what it made superfluous."""
     known = manifest.decided <= set(fates)

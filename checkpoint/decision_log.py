@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +23,8 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, StoredBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import tombstones
 from exactlyonce.checkpoint.requests import (
@@ -81,8 +82,7 @@ class Staged:
     history: History
     writes: tuple[Write, ...]
     incarnation: Incarnation | None
-    dropped: tuple[BlockRef, ...]
-    elsewhere: bool  # whether these lie outside of the topic
+    dropped: tuple[StoredBlock, ...]
     deadline_ms: int
 
 
@@ -93,14 +93,12 @@ class DecisionLog:
     """
 
     def __init__(
-        self, pipeline: str, topic: TopicInfo, clock: Clock, append_timeout_ms: int = APPEND_TIMEOUT_MS,
-        drop: Callable[[Iterable[BlockRef]], tuple[Write, ...]] = tombstones,
-    ) -> None:  # fmt: skip
-        """*drop* says what is written for blocks that are dropped: `BlockStorage.drop`."""
+        self, pipeline: str, topic: TopicInfo, clock: Clock, append_timeout_ms: int = APPEND_TIMEOUT_MS
+    ) -> None:
         self.pipeline = pipeline
         self.topic = topic
         self.append_timeout_ms = append_timeout_ms
-        self._clock, self._drop = clock, drop
+        self._clock = clock
         self._writer = TransactionalWriter(coordinator_id(pipeline), topic.name, clock)
         self._opened = False
         self._history = History(pipeline)
@@ -145,10 +143,13 @@ class DecisionLog:
         """Those before whatever is undecided, which say who leads."""
         return (yield from self._read((yield LogEnds()).stable))
 
-    def begin(self, host: str, process: int, above: int = 0, *, bounded: bool = False) -> Procedure[Incarnation]:
+    def begin(
+        self, host: str, process: int, above: int = 0, *, bounded: bool = False, storage: str = TOPIC
+    ) -> Procedure[Incarnation]:
         """Write this incarnation's first record, which gives it its number; forget all but the last ones.
 
-        The number is above all in the log, and above *above*, the highest that a transactional id names.
+        It is above all in the log and *above*, the highest that a transactional id names. *storage* is where it
+        writes blocks: whoever comes later knows that before there is any.
         """
         require(self._opened and self._incarnation is None, "An incarnation begins once, after the log is opened")
         now_ms = self._clock.now_ms()
@@ -156,12 +157,11 @@ class DecisionLog:
         fenced_below = max((each.fenced_below for each in self._history.incarnations.values()), default=0)
         first = Incarnation(
             incarnation=number, host=host, process=process, started_at_ms=now_ms, heartbeat_ms=now_ms,
-            fenced_below=fenced_below, bounded=bounded,
+            fenced_below=fenced_below, bounded=bounded, storage=storage,
         )  # fmt: skip
-        forgotten = [each for each in self._history.incarnations if each <= number - INCARNATIONS_KEPT]
-        outcome = yield from self._append(
-            self._staged([first], [DecisionKey(Incarnation, each) for each in forgotten], [])
-        )
+        kept = number - INCARNATIONS_KEPT
+        forgotten = [DecisionKey(Incarnation, each) for each in self._history.incarnations if each <= kept]
+        outcome = yield from self._append(self._staged([first], forgotten, []))
         if outcome is not Outcome.DONE:
             raise BrokerUnavailable(
                 f"The broker did not confirm the start of {self.pipeline} within {self.append_timeout_ms / 1000:.0f} "
@@ -246,9 +246,9 @@ class DecisionLog:
         return self._writer.refusal
 
     def append(
-        self, *records: Decision, manifests_dropped: Iterable[int] = (), blocks_dropped: Iterable[BlockRef] = ()
+        self, *records: Decision, manifests_dropped: Iterable[int] = (), blocks_dropped: Iterable[StoredBlock] = ()
     ) -> Procedure[Outcome]:
-        """Write *records* and tombstone what is dropped, in one transaction.
+        """Write *records* and tombstone what is dropped, in one transaction; blocks elsewhere are removed behind it.
 
         A dropped manifest goes with its finalized mark and repairs. `NOT_WRITTEN` is certain: the commit was never
         asked for. After `UNKNOWN` the log refuses all further use: this incarnation must end. Raises `Fenced` when a
@@ -318,10 +318,10 @@ class DecisionLog:
             return Outcome.UNKNOWN
         if outcome is Outcome.DONE:
             self._history = staged.history
-            self._remember_tombstones(ref.key for ref in staged.dropped)
+            self._remember_tombstones(each.ref.key for each in staged.dropped)
             self._incarnation = staged.incarnation or self._incarnation
-            if staged.elsewhere:
-                yield RemoveBlocks(staged.dropped)
+            if elsewhere := tuple(each for each in staged.dropped if each.storage != TOPIC):
+                yield RemoveBlocks(elsewhere)
         return outcome
 
     def take_back(self, why: str) -> Procedure[None]:
@@ -343,28 +343,27 @@ class DecisionLog:
         self,
         records: Sequence[Decision],
         manifests_dropped: Iterable[int] = (),
-        blocks_dropped: Iterable[BlockRef] = (),
+        blocks_dropped: Iterable[StoredBlock] = (),
     ) -> Staged:
         """What an append of *records* writes, as the history admits it; a heartbeat goes with it when one is due."""
         require(self._incarnation is not None, "Nothing is appended before the incarnation has begun")
         dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
         blocks = list(blocks_dropped)
-        anyway = not (records or dropped or self._drop(blocks))  # a transaction without records would be none
+        anyway = not (records or dropped or tombstones(blocks))  # a transaction without records would be none
         return self._staged([*records, *self._due_heartbeat(anyway=anyway)], dropped, blocks)
 
-    def _staged(self, records: Sequence[Decision], dropped: list[DecisionKey], blocks: list[BlockRef]) -> Staged:
+    def _staged(self, records: Sequence[Decision], dropped: list[DecisionKey], blocks: list[StoredBlock]) -> Staged:
         staged = self._history.copy()
         for record in records:
             self._require_own(record)
             staged.admit(record)
         staged.forget(dropped)
         needed = staged.references() if blocks else set()
-        require(not any(ref.key in needed for ref in blocks), "A block that a manifest names must not be tombstoned")
+        require(not any(ref.key in needed for _, ref in blocks), "A block that a manifest names must not be dropped")
         newest = next((each for each in records if isinstance(each, Incarnation)), None)
-        require(all(ref.partition != DECISIONS for ref in blocks), "Blocks do not lie among the decisions")
-        dropping = self._drop(blocks)
-        writes, elsewhere = (*_writes(records, dropped), *dropping), bool(blocks) and not dropping
-        return Staged(staged, writes, newest, tuple(blocks), elsewhere, self._deadline_ms())
+        require(all(ref.partition != DECISIONS for _, ref in blocks), "Blocks do not lie among the decisions")
+        writes = (*_writes(records, dropped), *tombstones(blocks))
+        return Staged(staged, writes, newest, tuple(blocks), self._deadline_ms())
 
     def _due_heartbeat(self, *, anyway: bool) -> list[Incarnation]:
         now_ms = self._clock.now_ms()
@@ -418,11 +417,11 @@ class DecisionLog:
     # --- beside the log
 
     def dead(self, refs: Iterable[BlockRef]) -> Procedure[list[BlockRef]]:
-        """Those of *refs* that a manifest must not name, because they may be gone.
+        """Those of *refs*, in the storage of this incarnation, that a manifest must not name: they may be gone.
 
-        A block goes in three ways: this incarnation tombstones it (older ones are fenced, and tombstoned only what a
-        manifest that this one has read no longer names); somebody deletes the first records of a partition; somebody
-        deletes the topic. A key is never written twice, so no other record can replace it.
+        A block goes in three ways: this incarnation drops it (older ones are fenced, and dropped only what a manifest
+        that this one has read no longer names); of the topic, somebody deletes the first records of a partition, or
+        the topic. A key is never written twice, so no other record can replace it.
         """
 
         def attempt(_: int) -> Procedure[tuple[int, ...] | None]:
@@ -432,7 +431,8 @@ class DecisionLog:
         firsts = yield from retrying(attempt, self._clock, self._deadline_ms())
         if firsts is None:
             return list(refs)
-        return [ref for ref in refs if ref.key in self._tombstoned or ref.offset < firsts[ref.partition]]
+        in_topic = self.incarnation.storage == TOPIC
+        return [ref for ref in refs if ref.key in self._tombstoned or (in_topic and ref.offset < firsts[ref.partition])]
 
     def close(self) -> None:
         """Write nothing more, and end no transaction.

@@ -126,7 +126,8 @@ class Leader:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
         led = self.led
-        self._begun((yield from self.log.begin(led.host, led.process, newest, bounded=led.bounded)))
+        begun = yield from self.log.begin(led.host, led.process, newest, bounded=led.bounded, storage=led.storage)
+        self._begun(begun)
         yield Reached("coordinator-opened")
         return self.log.history
 
@@ -165,7 +166,7 @@ class Leader:
         """Finish what older incarnations decided, abort what they did not, and find where to start."""
         latest, unfinalized = self.log.history.latest, self.log.history.unfinalized
         yield from self._fence()
-        restores = bool(self.led.restores) and (latest is None or latest.origin != self.led.restores)
+        restores = self.led.goes_on_from_savepoint(latest)
         if latest is None and not restores:
             yield from self._first_manifest()
         elif latest is not None and not restores:

@@ -80,14 +80,27 @@ class Led:
         """*manifest* with the fields that only what is led knows."""
         return manifest
 
+    def goes_on_from_savepoint(self, newest: Manifest | None) -> bool:
+        """Whether it is to begin from a savepoint, and *newest* shows that it has not done so yet."""
+        return bool(self.restores) and (newest is None or newest.origin != self.restores)
+
     def require_same_storage(self, newest: Manifest | None) -> None:
-        """ConfigError where the blocks of *newest*, which the pipeline goes on from, are kept elsewhere."""
-        if newest is None or newest.storage == self.storage:
+        """ConfigError where the blocks of *newest*, which the pipeline goes on from, are kept elsewhere.
+
+        A savepoint is written anew, whole, so that whoever goes on from one needs no block of where it was kept.
+        """
+        if newest is None or newest.storage == self.storage or self.goes_on_from_savepoint(newest):
             return
+        number = str(newest.checkpoint) if newest.is_savepoint else "N"
+        taken = "" if newest.is_savepoint else (
+            f" take a savepoint N, by `exactlyonce savepoint {self.pipeline} --stop` while it runs as it did;"
+        )  # fmt: skip
         raise ConfigError(
             f"The checkpoints of {self.pipeline} are kept in {described(newest.storage)}, and this run was told to "
-            f"keep them in {described(self.storage)}. Nothing was changed. Run it with --checkpoint-storage "
-            f"{newest.storage or 'topic'}; or, to begin anew elsewhere, `exactlyonce reset {self.pipeline}` first."
+            f"keep them in {described(self.storage)}. Nothing was changed.\n"
+            f"  To go on as before: --checkpoint-storage {newest.storage or 'topic'}\n"
+            f"  To move them:{taken} `exactlyonce run PIPELINE --from-savepoint {number} --checkpoint-storage "
+            f"{self.storage or 'topic'}`"
         )
 
     def topic_lost(self, topic: str, incarnation: int) -> str:

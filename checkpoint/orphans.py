@@ -1,4 +1,4 @@
-"""Orphans: the blocks of the checkpoint topic that no manifest stands on, and that may go.
+"""Orphans: the blocks of a pipeline that no manifest stands on, and that may go.
 
 A worker that dies, a coordinator that dies between a manifest and its mark, a checkpoint that never completes: each
 leaves blocks that nobody knows of any more. They are looked for where blocks are kept, in the topic itself or outside
@@ -9,7 +9,10 @@ one before it is triggered. A trigger comes after the decision of the checkpoint
 all that was known at that decision. A manifest notes ends behind which all blocks lie that may be orphans once it is
 finalized; an incarnation looks from there, and while the newest manifest is not finalized from the ends that the one
 before it notes, for what older incarnations knew of orphans ended with them; the transaction that finalizes a
-checkpoint drops all orphans that are known by then. Whatever asks is a procedure (see `requests`).
+checkpoint drops all orphans that are known by then. Where checkpoints were moved to another storage, those that the
+pipeline has left are looked at as well, as long as a manifest or an incarnation that is remembered names them; one that
+cannot be looked at is let be for the rest of this life, for what manifests need of it is unknown then. Whatever asks is
+a procedure (see `requests`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from collections.abc import Iterable
 from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -27,19 +31,26 @@ from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.names import checkpoint_topic
 
 Offsets = tuple[int, ...]
-"""One for each partition of the checkpoint topic."""
+"""One for each partition of the checkpoint topic. They speak of blocks in the topic, wherever those of today are kept:
+a storage outside of it knows no order, and all that lies there is looked at."""
 
 
 class KnownBlocks:
     """The blocks that one incarnation of a coordinator knows of."""
 
     def __init__(self, settings: CheckpointSettings, *, staging: bool = False) -> None:
-        """*staging*: sinks write blocks before the checkpoint that they belong to is triggered."""
+        """*staging*: sinks write blocks before the checkpoint that they belong to is triggered. All blocks of this
+        incarnation lie in the storage that *settings* name."""
         self.ledger = Ledger(settings.num_retained)
         self.unrestorable: dict[int, str] = {}
         """Older checkpoints whose blocks are damaged, and how: nothing can be restored from them."""
+        self.unreachable: dict[str, str] = {}
+        """Storages that the pipeline has left and that cannot be looked at, and why: what lies there stays."""
         self.unreadable: dict[str, None] = {}
         """Places of the block partitions that cannot be read; what lies there is skipped and never dropped."""
+        self._storage = settings.storage
+        self._left: tuple[str, ...] = ()
+        """Other storages, in which older incarnations may have kept blocks."""
         self._ahead = staging or settings.max_concurrent > 1
         self._ends: dict[int, Offsets] = {}
         """By completed checkpoint that may be a base, ends behind which everything lies that builds on it."""
@@ -62,8 +73,10 @@ class KnownBlocks:
         """
         newest = history.latest
         assert newest is not None
+        self._left = tuple(each for each in history.storages if each != self._storage)
+        beginning = (0,) * newest.block_partitions
         if unknown := history.damaged_checkpoints():
-            everything = yield from self._scanned((0,) * newest.block_partitions)
+            everything = yield from self._everything(beginning)
             for checkpoint in unknown:
                 self.ledger.completed(checkpoint, everything)
         for manifest in history.retained:
@@ -72,8 +85,10 @@ class KnownBlocks:
                 if manifest is newest:
                     raise beyond_repair(newest, found)
                 self.unrestorable[manifest.checkpoint] = found
-                found = yield from self._scanned((0,) * newest.block_partitions)
-            self.ledger.completed(manifest.checkpoint, found, keep=manifest.is_savepoint)
+                blocks = yield from self._scanned(beginning, manifest.storage)
+            else:
+                blocks = _stored(manifest.storage, found)
+            self.ledger.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
         yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
@@ -86,32 +101,45 @@ class KnownBlocks:
         yield from self._begin(newest, newest.block_end_offsets, (incarnation, attempt), late=late)
 
     def _begin(self, newest: Manifest, start: Offsets, attempt: tuple[int, int], *, late: bool) -> Procedure[None]:
-        self.ledger.written(newest.checkpoint, (yield from self._scanned(start)))
+        self._begun_at = start
+        self.ledger.written(newest.checkpoint, (yield from self._everything(start)))
         self._ends = {newest.checkpoint: self._begun_at}
         self._seen_to = self._begun_at
         self._attempt, self._look_again, self._own_too = attempt, late, False
 
-    def _scanned(self, start: Offsets) -> Procedure[tuple[BlockRef, ...]]:
-        scanned = yield ScanBlocks(start)
-        self._begun_at = scanned.end_offsets
+    def _everything(self, start: Offsets) -> Procedure[list[StoredBlock]]:
+        """All that lies in any storage; in the topic, behind *start*."""
+        found: list[StoredBlock] = []
+        for storage in (self._storage, *self._left):
+            found += yield from self._scanned(start, storage)
+        return found
+
+    def _scanned(self, start: Offsets, storage: str) -> Procedure[list[StoredBlock]]:
+        if storage in self.unreachable:
+            return []
+        scanned = yield ScanBlocks(start, storage)
+        if isinstance(scanned, str):
+            self.unreachable[storage] = scanned
+            return []
+        if storage == TOPIC:
+            self._begun_at = scanned.end_offsets
         self.unreadable.update(dict.fromkeys(scanned.unreadable))
-        blocks: tuple[BlockRef, ...] = scanned.blocks
-        return blocks
+        return _stored(storage, scanned.blocks)
 
     # --- at a decision
 
     def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
         """*blocks* were acknowledged for *checkpoint*, whether or not it ever completes."""
         refs = tuple(blocks)
-        self.ledger.written(checkpoint, refs)
+        self.ledger.written(checkpoint, _stored(self._storage, refs))
         ends = list(self._seen_to)
-        for each in refs:
+        for each in refs if self._storage == TOPIC else ():
             ends[each.partition] = max(ends[each.partition], each.offset + 1)
         self._seen_to = tuple(ends)
 
     def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
         """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
-        self.ledger.completed(checkpoint, blocks, keep=keep)
+        self.ledger.completed(checkpoint, _stored(self._storage, blocks), keep=keep)
 
     def release(self, checkpoint: int) -> None:
         """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""
@@ -141,8 +169,8 @@ class KnownBlocks:
         finalizes it. *pinned* are checkpoints that something pending builds upon."""
         if self._look_again:
             own_too, ends = self._own_too, self._begun_at
-            found = yield from self._scanned(ends)
-            self.ledger.written(manifest.checkpoint, (each for each in found if own_too or self._is_older(each)))
+            found = yield from self._everything(ends)
+            self.ledger.written(manifest.checkpoint, (each for each in found if own_too or self._is_older(each.ref)))
             self._look_again = self._own_too = False
         return self.ledger.expire(pinned)
 
@@ -156,9 +184,11 @@ def first_places(history: History) -> Offsets:
     newest = history.latest
     assert newest is not None
     known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)
-    if newest.storage:  # it knows no order: all that there is is looked at
-        return (0,) * newest.block_partitions
     return known.block_end_offsets if known is not None else (0,) * newest.block_partitions
+
+
+def _stored(storage: str, refs: Iterable[BlockRef]) -> list[StoredBlock]:
+    return [StoredBlock(storage, ref) for ref in refs]
 
 
 def beyond_repair(manifest: Manifest, why: str) -> Halt:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, StoredBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Write
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def stands_on(manifest: Manifest, listed: Iterable[BlockRef]) -> set[BlockRef]:
     return {*named_by(manifest), *listed}
 
 
-def tombstones(refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-    """The writes by which blocks go that lie in the checkpoint topic."""
-    return tuple(Write(ref.partition, ref.key, None) for ref in refs)
+def tombstones(blocks: Iterable[StoredBlock]) -> tuple[Write, ...]:
+    """The writes by which those of *blocks* go that lie in the checkpoint topic."""
+    return tuple(Write(ref.partition, ref.key, None) for storage, ref in blocks if storage == TOPIC)
 
 
 def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair, StoreCommittable, StoredBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.transactions.broker_answers import Producer
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
@@ -84,7 +85,7 @@ class Append:
 
     records: tuple[Manifest | Finalized | Repair, ...]
     manifests_dropped: tuple[int, ...] = ()
-    blocks_dropped: tuple[BlockRef, ...] = ()
+    blocks_dropped: tuple[StoredBlock, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,9 @@ class Appended:
 
 @dataclass(frozen=True)
 class RemoveBlocks:
-    """-> None. The transaction that drops *blocks* is durable, and nothing was written for them in the log: they lie
-    elsewhere, and may be removed from there, now or later. It raises nothing: what stays is an orphan."""
+    """-> None. The transaction that drops *blocks*, outside of the topic, is durable; what stays is an orphan."""
 
-    blocks: tuple[BlockRef, ...]
+    blocks: tuple[StoredBlock, ...]
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,16 @@ class BlockEndOffsets:
 
 @dataclass(frozen=True)
 class ScanBlocks:
-    """-> Scanned: the blocks that are not tombstoned from *start_offsets* on, one for each partition of the topic."""
+    """-> Scanned: the blocks that are not tombstoned from *start_offsets* on, one for each partition of the topic; all
+    that a *storage* outside of it has; or str: why one that the pipeline has left cannot be looked at."""
 
     start_offsets: tuple[int, ...]
+    storage: str = TOPIC
 
 
 @dataclass(frozen=True)
 class FindReferences:
-    """-> frozenset[BlockRef]: every block that *manifest* stands on; or str: what of it is missing or damaged."""
+    """-> frozenset[BlockRef]: every block that *manifest* stands on; or str: what of it is missing, damaged or away."""
 
     manifest: Manifest
 
@@ -138,11 +140,8 @@ class CopyTransaction:
 
 @dataclass(frozen=True)
 class ReplayTransaction:
-    """-> Committable like *committable* of a new transaction that holds what its sink subtask writes when the interval
-    of *manifest* is replayed from its base; or str: why not.
-
-    *committable* is one of the manifest's, or what of it is in some partitions.
-    """
+    """-> Committable like *committable*, which is one of *manifest* or what of it is in some partitions, of a new
+    transaction that holds what its sink subtask writes when the interval is replayed from its base; or str: why not."""
 
     manifest: Manifest
     committable: Committable

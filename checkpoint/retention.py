@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import StoredBlock
 
 
 class Ledger:
@@ -16,22 +16,22 @@ class Ledger:
 
     def __init__(self, num_retained: int) -> None:
         self.num_retained = num_retained
-        self._needs: dict[int, frozenset[BlockRef]] = {}
+        self._needs: dict[int, frozenset[StoredBlock]] = {}
         self._kept: set[int] = set()
         self._released: set[int] = set()
-        self._unclaimed: dict[BlockRef, int] = {}
+        self._unclaimed: dict[StoredBlock, int] = {}
 
     @property
     def retained(self) -> list[int]:
         """The checkpoints whose manifests are in the topic, oldest first."""
         return sorted(self._needs)
 
-    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
+    def written(self, checkpoint: int, blocks: Iterable[StoredBlock]) -> None:
         """*blocks* were written for *checkpoint*, whether or not it ever completes."""
         for block in blocks:
             self._unclaimed.setdefault(block, checkpoint)
 
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
+    def completed(self, checkpoint: int, blocks: Iterable[StoredBlock], *, keep: bool = False) -> None:
         """The manifest of *checkpoint* is durable and refers to *blocks*; *keep* for a savepoint."""
         self._needs[checkpoint] = frozenset(blocks)
         if keep:
@@ -42,7 +42,7 @@ class Ledger:
         self._kept.discard(checkpoint)
         self._released.add(checkpoint)
 
-    def expire(self, pinned: Iterable[int] = ()) -> tuple[tuple[int, ...], tuple[BlockRef, ...]]:
+    def expire(self, pinned: Iterable[int] = ()) -> tuple[tuple[int, ...], tuple[StoredBlock, ...]]:
         """Forget, and return for tombstoning, the manifests beyond `num_retained` and the blocks nobody needs.
 
         The newest checkpoint stays, and so do savepoints, which do not count.
@@ -61,6 +61,7 @@ class Ledger:
         return tuple(dropped), tuple(sorted((block for block in candidates if _place(block) not in needed), key=_place))
 
 
-def _place(block: BlockRef) -> tuple[int, int, str]:
+def _place(block: StoredBlock) -> tuple[str, int, int, str]:
     """What no other block has."""
-    return block.partition, block.offset, block.key
+    storage, ref = block
+    return storage, ref.partition, ref.offset, ref.key

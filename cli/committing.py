@@ -22,6 +22,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
+import msgspec
+
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.leader import Leader
@@ -124,8 +126,9 @@ def leading(
             storage=storage,
         )  # fmt: skip
         clock = SystemClock()
-        log = DecisionLog(pipeline, topic, clock, drop=blocks.drop)
-        leader = Leader(led, log, KnownBlocks(ALL_RETAINED, staging=bool(led.staging)), clock, note)
+        log = DecisionLog(pipeline, topic, clock)
+        settings = msgspec.structs.replace(ALL_RETAINED, storage=storage)
+        leader = Leader(led, log, KnownBlocks(settings, staging=bool(led.staging)), clock, note)
 
         def perform(request: ask.Request) -> Any:
             match request:

@@ -21,7 +21,7 @@ from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey, survey
 from exactlyonce.cli.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -69,9 +69,9 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
     found, history = StagedOutput(), traces.history
     if history is None or history.latest is None:
         return found
-    with closing(block_storage(config, find_topic(config.confluent(), traces.pipeline), history.storage)) as blocks:
+    with closing(Storages(config, find_topic(config.confluent(), traces.pipeline))) as storages:
         if graph is not None:
-            with closing(PipelineStores(graph, blocks)) as stores:
+            with closing(PipelineStores(graph, storages.of(history.storage))) as stores:
                 look_at_stores(stores, found)
         for sink in traces.stores():
             if sink not in found.views:
@@ -81,7 +81,7 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
             found.waiting += undecided(sink, found, history)
         sinks = {*traces.stores(), *found.views}
         if sinks:
-            seen = survey(blocks, history, deep=False)
+            seen = survey(storages, history, deep=False)
             found.waiting += _rows(seen, sinks)
             for sink in sinks if seen.damaged else ():
                 why = f"which of its rows nobody decided is not known: {'; '.join(seen.damaged.values())}"
@@ -139,9 +139,9 @@ def undecided(sink: str, staged: StagedOutput, history: History) -> Iterator[Wai
 
 
 def _rows(seen: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
-    """Rows in the checkpoint topic that no decision names, by sink subtask and checkpoint."""
+    """Rows in blocks that no decision names, by sink subtask and checkpoint."""
     groups: defaultdict[tuple[str, int, int, int], list[BlockRef]] = defaultdict(list)
-    for ref in seen.unclaimed:
+    for _, ref in seen.unclaimed:
         key = BlockKey.parse(ref.key)
         if key is not None and key.operator in sinks:
             groups[key.operator, key.key_group, key.checkpoint, key.incarnation].append(ref)

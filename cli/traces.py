@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.position import KIND
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import Halt, TopicError
+from exactlyonce.pipeline.errors import ConfigError, Halt, StorageUnavailable, TopicError
 
 _CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 _TIMEOUT_MS = 10_000
@@ -83,8 +83,12 @@ class Traces:
         return sorted({sink for each in (self.history.retained if self.history else ()) for sink, _, _ in each.ledger})
 
     def storages(self) -> list[str]:
-        """Where blocks are kept outside of the topic."""
-        return sorted({each.storage for each in (self.history.retained if self.history else ()) if each.storage})
+        """Where blocks are kept, or were, outside of the topic."""
+        return [each for each in (self.history.storages if self.history else ()) if each]
+
+    def has_left(self, storage: str) -> bool:
+        """Whether the newest checkpoint is kept elsewhere."""
+        return self.history is not None and self.history.storage != storage
 
     def going(self) -> Iterator[tuple[str, str]]:
         """What an erasure takes away, with labels."""
@@ -139,8 +143,9 @@ def find(config: ClientConfig, pipeline: str) -> Traces:
         return Traces(pipeline, topic, None, str(error), listed)
 
 
-def erase(config: ClientConfig, traces: Traces) -> list[str]:
-    """Erase all of it; returns the topics in which a consumer keeps the group's offsets.
+def erase(config: ClientConfig, traces: Traces, note: Callable[[str], None]) -> list[str]:
+    """Erase all of it; returns the topics in which a consumer keeps the group's offsets. *note* is told of a storage
+    that the pipeline has left and that cannot be reached: it may be gone for good, and does not stand in the way.
 
     The new checkpoint topic begins with an incarnation above all that were: by it the next run knows that it begins
     anew because it was told to, and not because the topic was lost.
@@ -154,7 +159,12 @@ def erase(config: ClientConfig, traces: Traces) -> list[str]:
         topic = find_topic(config.confluent(), traces.pipeline)
         for storage in traces.storages():
             with closing(block_storage(config, topic, storage)) as blocks:
-                blocks.erase()
+                try:
+                    blocks.erase()
+                except (StorageUnavailable, ConfigError) as error:
+                    if not traces.has_left(storage):
+                        raise
+                    note(f"What may be left of it in {storage} stays, for nobody is told of it from now on: {error}")
         delete_topic(config.confluent(), traces.pipeline)
     if traces.topic or traces.transactions:
         topic = prepare_topic(config.confluent(), traces.pipeline)

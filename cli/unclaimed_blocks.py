@@ -1,15 +1,25 @@
-"""The blocks of a checkpoint topic that no manifest stands on: on their way to the next checkpoint, or orphans."""
+"""The blocks of a pipeline that no manifest stands on: on their way to the next checkpoint, or orphans.
+
+They are looked for wherever its checkpoints are kept, and were before they were moved. One of these storages that it
+has left may be gone for good: what is not known for that is said, and is no error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from exactlyonce.checkpoint.orphans import first_places
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.storage import BlockStorage, Scanned
-from exactlyonce.engines.blocks import references_or_why
+from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.store.storage import Scanned
+from exactlyonce.engines.blocks import Storages, references_or_why
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -18,9 +28,12 @@ class BlockSurvey:
 
     references: Mapping[int, frozenset[BlockRef] | str]
     """By retained checkpoint, the blocks that it stands on, or why that is not known."""
-    scanned: Scanned
+    scanned: Mapping[str, Scanned]
+    """By storage."""
     first_places: tuple[int, ...]
-    """By partition, where the next run looks for orphans from."""
+    """By partition of the topic, where the next run looks for orphans from."""
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    """Storages that the pipeline has left and that cannot be looked at, and why."""
 
     @property
     def claimed(self) -> set[BlockRef]:
@@ -28,12 +41,13 @@ class BlockSurvey:
         return {ref for refs in self.references.values() if not isinstance(refs, str) for ref in refs}
 
     @property
-    def unclaimed(self) -> list[BlockRef]:
+    def unclaimed(self) -> list[StoredBlock]:
         """Those that were scanned, and that no checkpoint stands on; none where that is not known of one of them."""
         if self.damaged:
             return []
         keys = {ref.key for ref in self.claimed}
-        return [ref for ref in self.scanned.blocks if ref.key not in keys]
+        found = ((storage, ref) for storage, scanned in self.scanned.items() for ref in scanned.blocks)
+        return [StoredBlock(storage, ref) for storage, ref in found if ref.key not in keys]
 
     @property
     def damaged(self) -> dict[int, str]:
@@ -41,10 +55,33 @@ class BlockSurvey:
         return {checkpoint: why for checkpoint, why in self.references.items() if isinstance(why, str)}
 
 
-def survey(storage: BlockStorage, history: History, *, deep: bool) -> BlockSurvey:
+def survey(storages: Storages, history: History, *, deep: bool) -> BlockSurvey:
     """Look at the blocks of *history*, in which there is a manifest: at all that there are where it is to be *deep*,
     else at those from where the next run looks for orphans, and at the indexes of the others."""
     places = first_places(history)
-    scanned = storage.since((0,) * len(places) if deep else places)
-    references = {manifest.checkpoint: references_or_why(manifest, storage) for manifest in history.retained}
-    return BlockSurvey(references, scanned, places)
+    scanned, unreachable = dict[str, Scanned](), dict[str, str]()
+    for each in history.storages:
+        found = _looked(each, history, partial(storages.of(each).since, (0,) * len(places) if deep else places))
+        if isinstance(found, str):
+            unreachable[each] = found
+        else:
+            scanned[each] = found
+    return BlockSurvey(standing(storages, history), scanned, places, unreachable)
+
+
+def standing(storages: Storages, history: History) -> dict[int, frozenset[BlockRef] | str]:
+    """By retained checkpoint, the blocks that it stands on, or why that is not known."""
+    return {
+        each.checkpoint: _looked(each.storage, history, partial(references_or_why, each, storages.of(each.storage)))
+        for each in history.retained
+    }
+
+
+def _looked(storage: str, history: History, look: Callable[[], R]) -> R | str:
+    """What *look* finds; or why a *storage* that the pipeline has left shows nothing."""
+    if storage in (history.storage, TOPIC):
+        return look()
+    try:
+        return look()
+    except (StorageUnavailable, ConfigError) as error:
+        return f"{storage}, where it is kept, cannot be looked at: {error}"

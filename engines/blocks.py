@@ -5,13 +5,14 @@ Invariant: every block of an attempt has a key of its own: no two of a worker ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from exactlyonce.checkpoint.orphans import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import indexes_of, stands_on
@@ -42,6 +43,43 @@ def block_storage(
     if storage:
         return file_storage(storage, topic)
     return TopicStorage(client.confluent(), topic, stays_connected=stays_connected)
+
+
+class Storages:
+    """The storages of one pipeline, by the URL in its manifests: one, unless its checkpoints were moved.
+
+    Nothing is connected before it is asked. For one thread at a time.
+    """
+
+    def __init__(self, client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False) -> None:
+        """*stays_connected* is for who reads them often."""
+        self._client, self._topic, self._stays_connected = client, topic, stays_connected
+        self._open: dict[str, BlockStorage] = {}
+
+    def of(self, storage: str) -> BlockStorage:
+        """The one that *storage* names, as manifests do."""
+        if storage not in self._open:
+            self._open[storage] = block_storage(
+                self._client, self._topic, storage, stays_connected=self._stays_connected
+            )
+        return self._open[storage]
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for each in self._open.values():
+            each.close()
+
+
+@dataclass(frozen=True)
+class NewestBlocks:
+    """Reads blocks where the newest manifest keeps them: what is committed is always of that one."""
+
+    storages: Storages
+    history: Callable[[], History]
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
+        """See `Blocks`."""
+        return self.storages.of(self.history().storage).fetch(refs)
 
 
 class BlockNames:

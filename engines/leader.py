@@ -28,7 +28,6 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
-from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
@@ -38,7 +37,7 @@ from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace, as_fields
-from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.blocks import NewestBlocks, Storages
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
@@ -85,7 +84,7 @@ class PipelineLeader:
             self._topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
         )
         self._stores: StoresAside | None = None
-        self._blocks: BlockStorage | None = None
+        self._storages: Storages | None = None
         self._known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self._replays: ReplayRepair | None = None
         self._log_requests: LogRequests | None = None
@@ -112,6 +111,11 @@ class PipelineLeader:
             self._note(f"checkpoint {checkpoint} is damaged and can be restored from no more: {why}")
         for place in self._known_blocks.unreadable:
             self._note(f"damaged: {place}; blocks that lie there cannot be removed")
+        for storage, why in self._known_blocks.unreachable.items():
+            self._note(
+                f"{storage}, where checkpoints of {manifest.pipeline} were kept once, cannot be looked at: {why} What "
+                f"is left there stays: a later start looks again, and `exactlyonce reset` or an empty folder end it"
+            )
         return manifest
 
     def _open(self) -> None:
@@ -121,17 +125,17 @@ class PipelineLeader:
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-        self._blocks = block_storage(options.client, topic, options.checkpoint.storage, stays_connected=True)
-        stores = PipelineStores(self._plan.graph, self._blocks)
+        log = DecisionLog(pipeline, topic, self._clock)
+        self._storages = Storages(options.client, topic, stays_connected=True)
+        stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: log.history))
         self._stores = StoresAside(stores, stores.close)
         stores.check()
         history = read_history(options.client.confluent(), pipeline)
         self._restoring = self._found_to_restore(history)
         led = self._led(stores)
         led.require_same_storage(history.latest)
-        self._blocks.check()
+        self._storages.of(options.checkpoint.storage).check()
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
-        log = DecisionLog(pipeline, topic, self._clock, drop=self._blocks.drop)
         self._replays = ReplayRepair(
             Loaded(load_reference(self._reference), self._reference), options.client, self._transactions,
             self._timeout_ms, lambda: log.history, self._note, *where_replayed(options.repair, self._units),
@@ -154,13 +158,14 @@ class PipelineLeader:
         asked, plan = self._options.restoration, self._plan
         if asked is None:
             return None
-        assert self._blocks is not None
+        assert self._storages is not None
         around = Surroundings(
             graph=plan.graph,
             inputs=self._surroundings.inputs,
             cluster_id=self._transactions.cluster_id(),
             parallelism=plan.parallelism,
-            blocks=self._blocks,
+            storages=self._storages,
+            storage=self._options.checkpoint.storage,
             note=self._note,
         )
         return Restoring(asked, around, history)
@@ -377,8 +382,8 @@ class PipelineLeader:
             self._log_requests.close()
         if self._stores is not None:
             self._stores.close()
-        if self._blocks is not None:
-            self._blocks.close()
+        if self._storages is not None:
+            self._storages.close()
         self._transactions.close()
         self._output_log.close()
         self._topics.close()

@@ -29,7 +29,7 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage, references_or_why
 from exactlyonce.engines.surroundings.removals import Removals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 
 _AFTER_APPEND = {
@@ -87,7 +87,7 @@ class Performer:
         note: Callable[[str], None] = lambda text: None,
         storage: str = TOPIC,
     ) -> None:
-        """*step* is told of durable records, *note* what is waited for; *storage* is where blocks are kept."""
+        """*step* is told of durable records, *note* what is waited for; *storage* is where blocks are kept now."""
         self.config = config
         self.transactions = transactions
         self.output_log = output_log
@@ -108,9 +108,9 @@ class Performer:
         self._removals.close()
         self._lanes.shutdown()
 
-    def _blocks(self) -> BlockStorage:
+    def _blocks(self, storage: str) -> BlockStorage:
         """For one question; it is to be closed."""
-        return block_storage(self.config, self.log.topic, self._storage)
+        return block_storage(self.config, self.log.topic, storage)
 
     def __call__(self, request: ask.Request) -> Any:
         match request:
@@ -138,12 +138,10 @@ class Performer:
                 return self.together(requests, self)
             case ask.BlockEndOffsets():
                 return self._persistently(lambda: self.log(request))
-            case ask.ScanBlocks(start_offsets):
-                with closing(self._blocks()) as storage:
-                    return self._persistently(lambda: storage.since(start_offsets))
+            case ask.ScanBlocks(start_offsets, storage):
+                return self._looked(storage, lambda blocks: blocks.since(start_offsets))
             case ask.FindReferences(manifest):
-                with closing(self._blocks()) as storage:
-                    return self._persistently(lambda: references_or_why(manifest, storage))
+                return self._looked(manifest.storage, lambda blocks: references_or_why(manifest, blocks))
             case ask.RemoveBlocks(blocks):
                 return self._removals.add(blocks)
             case ask.Look(committable):
@@ -177,6 +175,20 @@ class Performer:
         for numbers, future in zip(others, futures, strict=True):
             given.update(zip(numbers, future.result(), strict=True))
         return tuple(given[number] for number in range(len(requests)))
+
+    def _looked(self, storage: str, look: Callable[[BlockStorage], Any]) -> Any:
+        """What *look* finds in *storage*; a string: why one that the pipeline has left shows nothing.
+
+        Nobody waits for that one: it may be gone for good.
+        """
+        if storage in (self._storage, TOPIC):
+            with closing(self._blocks(storage)) as blocks:
+                return self._persistently(lambda: look(blocks))
+        try:
+            with closing(self._blocks(storage)) as blocks:
+                return look(blocks)
+        except (StorageUnavailable, ConfigError) as error:
+            return str(error)
 
     def _persistently(self, asked: Callable[[], Any]) -> Any:
         """The answer of *asked*, asked again while the broker is away: for as long as an append is tried."""

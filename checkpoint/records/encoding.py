@@ -132,7 +132,7 @@ _INCARNATION_1 = _record(
     fenced_below="long",
 )
 _INCARNATION_2 = _with(_INCARNATION_1, ended=False)
-_INCARNATION_3 = _with(_INCARNATION_2, bounded=False, cancelled="")
+_INCARNATION_3 = _with(_INCARNATION_2, bounded=False, cancelled="", storage="")
 
 _MANIFEST_1 = _record(
     "Manifest",
@@ -160,9 +160,7 @@ _MANIFEST_1 = _record(
 
 _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
 _MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
-_MANIFEST_4 = _with(
-    _with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG), storage="", origin=""
-)
+_MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG), storage="", origin="")
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4),

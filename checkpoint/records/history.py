@@ -72,6 +72,12 @@ class History:
         return self.latest.storage if self.latest is not None else TOPIC
 
     @property
+    def storages(self) -> list[str]:
+        """Wherever blocks may lie: of a manifest, or of one of the last incarnations, whatever became of it."""
+        named = {each.storage for each in self.manifests.values()}
+        return sorted(named.union(each.storage for each in self.incarnations.values()))
+
+    @property
     def newest_incarnation(self) -> Incarnation | None:
         """The newest incarnation that can be read, with its last heartbeat."""
         return self.incarnations[max(self.incarnations)] if self.incarnations else None

@@ -7,6 +7,8 @@ that it is the one that was written. Nothing here does I/O.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import Committable
@@ -33,6 +35,14 @@ class BlockRef(msgspec.Struct, frozen=True):
     """Bytes of the record's value."""
     sha256: bytes
     """Of the record's value."""
+
+
+class StoredBlock(NamedTuple):
+    """A block, and the storage that it lies in: a pipeline whose checkpoints were moved has blocks in several."""
+
+    storage: str
+    """See `Manifest.storage`."""
+    ref: BlockRef
 
 
 class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +230,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """It does bounded work, and looks for no requests."""
     cancelled: str = ""
     """The request by which it was cancelled; empty: it was not."""
+    storage: str = TOPIC
+    """Where it writes blocks, whether or not a manifest ever names one; see `Manifest.storage`."""
 
 
 class Repair(msgspec.Struct, frozen=True):

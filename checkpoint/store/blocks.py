@@ -19,8 +19,6 @@ from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.references import tombstones
-from exactlyonce.checkpoint.requests import Write
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import (
     IDLE_TIMEOUT_S,
@@ -355,12 +353,8 @@ class TopicStorage:
         """From the first offset on, of each partition, that was behind its end."""
         return scan_blocks(self._config, self._topic, ends)
 
-    def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-        """Tombstones."""
-        return tombstones(refs)
-
     def dropped(self, refs: Iterable[BlockRef]) -> None:
-        """The tombstones have done so."""
+        """Their tombstones have done so."""
 
     def erase(self) -> None:
         """They go with the topic."""

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Write
 from exactlyonce.pipeline.errors import BrokerUnavailable, require
 
 CHECKPOINTS_KNOWN = 8
@@ -164,17 +163,9 @@ class BlockStorage(Blocks, Protocol):
         dropped, whoever has put them and whether or not a checkpoint ever completed. A storage that knows no order has
         ends of zeros, and gives all that there are: whoever asks knows what manifests stand on."""
 
-    def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-        """Let go of blocks that no manifest needs: -> what the decision log writes for it.
-
-        It is asked where the manifest without them is durable, and a transaction of the log is about to finalize it or
-        to clean up. For what lies in the checkpoint topic these are tombstones, which become durable in that very
-        transaction: the log and the blocks never disagree. A storage outside of the topic writes nothing there, and
-        removes nothing yet: the transaction may still fail.
-        """
-
     def dropped(self, refs: Iterable[BlockRef]) -> None:
-        """The transaction that drops *refs* is durable: they are removed, unless `drop` gave writes that have done so.
+        """A transaction of the decision log that drops *refs* is durable: they are removed, unless that has done so: by
+        tombstones, where they lie in the checkpoint topic.
 
         It may be asked again, after a failure or by a process that had the same to drop, however late: no key is ever
         used again. What a crash leaves is found by whoever looks in `since`, and dropped again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,11 @@ def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
     """By checkpoint, why it cannot be restored, as far as its indexes show: the state itself is not read."""
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.checkpoint.store.topic import find_topic
-    from exactlyonce.engines.blocks import block_storage, references_or_why
+    from exactlyonce.cli.unclaimed_blocks import standing
+    from exactlyonce.engines.blocks import Storages
 
-    blocks = block_storage(config, find_topic(config.confluent(), history.pipeline), history.storage)
-    found = {manifest.checkpoint: references_or_why(manifest, blocks) for manifest in history.retained}
+    with closing(Storages(config, find_topic(config.confluent(), history.pipeline))) as storages:
+        found = standing(storages, history)
     damaged = {checkpoint: why for checkpoint, why in found.items() if isinstance(why, str)}
     left = read_history(config.confluent(), history.pipeline).manifests if damaged else {}
     return {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left}  # else it has expired now
@@ -102,6 +104,7 @@ class ListedCheckpoint:
         return {
             **{name: getattr(manifest, name) for name in names},
             "state": self.state,
+            "storage": described(manifest.storage),
             "damage": self.damage or None,
             "finalized_at_ms": self.finalized.at_ms if self.finalized else None,
             "duration_ms": _duration_ms(manifest),
@@ -218,6 +221,9 @@ def as_text(history: History, bootstrap_servers: str, width: int, damaged: Mappi
     yield f"{whose} at {bootstrap_servers}: {text.counted(len(listed), 'checkpoint')}"
     if history.storage:
         yield f"blocks are kept in {history.storage}"
+    for storage in sorted({each.storage for each in history.retained} - {history.storage}):
+        numbers = ", ".join(str(each.checkpoint) for each in history.retained if each.storage == storage)
+        yield f"blocks of {numbers} are kept in {described(storage)}, from before they were moved"
     if newest is not None:
         seen = f"{'ended' if newest.ended else 'last seen'} {text.moment(newest.heartbeat_ms)}"
         yield f"incarnation {newest.incarnation}: process {newest.process} on {newest.host}, {seen}"

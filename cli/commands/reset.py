@@ -52,7 +52,7 @@ def reset(args: argparse.Namespace) -> int:
     if not args.yes and not _agreed(traces.pipeline):
         print("Nothing was changed.")
         return _DECLINED
-    kept = erase(config, traces)
+    kept = erase(config, traces, print)
     if kept:
         print(f"Group {traces.pipeline} is in use by a consumer: its offsets in {', '.join(kept)} were left.")
     print(f"{traces.pipeline} has forgotten everything; its next run begins anew.")

@@ -10,6 +10,7 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -17,15 +18,13 @@ if TYPE_CHECKING:
 _DAMAGED = 1
 _EXAMPLES = """\
 List the savepoints of a pipeline, find out whether one can be restored, or delete one.
-They lie in the checkpoint topic and never expire.
+They are kept with the checkpoints of the pipeline, and never expire.
 
 examples:
   exactlyonce savepoints list order-totals
   exactlyonce savepoints verify order-totals 42
   exactlyonce savepoints verify order-totals file:///backups/order-totals-42-1f2e3d4c
   exactlyonce savepoints delete order-totals 42
-
-An exported savepoint is a folder: delete it like any other.
 """
 _LIST = "List the savepoints that are retained. A run is not disturbed.\n"
 _VERIFY = """\
@@ -36,6 +35,7 @@ disturbed.
 _DELETE = """\
 Delete a savepoint: by the run, if the pipeline runs, else at once. What other checkpoints
 stand on stays. The newest checkpoint is never deleted, for the next run goes on from it.
+Of an exported one the folder goes, first the file that makes it a savepoint.
 """
 
 
@@ -48,13 +48,10 @@ def add(commands: Commands) -> None:
     add_pipeline_name(listing)
     listing.add_argument("--json", action="store_true", help="as one JSON document")
     verifying = add_command(actions, "verify", "PIPELINE N|URL [options]", "read all of one", _VERIFY, verify)
-    deleting = add_command(actions, "delete", "PIPELINE N [options]", "delete one", _DELETE, delete)
+    deleting = add_command(actions, "delete", "PIPELINE N|URL [options]", "delete one", _DELETE, delete)
     for each in (verifying, deleting):
         add_pipeline_name(each)
-    verifying.add_argument(
-        "savepoint", metavar="N|URL", help="its number, as it is listed, or where it was exported to"
-    )
-    deleting.add_argument("savepoint", metavar="N", type=int, help="its number, as it is listed")
+        each.add_argument("savepoint", metavar="N|URL", help="its number, as it is listed, or where it was exported to")
     deleting.add_argument("--timeout", metavar="T", default="2m", help="how long to wait for the run (default: 2m)")
     for each in actions.choices.values():
         add_cluster(each)
@@ -115,7 +112,7 @@ def verify(args: argparse.Namespace) -> int:
     history = read_history(config.confluent(), pipeline_name(args))
     manifest = require_savepoint(history, int(args.savepoint))
     topic = find_topic(config.confluent(), history.pipeline)
-    with closing(block_storage(config, topic, history.storage, stays_connected=True)) as blocks:
+    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         try:
             wanted = sorted(references(manifest, blocks), key=lambda ref: (ref.partition, ref.offset))
             count = sum(1 for _ in blocks.fetch(wanted))
@@ -146,14 +143,27 @@ def _verify_exported(url: str, pipeline: str) -> int:
     return 0
 
 
+def _delete_exported(url: str, pipeline: str) -> int:
+    from exactlyonce.engines.savepoints.exported import ExportedSavepoint
+
+    found = ExportedSavepoint.at(url)
+    if found.saved.pipeline != pipeline:
+        raise ConfigError(f"{url} is a savepoint of {found.saved.pipeline}, not of {pipeline}. Nothing was deleted.")
+    found.remove()
+    print(f"Savepoint {found.saved.checkpoint} of {pipeline} at {url} is deleted.")
+    return 0
+
+
 def delete(args: argparse.Namespace) -> int:
     """Delete it, and say so."""
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli.deleting import delete as delete_savepoint
     from exactlyonce.pipeline.durations import duration_ms
 
+    if not args.savepoint.isdigit():
+        return _delete_exported(args.savepoint, pipeline_name(args))
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     history = read_history(config.confluent(), pipeline_name(args))
-    delete_savepoint(config, history, args.savepoint, timeout_ms)
+    delete_savepoint(config, history, int(args.savepoint), timeout_ms)
     print(f"Savepoint {args.savepoint} of {history.pipeline} is deleted.")
     return 0

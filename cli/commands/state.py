@@ -66,7 +66,7 @@ def state(args: argparse.Namespace) -> int:
     pipeline = pipeline_name(args)
     history = read_history(config.confluent(), pipeline)
     manifest, topic = chosen(history, args.at), find_topic(config.confluent(), pipeline)
-    blocks = block_storage(config, topic, history.storage, stays_connected=True)
+    blocks = block_storage(config, topic, manifest.storage, stays_connected=True)
     try:
         if args.operator is None:
             print(*_operators(manifest, blocks, as_json=args.json), sep="\n")

@@ -1,20 +1,20 @@
-"""The blocks of the checkpoint topic: those that are damaged, and those that no manifest stands on."""
+"""The blocks of checkpoints, wherever they are kept: those that are damaged, or that no manifest stands on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
 
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli import text
 from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.cli.unclaimed_blocks import BlockSurvey, survey
-from exactlyonce.engines.blocks import block_storage, references_or_why
+from exactlyonce.cli.unclaimed_blocks import BlockSurvey, standing, survey
+from exactlyonce.engines.blocks import Storages
 
 
 def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
@@ -23,14 +23,16 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
     if history is None or newest is None:
         return
     topic = find_topic(subject.config.confluent(), subject.name)
-    with closing(block_storage(subject.config, topic, history.storage)) as storage:
+    with closing(Storages(subject.config, topic)) as storages:
         what = "all blocks" if deep else "indexes of blocks, and orphans behind the last checkpoint"
         with findings.checking(what):
-            found = survey(storage, history, deep=deep)
-            damaged = _damaged_blocks(storage, found.claimed) if deep else {}
-            _damage(subject, storage, found, damaged, findings)
+            found = survey(storages, history, deep=deep)
+            damaged = _damaged_blocks(storages, found, history) if deep else {}
+            _damage(subject, storages, found, damaged, findings)
             _orphans(subject, newest, found, findings)
-            for place in found.scanned.unreadable:
+            for storage, why in found.unreachable.items():
+                findings.not_checked(f"what the pipeline has left in {storage}", why)
+            for place in (each for scanned in found.scanned.values() for each in scanned.unreadable):
                 findings.add(
                     "blocks", f"{place} cannot be read", whose="the checkpoint topic's",
                     do="look at the disks of the brokers; blocks that lie there cannot be removed",
@@ -40,21 +42,24 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
             findings.not_checked("the bytes of blocks, and orphans before the last checkpoint", why)
 
 
-def _damaged_blocks(storage: BlockStorage, refs: Iterable[BlockRef]) -> dict[BlockRef, str]:
+def _damaged_blocks(storages: Storages, found: BlockSurvey, history: History) -> dict[BlockRef, str]:
     """Those that are not what was written, or gone, and why."""
-    left, damaged = set(refs), dict[BlockRef, str]()
-    while left:
-        try:
-            for ref, _ in storage.fetch(left):
-                left.discard(ref)
-        except DamagedBlock as error:
-            damaged[error.ref] = str(error)
-            left.discard(error.ref)
+    damaged = dict[BlockRef, str]()
+    for storage in history.storages:
+        needed = (found.references[each.checkpoint] for each in history.retained if each.storage == storage)
+        left = {ref for refs in needed if not isinstance(refs, str) for ref in refs}
+        while left:
+            try:
+                for ref, _ in storages.of(storage).fetch(left):
+                    left.discard(ref)
+            except DamagedBlock as error:
+                damaged[error.ref] = str(error)
+                left.discard(error.ref)
     return damaged
 
 
 def _damage(
-    subject: Subject, storage: BlockStorage, found: BlockSurvey, blocks: dict[BlockRef, str], findings: Findings
+    subject: Subject, storages: Storages, found: BlockSurvey, blocks: dict[BlockRef, str], findings: Findings
 ) -> None:
     """Say which checkpoints are damaged; what has expired while it was looked at is none."""
     if not found.damaged and not blocks:
@@ -65,9 +70,9 @@ def _damage(
         if checkpoint in now.manifests:
             _tell(subject, now, [checkpoint], why, findings)
     if blocks:
-        standing = {number: references_or_why(manifest, storage) for number, manifest in now.manifests.items()}
+        needed = standing(storages, now)
         for ref, why in blocks.items():
-            needing = [number for number, refs in standing.items() if not isinstance(refs, str) and ref in refs]
+            needing = [number for number, refs in needed.items() if not isinstance(refs, str) and ref in refs]
             if needing:
                 _tell(subject, now, sorted(needing), why, findings)
 
@@ -75,9 +80,10 @@ def _damage(
 def _tell(subject: Subject, history: History, checkpoints: list[int], why: str, findings: Findings) -> None:
     newest = history.latest is not None and history.latest.checkpoint in checkpoints
     numbers = ", ".join(map(str, checkpoints))
-    what, disks = (history.storage, "its disks") if history.storage else ("the topic", "the disks of the brokers")
+    storage = history.manifests[checkpoints[-1]].storage
+    what, disks = (storage, "its disks") if storage else ("the topic", "the disks of the brokers")
     findings.add(
-        "blocks", f"Damaged in {history.storage or subject.checkpoint_topic}: {why}",
+        "blocks", f"Damaged in {storage or subject.checkpoint_topic}: {why}",
         whose=f"checkpoint {numbers}, the newest among them: no run can go on from it" if newest
         else f"checkpoint {numbers}: nothing can be restored from it, and a run does without",
         do=f"restore {what} from a replica or a backup, or `exactlyonce reset {subject.name}`; look at {disks}"
@@ -91,9 +97,9 @@ def _orphans(subject: Subject, newest: Manifest, found: BlockSurvey, findings: F
         findings.not_checked("orphans", "which blocks a damaged checkpoint stands on is not known")
         return
     behind, before = list[BlockRef](), list[BlockRef]()
-    for ref in found.unclaimed:
+    for storage, ref in found.unclaimed:
         key = BlockKey.parse(ref.key)
-        if key is not None and ref.offset < found.first_places[ref.partition]:
+        if key is not None and storage == TOPIC and ref.offset < found.first_places[ref.partition]:
             before += [ref] if key.checkpoint <= newest.checkpoint else []
         else:
             behind.append(ref)

@@ -15,8 +15,8 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, Restored, SourceOffset
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, Ticket
-from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
+from exactlyonce.engines.blocks import BlockNames, Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
@@ -45,7 +45,9 @@ class Surroundings:
     inputs: Inputs
     cluster_id: str
     parallelism: int
-    blocks: BlockStorage
+    storages: Storages
+    storage: str
+    """Where the states are written; see `Manifest.storage`."""
     note: Callable[[str], None]
 
 
@@ -92,7 +94,8 @@ class Restoring:
                 f"would be written again. Leave --from-savepoint out, to go on from checkpoint {newest}; or add "
                 f"--rewind, if that is what you want; or export the savepoint, and restore it under another name."
             )
-        return TopicSavepoint(found[number], self._around.blocks, self._around.cluster_id)
+        blocks = self._around.storages.of(found[number].storage)
+        return TopicSavepoint(found[number], blocks, self._around.cluster_id)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class Restoring:
                 "Another instance of the pipeline has taken a checkpoint while this one began: it was checked against "
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
-        blocks = self._around.blocks.begin(incarnation, 0)
+        blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
         names = BlockNames(0)
         snapshots = tuple(
             self._written(blocks, names, new, saved, checkpoint) for new, saved in sorted(self._operators.items())

@@ -1,8 +1,8 @@
 """The removal of blocks that lie outside of the checkpoint topic, once their drop is decided and durable.
 
 Invariant: only what a durable transaction of the decision log has dropped is removed, however late, and nobody waits
-for it: a thread asks again while the storage is away. What a crash, or an end before it is back, leaves is found in the
-listing at the next start, and dropped again.
+for it: a thread asks again while a storage is away, and that one holds up no other. What a crash, or an end before it
+is back, leaves is found in the listing at the next start, and dropped again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import suppress
 
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError
 
@@ -26,14 +26,16 @@ NOTED_INTERVAL_S = 60.0
 class Removals:
     """Of one leader. The thread begins with the first removal."""
 
-    def __init__(self, storage: Callable[[], BlockStorage], note: Callable[[str], None]) -> None:
-        self._storage, self._note = storage, note
-        self._queue: queue.SimpleQueue[tuple[BlockRef, ...] | None] = queue.SimpleQueue()
+    def __init__(self, storages: Callable[[str], BlockStorage], note: Callable[[str], None]) -> None:
+        """*storages* opens the one of a URL."""
+        self._storages, self._note = storages, note
+        self._open: dict[str, BlockStorage] = {}
+        self._queue: queue.SimpleQueue[tuple[StoredBlock, ...]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._noted_s = float("-inf")
 
-    def add(self, blocks: Iterable[BlockRef]) -> None:
+    def add(self, blocks: Iterable[StoredBlock]) -> None:
         """They may go."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="removals", daemon=True)
@@ -44,20 +46,25 @@ class Removals:
         """Remove what was added, as far as the storage answers in time."""
         self._closing.set()
         if self._thread is not None:
-            self._queue.put(None)
+            self._queue.put(())
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _work(self) -> None:
-        with closing(self._storage()) as storage:
-            while (blocks := self._queue.get()) is not None:
-                while not self._removed(storage, blocks):
-                    if self._closing.wait(PAUSE_S):
-                        return
+        left: dict[str, list[BlockRef]] = {}
+        while not self._closing.is_set() or not self._queue.empty():
+            with suppress(queue.Empty):
+                for storage, ref in self._queue.get(timeout=PAUSE_S if left else None):
+                    left.setdefault(storage, []).append(ref)
+            left = {storage: refs for storage, refs in left.items() if not self._removed(storage, refs)}
+        for each in self._open.values():
+            each.close()
 
-    def _removed(self, storage: BlockStorage, blocks: tuple[BlockRef, ...]) -> bool:
+    def _removed(self, storage: str, blocks: list[BlockRef]) -> bool:
         """Whether it is over with *blocks*: they are gone, or asking again would not help."""
         try:
-            storage.dropped(blocks)
+            if storage not in self._open:
+                self._open[storage] = self._storages(storage)
+            self._open[storage].dropped(blocks)
         except BrokerUnavailable as error:
             self._say(f"{len(blocks)} blocks that nobody needs could not be removed yet: {error}")
             return False

@@ -18,7 +18,6 @@ import pytest
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
-from exactlyonce.checkpoint.requests import Write
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, DamagedBlock
 from exactlyonce.pipeline.errors import InvariantViolation, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
@@ -56,10 +55,8 @@ class BlockStorageContract:
         """A new one, as in a process of its own; all of a test have one place."""
         raise NotImplementedError
 
-    def decided(self, writes: Sequence[Write]) -> None:
-        """Carry out what `drop` gave, in one committed transaction of the decision log. To be written where `drop`
-        gives anything."""
-        assert not writes, "`drop` gives writes for the decision log: write `decided` in the test class"
+    def decided(self, refs: Sequence[BlockRef]) -> None:
+        """The transaction of a decision log that drops *refs*. To be written where that is what removes them."""
 
     def laid(self, key: str, value: bytes) -> tuple[int, int]:
         """Lay bytes under the key of a block, as damage would; -> (partition, offset) of them. May be left out."""
@@ -140,9 +137,8 @@ class BlockStorageContract:
 
     def dropped(self, refs: Sequence[BlockRef]) -> None:
         """Drop *refs*, as a decision log and its engine do."""
-        storage = self.opened()
-        self.decided(storage.drop(refs))
-        storage.dropped(refs)
+        self.decided(refs)
+        self.opened().dropped(refs)
 
     # --- put and get --------------------------------------------------------------------------------------------------
 
@@ -283,14 +279,6 @@ class BlockStorageContract:
         self.dropped(refs[2:6])
         assert self.listed(self.beginning) == set(refs[6:]), gone
         assert len(self.got(refs[6:])) == 4
-
-    def test_what_is_not_decided_is_not_dropped(self) -> None:
-        """Before its transaction is durable nothing is dropped: it may fail, and the old manifest needs its blocks."""
-        refs = self.put([b"needed"] * 4)
-        early = "A block went before the decision that drops it was durable: the checkpoint that stands needs it."
-        self.opened().drop(refs)
-        assert self.listed(self.beginning) == set(refs), early
-        assert len(self.got(refs)) == 4, early
 
     def test_erasing(self) -> None:
         """A pipeline that is forgotten leaves no block outside of its topic; what is erased twice is no error."""

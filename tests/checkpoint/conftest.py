@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,9 @@ from exactlyonce.checkpoint.records.manifest import (
     OperatorSnapshot,
     OrderLog,
     SourceOffset,
+    StoredBlock,
 )
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import BlockEndOffsets, Procedure, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
@@ -96,9 +98,10 @@ class RealLog(DecisionLog):
         """Run *procedure* to its end."""
         return drive(procedure, self._performer)
 
-    def appended(self, *records: Decision, **dropped: Any) -> Outcome:
-        """What became of an append."""
-        return self.do(self.append(*records, **dropped))
+    def appended(self, *records: Decision, blocks_dropped: Iterable[BlockRef] = (), **more: Any) -> Outcome:
+        """What became of an append; *blocks_dropped* lie in the topic."""
+        blocks = [StoredBlock(TOPIC, ref) for ref in blocks_dropped]
+        return self.do(self.append(*records, blocks_dropped=blocks, **more))
 
     def beaten(self, **more: Any) -> Outcome:
         """What became of a heartbeat."""

@@ -14,7 +14,8 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Dropped, Unresolved, decide, finalize
 from exactlyonce.checkpoint.records.committable import Committable, Precommit
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, StagedAck
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, StagedAck, StoredBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
 
@@ -55,7 +56,7 @@ def decided(
 
     def expire(made: Manifest) -> ask.Procedure[Dropped]:
         assert made in world.appended, "blocks expire only after the manifest is durable"
-        return (4,), (BLOCK,)
+        return (4,), (StoredBlock(TOPIC, BLOCK),)
         yield
 
     writer: Any = world
@@ -113,7 +114,7 @@ def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
     ]  # fmt: skip
     assert world.of(ask.Append) == [
         ask.Append((expected,)),
-        ask.Append((Finalized(7, 3, 99, tuple(fates.items())),), (4,), (BLOCK,)),
+        ask.Append((Finalized(7, 3, 99, tuple(fates.items())),), (4,), (StoredBlock(TOPIC, BLOCK),)),
     ]
     assert world.taken_back == []
 

@@ -7,16 +7,17 @@ import random
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.retention import Ledger
 
 
-def block(number: int) -> BlockRef:
+def block(number: int, storage: str = TOPIC) -> StoredBlock:
     """A block that is told apart by its offset."""
-    return BlockRef(1, number, f"block/{number}", 1, b"")
+    return StoredBlock(storage, BlockRef(1, number, f"block/{number}", 1, b""))
 
 
-def blocks(*numbers: int) -> tuple[BlockRef, ...]:
+def blocks(*numbers: int) -> tuple[StoredBlock, ...]:
     """Several."""
     return tuple(map(block, numbers))
 
@@ -37,7 +38,7 @@ def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> Non
     """What is found at its place has other bytes, and is no other block."""
     ledger = Ledger(1)
     ledger.completed(1, blocks(1))
-    ledger.written(1, [msgspec.structs.replace(block(1), sha256=b"other")])
+    ledger.written(1, [block(1)._replace(ref=msgspec.structs.replace(block(1).ref, sha256=b"other"))])
     assert ledger.expire() == ((), ())
 
 
@@ -89,10 +90,10 @@ def test_nothing_that_is_needed_is_ever_dropped_and_nothing_is_dropped_twice(see
     is dropped twice; and in the end only what is retained is left."""
     rng = random.Random(seed)
     ledger = Ledger(rng.randint(1, 3))
-    needs: dict[int, set[BlockRef]] = {0: set()}
+    needs: dict[int, set[StoredBlock]] = {0: set()}
     kept: set[int] = set()
-    written: set[BlockRef] = set()
-    dropped: set[BlockRef] = set()
+    written: set[StoredBlock] = set()
+    dropped: set[StoredBlock] = set()
     ledger.completed(0, ())
     base = 0
     for checkpoint in range(1, 40):
@@ -115,4 +116,4 @@ def test_nothing_that_is_needed_is_ever_dropped_and_nothing_is_dropped_twice(see
         assert ledger.retained == sorted(needs)
         assert not dropped & set().union(*needs.values())
         base = checkpoint
-    assert written - dropped <= set().union(*needs.values()) | {b for b in written if b.offset // 100 > base}
+    assert written - dropped <= set().union(*needs.values()) | {b for b in written if b.ref.offset // 100 > base}

@@ -303,7 +303,7 @@ def test_orphans_that_no_run_looks_for() -> None:
     """Blocks of no checkpoint are left to the next run where it looks for them, and are a problem before that place."""
     found = Findings()
     refs = [block(3, 1), block(4, 2), block(9, 3)]
-    seen = BlockSurvey({2: frozenset({refs[1]})}, Scanned(tuple(refs), (0, 10)), (0, 5))
+    seen = BlockSurvey({2: frozenset({refs[1]})}, {"": Scanned(tuple(refs), (0, 10))}, (0, 5))
     subject, newest = cast(Any, _Subject()), cast(Any, _Newest())
     doctor_blocks._orphans(subject, newest, seen, found)
     assert [(each.level, each.what[:20]) for each in found.diagnoses] == [

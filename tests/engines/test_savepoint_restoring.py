@@ -98,7 +98,8 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_
     )  # fmt: skip
     notes = list[str]()
     storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    around = Surroundings(graph(max_parallelism), inputs, "c", 3, storage, notes.append)
+    storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
+    around = Surroundings(graph(max_parallelism), inputs, "c", 3, storages, "there", notes.append)
     restored = Restoring(Restoration(url), around, None).write(0, 1)
     manifest = manifest_of("totals", operators=restored.operators, max_parallelism=max_parallelism)
     found = list(kept_state(manifest, "counts", storage).entries())

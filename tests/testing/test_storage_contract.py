@@ -12,7 +12,6 @@ import pytest
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Write
 from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock, Scanned, Ticket
 from exactlyonce.pipeline.errors import StorageUnavailable, require
 from exactlyonce.testing.storage_contract import BlockStorageContract
@@ -116,9 +115,6 @@ class ShelfStorage:
         ]
         return Scanned(tuple(found), (max([number for number, _ in self.shelf.values.values()], default=0) + 1,))
 
-    def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-        return ()
-
     def dropped(self, refs: Iterable[BlockRef]) -> None:
         self.shelf.reach()
         for each in refs:
@@ -182,11 +178,6 @@ def _own_alone(self: Any, ends: Iterable[int]) -> Scanned:
     found = SINCE(self, ends)
     mine = tuple(each for each in found.blocks if each.key.startswith("block/1/"))
     return Scanned(mine, found.end_offsets)
-
-
-def _at_once(self: Any, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-    self.dropped(refs)
-    return ()
 
 
 def _again(self: Any, block: Block, key_group: int, part: int = 0) -> Ticket:
@@ -264,9 +255,6 @@ MUTANTS = {
     ),
     "nothing is listed while it is away": Mutant(
         ShelfStorage, "since", _nothing_when_away, "reading_while_it_is_away", "neither gone nor damaged"
-    ),
-    "blocks are dropped before the decision": Mutant(
-        ShelfStorage, "drop", _at_once, "what_is_not_decided_is_not_dropped", "before the decision that drops it"
     ),
 }  # fmt: skip
 

@@ -16,8 +16,8 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef
 
 PARTITION, OFFSET = 1, 0
-"""Of every file's reference. Files have no places, and the first block partition of the topic, which is empty, stands
-for them: nothing is missing there from offset 0 on."""
+"""Of every file's reference. Files have no places, and the beginning of the first block partition of the topic stands
+for them; nobody looks for a file's block there."""
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _NAME = re.compile(

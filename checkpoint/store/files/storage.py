@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Write
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.names import name_of, reference
 from exactlyonce.checkpoint.store.files.writer import FileBlocks
@@ -81,10 +80,6 @@ class FileStorage:
         """All that there are."""
         found = (reference(name, size) for name, size in self._persistently(lambda: list(self._folder.files())))
         return Scanned(tuple(ref for ref in found if ref is not None), tuple(0 for _ in ends))
-
-    def drop(self, refs: Iterable[BlockRef]) -> tuple[Write, ...]:
-        """Nothing is written for it."""
-        return ()
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
         """Remove them."""

@@ -132,7 +132,7 @@ class SinkDriver:
             step=_ignore,
             replay=no_replay,
         )
-        log = DecisionLog(self.options.sink_id, topic, self._clock, drop=self._blocks.drop)
+        log = DecisionLog(self.options.sink_id, topic, self._clock)
         # also where it delivers at least once: older decisions, exact ones, may name rows
         retention = NewestKept(log) if self.options.target is None else JobsKept()
         return Leader(led, log, retention, self._clock, self._note)

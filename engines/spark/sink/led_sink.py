@@ -162,8 +162,8 @@ class JobsKept(KnownBlocks):
         dropped = (*before[1], *blocks)
         if looks:
             self._known_to = list(self._begun_at)
-        for partition in {each.partition for each in dropped}:
-            tombstones = sum(each.partition == partition for each in dropped)
+        for partition in {each.ref.partition for each in dropped}:
+            tombstones = sum(each.ref.partition == partition for each in dropped)
             self._known_to[partition] += tombstones + 1  # and the marker of their transaction
         return (*before[0], *manifests), dropped
 

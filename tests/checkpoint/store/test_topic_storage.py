@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.requests import Write
 from exactlyonce.checkpoint.store.blocks import TopicStorage
 from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -34,11 +33,9 @@ class TestTopicStorage(BlockStorageContract):
     def storage(self) -> BlockStorage:
         return TopicStorage(self.store.config, self.store.topic, stays_connected=self.stays_connected)
 
-    def decided(self, writes: Sequence[Write]) -> None:
-        """By a decision log, which asks the storage what to write."""
-        refs = [BlockRef(each.partition, 0, each.key, 0, b"") for each in writes]
-        log = self.store.living(drop=lambda _: tuple(writes))
-        assert log.appended(blocks_dropped=refs) is Outcome.DONE
+    def decided(self, refs: Sequence[BlockRef]) -> None:
+        """By their tombstones."""
+        assert self.store.living().appended(blocks_dropped=refs) is Outcome.DONE
 
     def laid(self, key: str, value: bytes) -> tuple[int, int]:
         lies: list[Any] = []
