@@ -13,22 +13,26 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, cast
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Checkpoint,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
     Rdict,
+    ReadOptions,
     Snapshot,
     SstFileWriter,
     WriteBatch,
     WriteOptions,
 )
 
+from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.sizes import shown_bytes
 from exactlyonce.state.tiered.errors import DiskFull, LocalFilesFailed
 from exactlyonce.state.tiered.memory import Memory
@@ -44,6 +48,11 @@ _PREFIXES = [group.to_bytes(2, "big") for group in range(_CHANGES)]
 _interval = struct.Struct(">HQ").pack
 _group_of = struct.Struct(">H").unpack_from
 _CHANGE_PREFIX = 10
+_INTERVAL_MAX = (1 << 64) - 1
+_LEVEL_0_FILES = 8
+"""Each time so many have come, they are merged with all that lies below: twice as many halve what that takes."""
+LOADED_ENTRIES = 4096
+"""In a slice."""
 Entry = tuple[bytes, bytes]
 """A key and its packed state, or nothing where it is deleted."""
 
@@ -124,8 +133,8 @@ class LocalStore:
         with self._asked():
             self._db.write(batch)
 
-    def load(self, group: int, states: Mapping[bytes, bytes]) -> None:
-        """Put the packed states of a key group that has none here."""
+    def load(self, group: int, states: Mapping[bytes, bytes]) -> Iterator[None]:
+        """Put the packed states of a key group that has none here, in slices; all at once are they found."""
         if not states:
             return
         prefix, path = _PREFIXES[group], self.path.parent / f"group-{self._ingested}.sst"
@@ -135,8 +144,10 @@ class LocalStore:
         with self._asked():
             writer = SstFileWriter(self._options)
             writer.open(str(path))
-            for key in sorted(states):
-                writer[prefix + key] = states[key]
+            for number, (key, packed) in enumerate(sorted(states.items())):
+                writer[prefix + key] = packed
+                if number % LOADED_ENTRIES == LOADED_ENTRIES - 1:
+                    yield
             writer.finish()
             self._db.ingest_external_file([str(path)], moved)
         path.unlink(missing_ok=True)
@@ -146,24 +157,46 @@ class LocalStore:
         with self._asked():
             return self._db.snapshot()
 
-    def group(self, snapshot: Snapshot, group: int) -> Iterator[Entry]:
-        """The keys of a key group, in order, with their packed states."""
-        prefix = _PREFIXES[group]
-        with self._asked():
-            for key, packed in _from(snapshot, prefix):
-                yield key[2:], packed
+    def group(self, snapshot: Snapshot, group: int, slice_entries: int) -> Iterator[list[Entry]]:
+        """The keys of a key group, in order, with their packed states; in slices of so many."""
+        for some in self._slices(snapshot, _PREFIXES[group], slice_entries):
+            yield [(place[2:], packed) for place, packed in some]
 
-    def changes(self, snapshot: Snapshot, interval: int) -> Iterator[tuple[int, bytes, bytes]]:
-        """What was noted for *interval*, in the order of key groups."""
-        prefix = _interval(_CHANGES, interval)
+    def changes(self, snapshot: Snapshot, interval: int, slice_entries: int) -> Iterator[tuple[int, list[Entry]]]:
+        """What was noted for *interval*, in the order of key groups; in slices, each of one."""
+        for some in self._slices(snapshot, _interval(_CHANGES, interval), slice_entries):
+            for group, same in groupby(some, key=_group_of_change):
+                yield group, [(place[_CHANGE_PREFIX + 2 :], packed) for place, packed in same]
+
+    def _slices(self, snapshot: Snapshot, prefix: bytes, count: int) -> Iterator[list[Entry]]:
+        """All whose place begins with *prefix*.
+
+        `Snapshot.items` ends at a damaged block, too, as if that were all: so a cursor goes on from where it ended.
+        """
+        bounded = ReadOptions()
+        bounded.set_iterate_upper_bound(_behind(prefix))
+        last = prefix
         with self._asked():
-            for key, packed in _from(snapshot, prefix):
-                yield _group_of(key, _CHANGE_PREFIX)[0], key[_CHANGE_PREFIX + 2 :], packed
+            items: Any = snapshot.items(from_key=prefix, read_opt=bounded)
+            while some := list(islice(items, count)):
+                yield some
+                last = some[-1][0]
+            cursor: Any = snapshot.iter()
+            cursor.seek(last)
+            if cursor.valid() and cursor.key() == last:
+                cursor.next()
+            cursor.status()
+            require(not (cursor.valid() and cursor.key().startswith(prefix)), f"a reading ends behind {last!r}")
 
     def forget(self, interval: int) -> None:
         """Let go of what was noted for *interval*."""
         with self._asked():
             self._db.delete_range(_interval(_CHANGES, interval), _interval(_CHANGES, interval + 1))
+
+    def forget_all(self) -> None:
+        """Let go of what was noted for any interval."""
+        with self._asked():
+            self._db.delete_range(_interval(_CHANGES, 0), _interval(_CHANGES, _INTERVAL_MAX))
 
     def save(self, path: Path) -> None:
         """Make *path* a folder with all that is here now, by links to files that never change."""
@@ -175,14 +208,13 @@ class LocalStore:
         self._db.close()
 
 
-def _from(snapshot: Snapshot, prefix: bytes) -> Iterator[Entry]:
-    """All whose key begins with *prefix*. `Snapshot.items` would end at a damaged block, as if that were all."""
-    cursor: Any = snapshot.iter()
-    cursor.seek(prefix)
-    while cursor.valid() and (key := cursor.key()).startswith(prefix):
-        yield key, cursor.value()
-        cursor.next()
-    cursor.status()
+def _behind(prefix: bytes) -> bytes:
+    """Before it lies all that begins with *prefix*."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
+
+
+def _group_of_change(entry: Entry) -> int:
+    return int(_group_of(entry[0], _CHANGE_PREFIX)[0])
 
 
 def _options(memory: Memory, buffer_bytes: int) -> Options:
@@ -191,6 +223,9 @@ def _options(memory: Memory, buffer_bytes: int) -> Options:
     tables.set_block_cache(memory.cache)
     tables.set_block_size(_BLOCK_BYTES)
     tables.set_bloom_filter(10, False)
+    tables.set_index_type(BlockBasedIndexType.two_level_index_search())  # those of a file are not read as one
+    tables.set_partition_filters(True)
+    tables.set_pin_top_level_index_and_filter(True)
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     options = Options(raw_mode=True)  # else it pickles
@@ -199,6 +234,7 @@ def _options(memory: Memory, buffer_bytes: int) -> Options:
     options.set_write_buffer_manager(memory.buffers)
     options.set_write_buffer_size(buffer_bytes)
     options.set_max_write_buffer_number(3)
+    options.set_level_zero_file_num_compaction_trigger(_LEVEL_0_FILES)
     options.set_max_background_jobs(2)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_keep_log_file_num(1)
