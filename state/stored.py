@@ -8,8 +8,9 @@ has written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -67,28 +68,31 @@ class StoredState(Generic[S]):
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
         """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
         state_type: StateType[S] = StateType(self.operator, self.type)
-        return self._decoded(groups, state_type.damaged, state_type.decode)
+        return dict(filter(None, self._decoded(groups, state_type.damaged, state_type.decode)))
 
-    def read_packed(self, groups: Iterable[int]) -> dict[int, GroupState[bytes]]:
-        """The same, each state as `StateType.pack` has it."""
+    def reading(self, groups: Iterable[int]) -> Iterator[tuple[int, GroupState[bytes]] | None]:
+        """What `read` returns, group by group, each state as `StateType.pack` has it; None after a slice of work."""
         state_type: StateType[S] = StateType(self.operator, self.type)
         return self._decoded(groups, state_type.damaged, state_type.split)
 
     def read_raw(self, groups: Iterable[int]) -> dict[int, GroupState[RawState]]:
         """The same, each state as the msgpack that was written: for whoever does not know its type."""
         raw = RawStates(self.operator)
-        return self._decoded(groups, raw.damaged, raw.decode)
+        return dict(filter(None, self._decoded(groups, raw.damaged, raw.decode)))
 
     def _decoded(
         self,
         groups: Iterable[int],
         damaged: Callable[[str], DamagedState],
         decode: Callable[[memoryview, Any, int], list[T]],
-    ) -> dict[int, GroupState[T]]:
-        return _decode(self._parts(groups), damaged, lambda encoded, version: decode(encoded, self.schema, version))
-
-    def _parts(self, groups: Iterable[int]) -> list[_Part]:
-        return _parts(_read(self.operator, list(self.chain.needed(mask_of(groups))), self.fetch))
+    ) -> Iterator[tuple[int, GroupState[T]] | None]:
+        wanted = list(self.chain.needed(mask_of(groups)))
+        readers: dict[BlockRef, BlockDecoder] = {}
+        for ref, body in self.fetch([block.ref for block, _ in wanted]):
+            readers[ref] = BlockDecoder(body)
+            yield None
+        parts = _parts(_required(self.operator, wanted, readers))
+        yield from _decode(parts, damaged, lambda encoded, version: decode(encoded, self.schema, version))
 
 
 class _Part(NamedTuple):
@@ -99,9 +103,10 @@ class _Part(NamedTuple):
     reader: BlockDecoder
 
 
-def _read(operator: str, wanted: Sequence[tuple[ChainBlock, int]], fetch: Fetch) -> list[tuple[BlockDecoder, int]]:
+def _required(
+    operator: str, wanted: Sequence[tuple[ChainBlock, int]], readers: Mapping[BlockRef, BlockDecoder]
+) -> list[tuple[BlockDecoder, int]]:
     """Blocks with what to take from each, in the same order. What the index says of them must be true."""
-    readers = {ref: BlockDecoder(body) for ref, body in fetch([block.ref for block, _ in wanted])}
     if missing := [block.ref.key for block, _ in wanted if block.ref not in readers]:
         raise DamagedState(f"{len(missing)} blocks of operator {operator!r} are missing, the first is {missing[0]}.")
     for block, groups in wanted:
@@ -127,21 +132,22 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
 
 def _decode(
     parts: Sequence[_Part], damaged: Callable[[str], DamagedState], decode: Callable[[memoryview, int], list[T]]
-) -> dict[int, GroupState[T]]:
-    found: dict[int, GroupState[T]] = {}
+) -> Iterator[tuple[int, GroupState[T]] | None]:
     remaining = Counter(part.reader for part in parts)
-    for part in parts:
-        keys, deleted, encoded = part.reader.section(part.number)
-        states = decode(encoded, part.reader.header.version)
-        if len(states) != len(keys):
-            raise damaged(f"it holds {len(keys)} keys and {len(states)} states")
-        group = found.setdefault(part.section.group, GroupState())
-        group.states.update(zip(keys, states, strict=True))
-        for key in deleted:
-            group.states.pop(key, None)
-        if part.section.kind != IMAGE:
-            group.increments.append((part.reader.header.checkpoint, part.section.entries))
-        remaining[part.reader] -= 1
-        if not remaining[part.reader]:
-            part.reader.release()
-    return found
+    for number, same in groupby(parts, key=lambda part: part.section.group):
+        group = GroupState[T]()
+        for part in same:
+            keys, deleted, encoded = part.reader.section(part.number)
+            states = decode(encoded, part.reader.header.version)
+            if len(states) != len(keys):
+                raise damaged(f"it holds {len(keys)} keys and {len(states)} states")
+            group.states.update(zip(keys, states, strict=True))
+            for key in deleted:
+                group.states.pop(key, None)
+            if part.section.kind != IMAGE:
+                group.increments.append((part.reader.header.checkpoint, part.section.entries))
+            remaining[part.reader] -= 1
+            if not remaining[part.reader]:
+                part.reader.release()
+            yield None
+        yield number, group

@@ -66,12 +66,14 @@ class Pace:
         return max(1, int(HURRIED_SLICE_S / self._cost_s))
 
 
-SLICE_AT_FIRST, IN_FLIGHT_AT_FIRST = 16, 32
+SLICE_AT_FIRST, IN_FLIGHT_AT_FIRST = 4, 32
+"""Each record of a first slice may have to wait for stored state of its own."""
+SLICE_CAUTIOUS = 16
 
 
 def slice_pace(*, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:
     """Of an input: how many records are handed out at once. *cautious*: it does not grow before `most` is raised."""
-    return Pace(bounds.slice_s, SLICE_AT_FIRST, SLICE_AT_FIRST if cautious else BATCH_RECORDS_MAX)
+    return Pace(bounds.slice_s, SLICE_AT_FIRST, SLICE_CAUTIOUS if cautious else BATCH_RECORDS_MAX)
 
 
 def in_flight_pace(channels: int, *, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:

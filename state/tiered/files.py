@@ -9,6 +9,10 @@ with a zombie. A saved one never changes: whoever takes it links its files. It h
 the index of its checkpoint, and comes to be by one renaming, once that index is known, and is taken only where exactly
 this state is to be restored. It may be deleted at any moment, also while it is taken, and by somebody who is killed
 over it; so its marker names all of its files, and it is taken whole or not at all.
+
+One thread beside the loop saves, names and deletes saved databases, in the order in which it was asked to: saving waits
+for a flush. Nothing is written to the database meanwhile (`wait` comes before any change of it), so what is saved is
+the state at the barrier; and it is named behind the saving, only where that has succeeded.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, TextIO
 
 import msgspec
@@ -31,7 +37,7 @@ from exactlyonce.state.tiered.store import LocalStore
 
 VERSION = 2
 SAVING_SHARE = 0.05
-"""Of the time, what saving may take."""
+"""Of the time, what saving may take, on its own thread."""
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -72,9 +78,14 @@ class LocalFiles:
         first, last = wanted.bounds
         self._folder = folder / f"{first}-{last}"
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._saver = ThreadPoolExecutor(1, "local-files")
+        self._saving: Future[None] | None = None
+        self._lock = Lock()
+        """Held while `_saved` changes."""
         self._saved: dict[int, Path] = {}
         """By checkpoint, those that this process has made or taken."""
-        self._begun: dict[int, tuple[Path, dict[str, Any]]] = {}
+        self._distrusted = False
+        self._begun: dict[int, tuple[Future[None], Path, dict[str, Any]]] = {}
         """By checkpoint, those whose index is not known yet."""
         self._save_at_s = 0.0
         with _locked(self._folder / "lock"):
@@ -140,48 +151,74 @@ class LocalFiles:
                 shutil.rmtree(share, ignore_errors=True)
 
     def save(self, checkpoint: int) -> None:
-        """Keep the database as it is now, the state of *checkpoint*, unless that was done a moment ago."""
-        began = time.monotonic()
-        if began < self._save_at_s or self.store.no_room():
+        """Keep the database as it is now, the state of *checkpoint*, unless that was done a moment ago; see `wait`."""
+        self.wait()
+        if time.monotonic() < self._save_at_s or self.store.no_room():
             return
         path = self._work / f"checkpoint-{checkpoint}"
+        self._saving = self._saver.submit(self._save, path)
+        self._begun[checkpoint] = self._saving, path, {}
+
+    def _save(self, path: Path) -> None:
+        began = time.monotonic()
         self.store.save(path)
-        self._begun[checkpoint] = path, {}
         ended = time.monotonic()
         self._save_at_s = ended + (ended - began) / SAVING_SHARE
+
+    def wait(self) -> None:
+        """Until the database may change: what was to be saved is. Raises what saving has raised."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
 
     def describe(self, checkpoint: int, known: dict[str, Any]) -> None:
         """Note the fields of the marker that the table knows once *checkpoint* is encoded."""
         if checkpoint in self._begun:
-            self._begun[checkpoint][1].update(known)
+            self._begun[checkpoint][2].update(known)
 
     def name(self, checkpoint: int, digest: bytes) -> None:
-        """The index of *checkpoint* is known: what was saved for it can be found from now on."""
+        """The index of *checkpoint* is known: what was saved for it can be found from now on, or soon."""
         for older in [each for each in self._begun if each < checkpoint]:
-            shutil.rmtree(self._begun.pop(older)[0], ignore_errors=True)
-        if checkpoint not in self._begun or not digest:
+            self._delete(self._begun.pop(older)[1])
+        if checkpoint in self._begun and digest:
+            saving, path, known = self._begun.pop(checkpoint)
+            marker = Marker(version=VERSION, checkpoint=checkpoint, digest=digest, files={}, **known)
+            self._saver.submit(self._name, saving, path, marker)
+
+    def _name(self, saving: Future[None], path: Path, marker: Marker) -> None:
+        if saving.exception() is not None:
             return
-        path, known = self._begun.pop(checkpoint)
-        files = {each.name: each.stat().st_size for each in path.iterdir()}
-        marker = Marker(version=VERSION, checkpoint=checkpoint, digest=digest, files=files, **known)
-        (path / "marker").write_bytes(msgspec.msgpack.encode(marker))
-        target = self._folder / _name(digest)
-        with suppress(OSError):  # another process has saved the same state
-            path.rename(target)
-            self._saved[checkpoint] = target
+        with self._lock:
+            if self._distrusted:
+                return
+            with suppress(OSError):  # no room, or another process has saved the same state: then this one is not found
+                files = {each.name: each.stat().st_size for each in path.iterdir()}
+                marker = msgspec.structs.replace(marker, files=files)
+                (path / "marker").write_bytes(msgspec.msgpack.encode(marker))
+                target = self._folder / _name(marker.digest)
+                path.rename(target)
+                self._saved[marker.checkpoint] = target
 
     def completed(self, checkpoint: int) -> None:
         """No older checkpoint will be restored."""
-        for older in [each for each in self._saved if each < checkpoint]:
-            shutil.rmtree(self._saved.pop(older), ignore_errors=True)
+        with self._lock:
+            for older in [each for each in self._saved if each < checkpoint]:
+                self._delete(self._saved.pop(older))
+
+    def _delete(self, path: Path) -> None:
+        self._saver.submit(shutil.rmtree, path, ignore_errors=True)
 
     def distrust(self) -> None:
         """What was saved may be damaged: it is not taken again."""
-        for checkpoint in [*self._saved]:
-            shutil.rmtree(self._saved.pop(checkpoint), ignore_errors=True)
+        with self._lock:
+            self._distrusted = True
+            for checkpoint in [*self._saved]:
+                shutil.rmtree(self._saved.pop(checkpoint), ignore_errors=True)
 
     def close(self) -> None:
         """Delete what was at work; what was saved stays."""
+        self._saver.shutdown()
+        self.wait()
         self.store.close()
         shutil.rmtree(self._work, ignore_errors=True)
         self._owner.close()

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
@@ -44,8 +45,8 @@ class Shelf(Generic[S]):
     """By key group that was read, about how many keys it has: right when it gets an image."""
     unread: set[int]
     """Key groups whose state lies in blocks alone."""
-    read: Callable[[int], None]
-    """Reads a key group that is not."""
+    read: Callable[[Iterable[int]], None]
+    """Reads key groups that are not."""
     written: set[int] = field(default_factory=set)
     """Key groups of which there may be older blocks."""
 
@@ -113,7 +114,7 @@ class TieredInterval(Generic[S]):
     def _encode(self) -> Iterator[None]:
         shelf = self._shelf
         while self._whole and shelf.unread:  # none of these has changed: what was stored is the state at the barrier
-            shelf.read(min(shelf.unread))
+            shelf.read([min(shelf.unread)])
             yield
         merged = self._choose()
         yield from self._settle()
@@ -126,9 +127,9 @@ class TieredInterval(Generic[S]):
         yield  # whoever only settles goes no further: what `written` says is true once older intervals are encoded
         for group in sorted(merged):
             yield from self._image(group)
-        for group, changes in self._changes():
+        for group, slices, expected in self._changes():
             if group not in merged:
-                yield from self._increment(group, changes)
+                yield from self._increment(group, slices, expected)
             shelf.written.add(group)
         self._keep(self._writer.flush())
         self._view = None
@@ -153,6 +154,7 @@ class TieredInterval(Generic[S]):
     def _settle_oldest(self, *, noted: bool) -> Iterator[None]:
         """Write the oldest layer to the store, in slices; its keys are looked for in it until all are written."""
         shelf = self._shelf
+        shelf.files.wait()
         items = iter(self.layers[0].items())
         while some := list(islice(items, SLICE_ENTRIES)):
             groups = key_groups([key for key, _ in some], shelf.max_parallelism)
@@ -170,63 +172,60 @@ class TieredInterval(Generic[S]):
             yield
         self.layers.pop(0)
 
-    def _changes(self) -> Iterator[tuple[int, Iterable[Entry]]]:
-        """By key group, in order, the changes of the interval."""
+    def _changes(self) -> Iterator[tuple[int, Iterator[list[Entry]], int]]:
+        """By key group, in order, the changes of the interval, in slices, and how many they are, or 0."""
         if not self.spilled:
-            yield from sorted(self._dealt.items())
+            for group, dealt in sorted(self._dealt.items()):
+                slices = (dealt[start : start + SLICE_ENTRIES] for start in range(0, len(dealt), SLICE_ENTRIES))
+                yield group, slices, len(dealt)
             return
-        noted = self._shelf.store.changes(self._view, self.number)
-        for group, some in groupby(noted, key=lambda each: each[0]):
-            yield group, ((key, packed) for _, key, packed in some)
+        noted = self._shelf.store.changes(self._view, self.number, SLICE_ENTRIES)
+        for group, same in groupby(noted, key=itemgetter(0)):
+            yield group, (some for _, some in same), 0
 
     def _image(self, group: int) -> Iterator[None]:
         """Write the whole of *group* as it was at the barrier."""
         shelf, before = self._shelf, self._written
         shelf.merging.imaged(group)
-        yield from self._sections(group, IMAGE, shelf.store.group(self._view, group), shelf.counts.get(group, 0))
+        slices = shelf.store.group(self._view, group, SLICE_ENTRIES)
+        yield from self._sections(group, IMAGE, slices, shelf.counts.get(group, 0))
         shelf.counts[group] = self._written - before
 
-    def _increment(self, group: int, changes: Iterable[Entry]) -> Iterator[None]:
+    def _increment(self, group: int, slices: Iterator[list[Entry]], expected: int) -> Iterator[None]:
         """Write what changed in *group*; as an image, if there is nothing before it."""
         shelf, before = self._shelf, self._written
-        expected = len(changes) if isinstance(changes, list) else 0
         if group in shelf.written:
-            yield from self._sections(group, INCREMENT, changes, expected)
+            yield from self._sections(group, INCREMENT, slices, expected)
             shelf.merging.incremented(group, self.checkpoint, self._written - before)
         else:
-            yield from self._sections(group, IMAGE, (each for each in changes if each[1]), expected)
+            present = ([entry for entry in some if entry[1]] for some in slices)
+            yield from self._sections(group, IMAGE, present, expected)
             shelf.merging.imaged(group)
 
     _written = 0
     """Entries in sections so far."""
     _bytes_per_entry = 0.0
 
-    def _sections(self, group: int, kind: int, entries: Iterable[Entry], expected: int) -> Iterator[None]:
-        """Write *entries*, about so many as *expected*; one section at least, for an image may be empty."""
+    def _sections(self, group: int, kind: int, slices: Iterator[list[Entry]], expected: int) -> Iterator[None]:
+        """Write all of *slices*, about so many entries as *expected*; one section at least: an image may be empty."""
         self._keep(self._writer.begin_group(int(expected * self._bytes_per_entry)))
-        remaining = iter(entries)
-        first = next(remaining, None)
-        remaining = chain([first], remaining) if first else remaining
-        while True:
-            keys, packed, deleted, size = list[bytes](), list[bytes](), list[bytes](), 0
-            for key, each in islice(remaining, SLICE_ENTRIES):
-                if each:
-                    keys.append(key)
-                    packed.append(each)
-                else:
-                    deleted.append(key)
-                size += len(key) + len(each)
-                if size >= _SECTION_TARGET:
-                    break
-            count = len(keys) + len(deleted)
-            self._bytes_per_entry = size / max(1, count)
-            self._written += count
-            self._keep(self._writer.add(group, kind, encode_keys(keys, deleted), joined(packed), count))
+        for some in chain([next(slices, [])], slices):
+            self._section(group, kind, some)
             yield
-            first = next(remaining, None)
-            if first is None:
-                return
-            remaining = chain([first], remaining)
+
+    def _section(self, group: int, kind: int, entries: list[Entry]) -> None:
+        """Write *entries* as a section, or as several, where they are large."""
+        keys, packed = [key for key, each in entries if each], [each for _, each in entries if each]
+        deleted = [key for key, each in entries if not each] if len(keys) < len(entries) else []
+        encoded_keys, encoded_states = encode_keys(keys, deleted), joined(packed)
+        size, count = len(encoded_keys) + len(encoded_states), len(entries)
+        if size > _SECTION_TARGET and count > 1:
+            self._section(group, kind, entries[: count // 2])
+            self._section(group, kind, entries[count // 2 :])
+            return
+        self._bytes_per_entry = size / max(1, count)
+        self._written += count
+        self._keep(self._writer.add(group, kind, encoded_keys, encoded_states, count))
 
     def _keep(self, finished: EncodedBlock | None) -> None:
         if finished is not None:

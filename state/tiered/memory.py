@@ -21,7 +21,7 @@ from exactlyonce.pipeline.sizes import shown_bytes
 MEMORY_MIN = 1 << 20
 """No budget is less."""
 CACHE_SHARE = 0.2
-BUFFERS_SHARE = 0.06
+BUFFERS_SHARE = 0.1
 """Of the budget; within the cache's."""
 TABLES_SHARE_MIN = 0.25
 """Of the budget; tables get so much, however large the process is."""

@@ -13,10 +13,12 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, cast
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Checkpoint,
     DBCompressionType,
@@ -44,6 +46,10 @@ _PREFIXES = [group.to_bytes(2, "big") for group in range(_CHANGES)]
 _interval = struct.Struct(">HQ").pack
 _group_of = struct.Struct(">H").unpack_from
 _CHANGE_PREFIX = 10
+_LEVEL_0_FILES = 8
+"""Each time so many have come, they are merged with all that lies below: twice as many halve what that takes."""
+LOADED_ENTRIES = 4096
+"""In a slice."""
 Entry = tuple[bytes, bytes]
 """A key and its packed state, or nothing where it is deleted."""
 
@@ -124,8 +130,8 @@ class LocalStore:
         with self._asked():
             self._db.write(batch)
 
-    def load(self, group: int, states: Mapping[bytes, bytes]) -> None:
-        """Put the packed states of a key group that has none here."""
+    def load(self, group: int, states: Mapping[bytes, bytes]) -> Iterator[None]:
+        """Put the packed states of a key group that has none here, in slices; all at once are they found."""
         if not states:
             return
         prefix, path = _PREFIXES[group], self.path.parent / f"group-{self._ingested}.sst"
@@ -135,8 +141,10 @@ class LocalStore:
         with self._asked():
             writer = SstFileWriter(self._options)
             writer.open(str(path))
-            for key in sorted(states):
-                writer[prefix + key] = states[key]
+            for number, (key, packed) in enumerate(sorted(states.items())):
+                writer[prefix + key] = packed
+                if number % LOADED_ENTRIES == LOADED_ENTRIES - 1:
+                    yield
             writer.finish()
             self._db.ingest_external_file([str(path)], moved)
         path.unlink(missing_ok=True)
@@ -150,19 +158,23 @@ class LocalStore:
         with self._asked():
             return self._db.iter()
 
-    def group(self, view: RdictIter, group: int) -> Iterator[Entry]:
-        """The keys of a key group, in order, with their packed states."""
-        prefix = _PREFIXES[group]
-        with self._asked():
-            for key, packed in _from(view, prefix):
-                yield key[2:], packed
+    def group(self, view: RdictIter, group: int, slice_entries: int) -> Iterator[list[Entry]]:
+        """The keys of a key group, in order, with their packed states; in slices of so many."""
+        for some in self._slices(view, _PREFIXES[group], slice_entries):
+            yield [(place[2:], packed) for place, packed in some]
 
-    def changes(self, view: RdictIter, interval: int) -> Iterator[tuple[int, bytes, bytes]]:
-        """What was noted for *interval*, in the order of key groups."""
-        prefix = _interval(_CHANGES, interval)
+    def changes(self, view: RdictIter, interval: int, slice_entries: int) -> Iterator[tuple[int, list[Entry]]]:
+        """What was noted for *interval*, in the order of key groups; in slices, each of one."""
+        for some in self._slices(view, _interval(_CHANGES, interval), slice_entries):
+            for group, same in groupby(some, key=_group_of_change):
+                yield group, [(place[_CHANGE_PREFIX + 2 :], packed) for place, packed in same]
+
+    def _slices(self, view: RdictIter, prefix: bytes, count: int) -> Iterator[list[Entry]]:
+        """All whose place begins with *prefix*."""
         with self._asked():
-            for key, packed in _from(view, prefix):
-                yield _group_of(key, _CHANGE_PREFIX)[0], key[_CHANGE_PREFIX + 2 :], packed
+            entries = _from(view, prefix)
+            while some := list(islice(entries, count)):
+                yield some
 
     def forget(self, interval: int) -> None:
         """Let go of what was noted for *interval*."""
@@ -189,12 +201,19 @@ def _from(view: RdictIter, prefix: bytes) -> Iterator[Entry]:
     cursor.status()
 
 
+def _group_of_change(entry: Entry) -> int:
+    return int(_group_of(entry[0], _CHANGE_PREFIX)[0])
+
+
 def _options(memory: Memory, buffer_bytes: int) -> Options:
     """All memory that RocksDB takes is counted against one cache."""
     tables = BlockBasedOptions()
     tables.set_block_cache(memory.cache)
     tables.set_block_size(_BLOCK_BYTES)
     tables.set_bloom_filter(10, False)
+    tables.set_index_type(BlockBasedIndexType.two_level_index_search())  # those of a file are not read as one
+    tables.set_partition_filters(True)
+    tables.set_pin_top_level_index_and_filter(True)
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     options = Options(raw_mode=True)  # else it pickles
@@ -203,6 +222,7 @@ def _options(memory: Memory, buffer_bytes: int) -> Options:
     options.set_write_buffer_manager(memory.buffers)
     options.set_write_buffer_size(buffer_bytes)
     options.set_max_write_buffer_number(3)
+    options.set_level_zero_file_num_compaction_trigger(_LEVEL_0_FILES)
     options.set_max_background_jobs(2)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_keep_log_file_num(1)

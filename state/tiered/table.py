@@ -3,12 +3,14 @@
 A state is looked for in `_states`, the layers of the intervals that are not settled, newest first, `_cold`, and the
 local store, into which a key group is read from its blocks before anything of it is looked for. Invariants: whatever is
 in an earlier place is at least as new; a change is in a layer until it is in the store. So `_states` may become
-`_cold`, and `_cold` may go, whenever there is too much of them: what was used of late stays.
+`_cold`, and `_cold` may go, whenever there is too much of them: what was used of late stays. A key group comes into the
+store whole and at one moment, though it is read in slices; until then no record of it has been applied, so nothing that
+is read hides a change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +40,10 @@ WEIGHED_EVERY = 64
 SLICES_PER_BATCH = 2
 """How much is settled after each batch while there are too many changes: more than a batch can add."""
 DISCARDED_PER_BATCH = 2048
+ITEMS_SLICE = 1024
+FETCHED_SHARE = 1 / 32
+"""Of a table's memory, what blocks may take that are read together."""
+_DONE = object()
 
 
 class TieredTable(BatchTable[S]):
@@ -54,6 +60,10 @@ class TieredTable(BatchTable[S]):
         self._files = LocalFiles(folder, _wanted(stored, self.state_type), memory)
         self._store = self._files.store
         self._shelf = self._restored(stored)
+        self._fetched: Iterator[None] | None = None
+        """Of key groups that are read between batches, the slices that are left."""
+        self._loading: int | None = None
+        """The key group of which a part is written, that is not there yet."""
         self._states: dict[bytes, S | None] = {}
         self._cold: dict[bytes, S | None] = {}
         self._discarded: list[dict[bytes, S | None]] = []
@@ -127,8 +137,8 @@ class TieredTable(BatchTable[S]):
             return
         groups = key_groups(keys, self.max_parallelism)
         require(self._groups.issuperset(groups), f"all keys are of the key groups {sorted(self._groups)}")
-        for group in sorted(self._shelf.unread.intersection(groups)):
-            self._read(group)
+        if self._shelf.unread:
+            self._read(self._shelf.unread.intersection(groups))
         unpack = self.state_type.unpack
         for key, group, packed in zip(keys, groups, self._store.get(keys, groups), strict=True):
             if packed is None:
@@ -201,19 +211,47 @@ class TieredTable(BatchTable[S]):
     # --- state from blocks --------------------------------------------------------------------------------------------
 
     def fetch(self) -> bool:
-        """Read one more key group of what was stored."""
+        """Read a slice more of what was stored."""
         if not self._shelf.unread or self.full:
             return False
-        self._read(min(self._shelf.unread))
+        if self._fetched is None:
+            self._fetched = self._read_slices(self._neighbours())
+        if next(self._fetched, _DONE) is _DONE:
+            self._fetched = None
         return True
 
-    def _read(self, group: int) -> None:
-        read = self._stored.read_packed([group])[group]
-        self._store.load(group, read.states)
-        self._shelf.counts[group] = len(read.states)
-        for checkpoint, entries in read.increments:
-            self._shelf.merging.incremented(group, checkpoint, entries)
-        self._shelf.unread.discard(group)
+    def _neighbours(self) -> tuple[int, ...]:
+        """Key groups to read together: the blocks of neighbours lie together, or are the same."""
+        bytes_left, groups = self._memory.table_bytes * FETCHED_SHARE, list[int]()
+        for group in sorted(self._shelf.unread):
+            bytes_left -= sum(block.ref.size for block, _ in self._stored.chain.needed(1 << group))
+            if groups and bytes_left < 0:
+                break
+            groups.append(group)
+        return tuple(groups)
+
+    def _read(self, groups: Iterable[int]) -> None:
+        """Read key groups that records want."""
+        wanted = set(groups)
+        while self._loading in wanted and self._loading in self._shelf.unread:
+            self.fetch()  # to load one twice would undo what changes between
+        if wanted := wanted & self._shelf.unread:
+            for _ in self._read_slices(tuple(wanted)):
+                pass
+
+    def _read_slices(self, groups: tuple[int, ...]) -> Iterator[None]:
+        """A key group is there once all of it is, at one moment; one that a record has wanted meanwhile is left out."""
+        for found in self._stored.reading(groups):
+            if found is not None and found[0] in self._shelf.unread:
+                group, read = found
+                self._loading = group
+                yield from self._store.load(group, read.states)
+                self._shelf.counts[group] = len(read.states)
+                for checkpoint, entries in read.increments:
+                    self._shelf.merging.incremented(group, checkpoint, entries)
+                self._shelf.unread.discard(group)
+                self._loading = None
+            yield
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
@@ -246,16 +284,16 @@ class TieredTable(BatchTable[S]):
 
     def items(self) -> Iterator[tuple[bytes, S]]:
         """The newest state of every key, while no record is applied."""
-        for group in sorted(self._shelf.unread):
-            self._read(group)
+        self._read(self._shelf.unread)
         newest: dict[bytes, S | None] = {}
         for layer in reversed([*self._layers()]):
             newest.update(layer)
         view = self._store.view()
         for group in self._shelf.groups:
-            for key, packed in self._store.group(view, group):
-                if key not in newest:
-                    yield key, self.state_type.unpack(packed)
+            for some in self._store.group(view, group, ITEMS_SLICE):
+                for key, packed in some:
+                    if key not in newest:
+                        yield key, self.state_type.unpack(packed)
         for key, state in newest.items():
             if state is not None:
                 yield key, state

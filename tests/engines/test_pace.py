@@ -13,7 +13,7 @@ from exactlyonce.engines.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activ
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, BarrierFrame, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput
-from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, SLICE_AT_FIRST, Pace, slice_pace
+from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, SLICE_CAUTIOUS, Pace, slice_pace
 from exactlyonce.engines.operators import Batch, Map, Process, Stateful
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.table import KeyedTable
@@ -29,14 +29,14 @@ def steps(pace: Pace, cost_s: Callable[[int], float], count: int) -> list[int]:
 
 
 def test_a_fast_slice_is_followed_by_one_of_twice_its_size_up_to_the_most() -> None:
-    """From 16 records it takes seven slices to 2,000."""
-    assert steps(slice_pace(), lambda _: 4e-6, 8) == [16, 32, 64, 128, 256, 512, 1024, 2000, 2000]
+    """From 4 records it takes nine slices to 2,000."""
+    assert steps(slice_pace(), lambda _: 4e-6, 10) == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2000, 2000]
 
 
 def test_slices_of_slow_records_keep_to_the_time() -> None:
     """At 50 ms a record there is one record a slice, at 1 ms there are as many as fit, and it stays so."""
-    assert steps(slice_pace(), lambda _: 0.05, 3) == [16, 1, 1, 1]
-    assert steps(slice_pace(), lambda _: 0.001, 5)[-2:] == [75, 75]
+    assert steps(slice_pace(), lambda _: 0.05, 3) == [4, 1, 1, 1]
+    assert steps(slice_pace(), lambda _: 0.001, 7)[-2:] == [75, 75]
 
 
 def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
@@ -250,11 +250,11 @@ def test_an_attempt_after_a_failure_begins_with_little() -> None:
     for _ in range(20):
         batch = read.next(0.0, 10_000)
         assert isinstance(batch, Batch)
-        assert len(batch.records) <= SLICE_AT_FIRST
+        assert len(batch.records) <= SLICE_CAUTIOUS
         read.processed()
     read.trust()
     for _ in range(8):
         batch = read.next(0.0, 10_000)
         assert isinstance(batch, Batch)
         read.slices.pace.took(len(batch.records), 0.0)
-    assert read.slices.pace.size > SLICE_AT_FIRST
+    assert read.slices.pace.size > SLICE_CAUTIOUS

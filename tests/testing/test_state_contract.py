@@ -324,11 +324,11 @@ TIERED_MUTANTS = {
         TieredTable, "_protect", lambda self, keys: None, "several_snapshots_are_open", "whatever records do after it"
     ),
     "a key group is taken for empty": Mutant(
-        TieredTable, "_read", lambda self, group: self._shelf.unread.discard(group),
+        TieredTable, "_read", lambda self, groups: self._shelf.unread.difference_update(list(groups)),
         "increments", "An increment belongs to its image",
     ),
     "what has spilled is not encoded": Mutant(
-        LocalStore, "changes", lambda self, snapshot, interval: iter(()), "deleted_keys", "came back|came again"
+        LocalStore, "changes", lambda self, *_: iter(()), "deleted_keys", "came back|came again"
     ),
     "deleted keys stay in local files": Mutant(
         LocalStore, "write",

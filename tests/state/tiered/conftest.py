@@ -35,8 +35,15 @@ def process(tmp_path: Path, blocks: StateBlocks) -> Callable[..., Subtasks]:
 
 @pytest.fixture
 def every_one_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local files are saved at every checkpoint, whatever it takes."""
+    """Local files are saved at every checkpoint, whatever it takes, and the test waits for them."""
     monkeypatch.setattr(files, "SAVING_SHARE", float("inf"))
+    sealed = TieredTable.sealed
+
+    def waiting(self: TieredTable[Any], checkpoint: int, parts: tuple[bytes, ...]) -> None:
+        sealed(self, checkpoint, parts)
+        self._files._saver.submit(int).result()
+
+    monkeypatch.setattr(TieredTable, "sealed", waiting)
 
 
 @pytest.fixture

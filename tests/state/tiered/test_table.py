@@ -17,6 +17,7 @@ from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import TableSnapshot
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
+from exactlyonce.state.tiered import store
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 
@@ -57,14 +58,36 @@ def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlo
 
 
 def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks) -> None:
-    """`fetch` reads one key group after the other, and says when there is none any more."""
+    """`fetch` reads a few key groups after the others, in slices, and says when there is none any more."""
     indexes = written(process)
     blocks.read.clear()
-    table = process(indexes=indexes, checkpoint=1).tables[0]
-    for count in range(1, MAX_PARALLELISM + 1):
-        assert table.fetch()
-        assert len(groups_read(blocks, indexes)) == count
-    assert not table.fetch()
+    subtasks, counts = process(indexes=indexes, checkpoint=1), set[int]()
+    table: Any = subtasks.tables[0]
+    while table.fetch():
+        counts.add(MAX_PARALLELISM - len(table._shelf.unread))
+    assert counts == set(range(MAX_PARALLELISM + 1)), "a key group at a time, and slices of each"
+    assert groups_read(blocks, indexes) == set(range(MAX_PARALLELISM))
+    count = len(blocks.read)
+    assert subtasks.items() == {key_of(number): 1 for number in range(30_000)}
+    assert len(blocks.read) == count
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4, 8, 12, 16])
+def test_a_record_wants_what_is_being_read(
+    slices: int, process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any slice a record may want any key group: its change stays, whatever of the group was read before."""
+    monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
+    indexes = written(process)
+    for number in range(12):
+        after = process(indexes=indexes, checkpoint=1)
+        for _ in range(slices):
+            after.tables[0].fetch()
+        after.put({number: 2})
+        after.write(after.freeze(2, 1))
+        while after.tables[0].fetch():
+            pass
+        assert after.items() == {key_of(each): 1 for each in range(30_000)} | {key_of(number): 2}
 
 
 def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks) -> None:
