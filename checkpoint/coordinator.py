@@ -248,6 +248,8 @@ class Coordinator:
             return False
         if any(each.final for each in self.in_flight):
             return False
+        if self._full:  # it would be declined, and what the others write for it is for nothing
+            return False
         # The last one comes alone: nothing is written beside it, so that it may note its own block ends.
         if len(self.in_flight) >= (1 if self._final else self.settings.max_concurrent):
             return False
@@ -337,6 +339,8 @@ class Coordinator:
         """A sink that gets no producer ready keeps checkpoints from being triggered; so does a worker that hangs."""
         late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
         if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger or not late:
+            return []
+        if self._full and not tick.hanging:
             return []
         reason = f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"
         if tick.hanging:

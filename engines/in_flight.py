@@ -114,6 +114,8 @@ def restored(
             ours: bytes | None = None
             if each.edge in loops:
                 ours = each.frame if is_ours else None
+                if ours is not None and not same:
+                    _require_kept(BatchCodec(graph.node(each.edge.partition(">")[2]).type), each, manifest)
             elif not same:
                 raise _has_no_place(each, manifest)
             elif common:
@@ -121,6 +123,17 @@ def restored(
             if ours is not None:
                 found.append(InFlightFrame(each.channel, ours))
     return sorted(found, key=lambda each: -places[each.edge])
+
+
+def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest) -> None:
+    """Raise unless the records of *each* are of the type that the loop has now, without loss."""
+    if codec.encode(codec.decode(each.frame)) != each.frame:
+        raise GraphError(
+            f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} holds records that went round loop "
+            f"{each.edge.partition('>')[2]!r}, written as another type than it has now: they would not be what they "
+            f"were. Give the loop its old type; or run the pipeline as it was with --until latest, which ends once "
+            f"nothing goes round."
+        )
 
 
 def _has_no_place(frame: InFlightFrame, manifest: Manifest) -> GraphError:

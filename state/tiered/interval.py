@@ -125,6 +125,8 @@ class TieredInterval(Generic[S]):
             shelf.files.save(self.checkpoint)
         self.settled = True
         yield  # whoever only settles goes no further: what `written` says is true once older intervals are encoded
+        if self._whole:  # what has no block yet is in the changes alone, and gets an image there
+            merged = set(shelf.written)
         for group in sorted(merged):
             yield from self._image(group)
         for group, slices, expected in self._changes():
@@ -138,13 +140,13 @@ class TieredInterval(Generic[S]):
         self.encoded = True
 
     def _choose(self) -> set[int]:
-        """The key groups to write whole, of those that were read."""
+        """The key groups to write whole for the sake of short chains, of those that were read."""
         shelf = self._shelf
         shelf.merging.share = max(1, len(shelf.groups) - len(shelf.unread)) / len(shelf.groups)
         sizes = {group: range(count) for group, count in shelf.counts.items() if group not in shelf.unread}
         merged = shelf.merging.choose(self.checkpoint, self.unsettled + self.spilled, sizes)
         self.credit = shelf.merging.credit
-        return {*shelf.written, *(group for group, count in shelf.counts.items() if count)} if self._whole else merged
+        return merged
 
     def _settle(self) -> Iterator[None]:
         yield from self._spilling

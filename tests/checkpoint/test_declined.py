@@ -118,3 +118,20 @@ def test_sources_pause_while_a_worker_finds_no_room(job: Job) -> None:
     assert isinstance(job(Failed("a worker died"))[0], Restart)
     job.start()
     assert job(Room(0, found=True)) == []
+
+
+def test_nothing_is_triggered_while_a_worker_finds_no_room(job: Job) -> None:
+    """It would be declined, however often: the others would write what they hold again each time, without end. That it
+    takes long is no failure; once there is room it comes at once."""
+    job.trigger()
+    job(Room(1, found=False))
+    job.ack(1, 1, declined=FULL)
+    for _ in range(100):
+        job.now_ms += 60_000
+        assert job(Tick()) == []
+    (restart,) = [each for each in job(Tick(hanging="worker 0 hangs")) if not isinstance(each, Note)]
+    assert isinstance(restart, Restart), "but what hangs is"
+    job.start()
+    job.now_ms += 60_000
+    job(Room(0, found=False))
+    assert Trigger(2, 0, final=False) in job(Room(0, found=True))

@@ -100,7 +100,7 @@ def noted(text: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def test_a_disk_that_is_full(kafka: KafkaCluster, topic_name: str, run: Any, small_disk: Path) -> None:
-    """It aborts checkpoints, pauses the job, which says which folder is full, and goes on when there is room."""
+    """It pauses the job, which says which folder is full and takes no checkpoint, and goes on when there is room."""
     kafka.create_topic(f"{topic_name}-in", 3)
     fed = feed(kafka, topic_name, 0)
     job = run("pipelines:linear", *QUICK, "--param", f"name={topic_name}", *tiered(small_disk))
@@ -110,7 +110,6 @@ def test_a_disk_that_is_full(kafka: KafkaCluster, topic_name: str, run: Any, sma
     assert f"the disk of {small_disk}" in paused["text"]
     assert "make room there" in paused["text"]
     fed += feed(kafka, topic_name, len(fed))
-    job.await_event(noted("was declined, and is aborted; nothing is lost"))
     ballast.unlink()
     job.await_event(noted("goes on"))
     job.await_checkpoint()

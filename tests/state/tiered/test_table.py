@@ -263,6 +263,26 @@ def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
     assert restored.items() == {key_of(n): 1 for n in first_keys} | {key_of(n): 2 for n in second_keys}
 
 
+def test_a_savepoint_that_is_settled_before_an_older_checkpoint_is_encoded(
+    process: Process, blocks: StateBlocks, small: None
+) -> None:
+    """It has images of all key groups that had a state at its barrier, also of one that has no block yet because the
+    older checkpoint is still to be encoded, and had no key at the one before that."""
+    numbers = [number for number in range(2_000) if group_of(number) == 3]
+    others = [number for number in range(2_000) if group_of(number) == 1]
+    subtasks = process()
+    subtasks.put({others[0]: 1})
+    first = subtasks.freeze(1, 0, whole=True)
+    subtasks.put(dict.fromkeys(numbers[:40], 2))
+    second = subtasks.freeze(2, 0)
+    subtasks.write(first)
+    savepoint = subtasks.freeze(3, 0, whole=True)
+    subtasks.put(dict.fromkeys(others[1:100], 4))
+    subtasks.write(second)
+    restored = Subtasks(HashMapBackend(), blocks, checkpoint=3, indexes=subtasks.write(savepoint))
+    assert restored.items() == {key_of(others[0]): 1} | dict.fromkeys(map(key_of, numbers[:40]), 2)
+
+
 def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held in memory stays within the limits, with barriers or without; what was used of late is in it."""
     subtasks = process()

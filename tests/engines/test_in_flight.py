@@ -1,0 +1,86 @@
+"""Records on their way, taken over by a pipeline that has changed since."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines import in_flight
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.in_flight import InFlightFrame
+from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.plan import feedback_edges
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.sinks import KafkaSink
+
+
+class Order(msgspec.Struct):
+    """What went round."""
+
+    id: int
+    total: int
+
+
+class Renamed(msgspec.Struct):
+    """As which it could be read, without its total."""
+
+    id: int
+    amount: int = 0
+
+
+def graph(type_: Any, source: str) -> LogicalGraph:
+    """A loop of *type_*."""
+    pipeline = Pipeline("p")
+    loop = pipeline.feedback("back", type_)
+    orders = pipeline.source(source, KafkaSource("in", value=type_)).union(loop)
+    orders.filter(lambda order: bool(order.id)).feed(loop)
+    orders.filter(lambda order: not order.id).sink("out", KafkaSink("out"))
+    return pipeline.build()
+
+
+class Log:
+    """A checkpoint of `graph(Order, "orders")`, with an order on its way."""
+
+    def __init__(self) -> None:
+        before = graph(Order, "orders")
+        (edge,) = feedback_edges(before)
+        frame = BatchCodec(Order).encode(Batch([Order(1, 500)], [Coordinates("in", 0, 7)], None))
+        self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
+        refs = [
+            BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)
+        ]
+        self.manifest = Manifest(
+            pipeline="p", checkpoint=3, incarnation=1, attempt=0, kind="checkpoint", base=2, previous=2,
+            triggered_at_ms=0, completed_at_ms=0, fingerprint=before.fingerprint(),
+            max_parallelism=before.max_parallelism, parallelism=1, block_partitions=2, block_end_offsets=(),
+            written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
+            channel_logs=(ChannelLog("task", 0, 1, tuple(refs)),),
+        )  # fmt: skip
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        return ((ref, Block("task", 3, "in-flight", "zlib", "frames", self.bodies[ref.offset])) for ref in refs)
+
+    def restored(self, graph: LogicalGraph) -> list[InFlightFrame]:
+        return in_flight.restored(self.manifest, graph, 0, 1, self)
+
+
+def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop() -> None:
+    """Its id and its type are the same."""
+    log = Log()
+    (frame,) = log.restored(graph(Order, "renamed"))
+    assert BatchCodec(Order).decode(frame.frame).records == [Order(1, 500)]
+
+
+def test_a_loop_of_another_type() -> None:
+    """Records that can be read as it, but not without loss, are refused, with what to do."""
+    with pytest.raises(GraphError, match=r"round loop 'back', written as another type .* Give the loop its old type"):
+        Log().restored(graph(Renamed, "orders"))
