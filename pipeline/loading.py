@@ -50,7 +50,7 @@ def load(target: str, params: Mapping[str, str] | None = None) -> Loaded:
     if not (module and colon and attribute):
         raise ConfigError(
             f"{target!r} names no pipeline: write module:attribute, as orders:pipeline. A name, or the sinkId of a "
-            f"sink of Spark, is enough for the commands checkpoints, transactions and reset alone"
+            f"sink of Spark, is enough for the commands that take PIPELINE, as checkpoints, savepoint, state and reset"
         )
     if module.endswith(".py") or "/" in module:
         name = module.removesuffix(".py").strip("./").replace("/", ".")

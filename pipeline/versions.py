@@ -42,7 +42,7 @@ class VersionedState:
             if not 1 <= version < self.version:
                 found.append(
                     f"there is a migration of version {version}, and state_version is {self.version}: migrations are "
-                    f"keyed by the version that they take, from 1 to {max(1, self.version - 1)}"
+                    f"keyed by the version that they take, which lies below state_version: raise it, or correct the key"
                 )
         return found
 

@@ -121,7 +121,7 @@ def verify(args: argparse.Namespace) -> int:
             return _DAMAGED
     if manifest.checkpoint not in history.finalized:
         print(f"Savepoint {manifest.checkpoint} is decided, and not known to be committed: the next run finishes it.")
-    print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(count, 'block')} as they were written.")
+    print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(count, 'block')}, unchanged.")
     return 0
 
 
@@ -139,7 +139,7 @@ def _verify_exported(url: str, pipeline: str) -> int:
     if found.saved.pipeline != pipeline:
         print(f"It is one of {found.saved.pipeline}, not of {pipeline}.")
     files = text.counted(found.files, "file")
-    print(f"Savepoint {found.saved.checkpoint} of {found.saved.pipeline} is whole: {files} as they were written.")
+    print(f"Savepoint {found.saved.checkpoint} of {found.saved.pipeline} is whole: {files}, unchanged.")
     return 0
 
 
