@@ -56,8 +56,9 @@ def origin_of(asked: Restoration) -> str:
 
 
 def is_restored(asked: Restoration, newest: Manifest | None) -> bool:
-    """Whether *newest* goes on from it already: the same command, repeated, restores nothing."""
-    return newest is not None and newest.origin == origin_of(asked)
+    """Whether *newest* goes on from it already: the same command, repeated, restores nothing. Raises as `origin_of`."""
+    origin = origin_of(asked)
+    return newest is not None and newest.origin == origin
 
 
 class Restoring:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pyspark.errors import PySparkException
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.engines.savepoints.exported import DamagedSavepoint
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.state_reading import StateReader
 from exactlyonce.pipeline.errors import ConfigError, TopicError
@@ -198,6 +200,12 @@ def test_an_exported_savepoint(spark: Any, shop: Shop, tmp_path: Path) -> None:
     metadata.write_bytes(metadata.read_bytes().replace(b"totals", b"totalz"))
     with pytest.raises(PySparkException, match=r"_metadata\.json is damaged"):
         load(spark, options).collect()
+    shutil.rmtree(file.parent)
+    shop.command("savepoint", shop.name, "--to", f"file://{tmp_path}")
+    (other,) = tmp_path.iterdir()
+    other.rename(file.parent)
+    with pytest.raises(DamagedSavepoint, match="is another savepoint than when it was looked at"):
+        read(planned)
 
 
 def test_errors(spark: Any, shop: Shop) -> None:
