@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from running import assert_totals
 from exactlyonce.cli.main import main
 from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
@@ -71,13 +76,41 @@ def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 
 def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """One that is not there is named, with those that there are."""
+    """It is gone back to only if that is what is wanted, and output comes again; one that is not there is named."""
     pipeline = loaded("broad")
     fed.feed(300)
+    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
+    line = [sys.executable, "-m", "exactlyonce.cli.main", "run", "bounded_pipelines:broad", "--param"]
+    with (tmp_path / "said").open("w+") as said, subprocess.Popen(
+        [*line, f"name={fed.name}", *servers(fed), "--parallelism", "2"],
+        cwd=HERE, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=said,
+    ) as process:  # fmt: skip
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while '"event": "checkpoint"' not in (tmp_path / "said").read_text():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)  # a file of another process has no event to wait for
+            assert main(["savepoint", fed.name, "--stop", *servers(fed)]) == 0
+            assert process.wait(LIMIT_S) == 0
+        finally:
+            process.kill()
+    latest = fed.history().latest
+    assert latest is not None
+    number = latest.checkpoint
+    fed.feed(300)
     catch_up(fed, pipeline, 2, tmp_path)
-    with pytest.raises(ConfigError, match=rf"{fed.name} has no savepoint 1 in its topic\. It has none\."):
-        catch_up(fed, pipeline, 2, tmp_path, restoration=Restoration("1"))
     fed.assert_output()
+    with pytest.raises(ConfigError, match=rf"has no savepoint {number + 1} in its topic\. It has {number}\."):
+        catch_up(fed, pipeline, 2, tmp_path, restoration=Restoration(str(number + 1)))
+    with pytest.raises(ConfigError, match="would be written again"):
+        catch_up(fed, pipeline, 3, tmp_path, restoration=Restoration(str(number)))
+    summary = catch_up(fed, pipeline, 3, tmp_path, restoration=Restoration(str(number), rewind=True))
+    assert summary.records >= 450
+    assert summary.manifest.origin == f"savepoint {number}"
+    fed.assert_state(pipeline, summary.manifest)
+    fed.assert_nothing_left()
+    assert len(fed.kafka.read_committed(f"{fed.name}-copies")) == len(fed.all) + summary.records
 
 
 def test_what_the_commands_refuse(
