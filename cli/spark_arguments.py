@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from exactlyonce.cli.arguments import add_checkpointing, add_cluster, add_repair, pair, settings_of
+from exactlyonce.cli.arguments import RESTORING, add_checkpointing, add_cluster, add_repair, pair, settings_of
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -92,10 +92,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def leading_options(args: argparse.Namespace) -> RunOptions:
-    """The options of a run that `add_leading` and `add_spark` have parsed; from here on *args* knows what to redact."""
+    """What `add_leading`, `add_spark` and `add_restoring` have parsed; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
-    names = (*_CHECKPOINTING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair")
+    names = (*_CHECKPOINTING, *RESTORING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair")
     given = settings_of(args, names)
     options = options_from({**given, "kafka": dict(args.kafka)})
     args.redact = options.client.redact

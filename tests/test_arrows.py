@@ -61,7 +61,7 @@ ROOMS = {
         *("engines/spark/sink", "engines/spark/source"),
     },
     "engines/spark/sink": {"engines", "engines/spark", "engines/surroundings"},
-    "engines/spark/source": {"engines", "engines/spark"},
+    "engines/spark/source": {"engines", "engines/savepoints", "engines/spark"},
     "sinks": {
         *("sinks/committer", "sinks/deferred", "sinks/files", "sinks/kafka", "sinks/mysql", "sinks/postgres"),
         *("sinks/prepared", "sinks/redis", "sinks/write_ahead", "sinks/writer"),

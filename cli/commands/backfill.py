@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, named
+from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_restoring, named
 from exactlyonce.cli.spark_arguments import (
     SPARK_TEXT,
     add_json,
@@ -39,6 +39,7 @@ examples:
   exactlyonce backfill orders:pipeline --to 2026-11-01T00:00:00Z
   exactlyonce backfill orders:pipeline --to '{{"orders": {{"0": 120000, "1": -1}}}}'
   exactlyonce backfill orders:pipeline --master spark://host:7077 --staging /shared/eo
+  exactlyonce backfill orders:pipeline --from-savepoint s3://backups/order-totals-42-1f2e3d4c
 
 {SPARK_TEXT}"""
 _CATCH_UP = f"""\
@@ -78,6 +79,7 @@ def _arguments(parser: Parser) -> None:
         help="what one checkpoint reads at most (default: 5000000)",
     )
     add_spark(parser)
+    add_restoring(parser.add_argument_group("savepoints"))
     add_leading(parser)
     add_json(parser)
 
@@ -97,6 +99,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.engines.bounded.catch_up import CatchingUp, refuse_unaligned
     from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
+    from exactlyonce.engines.savepoints.restoring import is_restored
     from exactlyonce.pipeline.errors import ConfigError
     from exactlyonce.pipeline.loading import load
 
@@ -107,12 +110,14 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     name, graph = loaded.pipeline.name, loaded.pipeline.build()
     history = history_if_any(options.client, name)
     latest = history.latest if history is not None else None
-    if latest is None and not from_nothing:
+    begins = options.restoration is not None and not is_restored(options.restoration, latest)
+    if latest is None and not from_nothing and not begins:
         raise ConfigError(
             f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {named(args)}` or "
             f"`exactlyonce run {named(args)}`."
         )
-    refuse_unaligned(latest, named(args))
+    if not begins:
+        refuse_unaligned(latest, named(args))
     if not args.take_over:
         refuse_if_running(history)
     began_s, progress, stopping = time.monotonic(), LineOfProgress(name), threading.Event()

@@ -14,7 +14,6 @@ from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pi
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.records.history import History
     from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.checkpoint.store.storage import Blocks
     from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
@@ -55,10 +54,10 @@ def add(commands: Commands) -> None:
 def state(args: argparse.Namespace) -> int:
     """Print it."""
     from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.storage import DamagedBlock
     from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.engines.blocks import block_storage
     from exactlyonce.engines.savepoints.kept_state import kept_state
+    from exactlyonce.engines.savepoints.retained import chosen, unless_expired
 
     if args.key is not None and args.operator is None:
         raise ConfigError("--key is for one operator: name it behind the pipeline.")
@@ -68,31 +67,14 @@ def state(args: argparse.Namespace) -> int:
     manifest, topic = chosen(history, args.at), find_topic(config.confluent(), pipeline)
     blocks = block_storage(config, topic, manifest.storage, stays_connected=True)
     try:
-        if args.operator is None:
-            print(*_operators(manifest, blocks, as_json=args.json), sep="\n")
-        else:
-            _print(manifest, kept_state(manifest, args.operator, blocks), args)
-    except DamagedBlock:
-        if manifest.checkpoint in read_history(config.confluent(), pipeline).manifests:
-            raise
-        raise ConfigError(
-            f"Checkpoint {manifest.checkpoint} has expired while it was read: the pipeline runs on. Try again; a "
-            f"longer --num-retained of the run keeps more checkpoints, and a savepoint never expires."
-        ) from None
+        with unless_expired(config, manifest):
+            if args.operator is None:
+                print(*_operators(manifest, blocks, as_json=args.json), sep="\n")
+            else:
+                _print(manifest, kept_state(manifest, args.operator, blocks), args)
     finally:
         blocks.close()
     return 0
-
-
-def chosen(history: History, at: int | None) -> Manifest:
-    """The checkpoint that is meant; ConfigError, with those that there are, if it is none of them."""
-    retained = [each.checkpoint for each in history.retained]
-    if at is None and history.latest is not None:
-        return history.latest
-    if at not in retained:
-        there = f"It has {', '.join(map(str, retained))}." if retained else "It has none yet."
-        raise ConfigError(f"{history.pipeline} has no checkpoint{'' if at is None else f' {at}'}. {there}")
-    return history.manifests[at]
 
 
 def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator[str]:

@@ -145,11 +145,16 @@ class ExportedSavepoint:
         return f"savepoint {self.saved.checkpoint} of {self.saved.pipeline} at {self._url}"
 
     def entries(self, operator: str) -> Iterator[KeptEntry]:
-        for each in self._operator(operator).files:
-            yield from self._read(each)
+        for each in self.operator(operator).files:
+            yield from self.read(each)
 
-    def _operator(self, operator: str) -> SavedOperator:
-        return next(each for each in self.saved.operators if each.operator == operator)
+    def operator(self, operator: str) -> SavedOperator:
+        """What it has of *operator*; ConfigError, with those that there are, if it has nothing of it."""
+        for each in self.saved.operators:
+            if each.operator == operator:
+                return each
+        known = ", ".join(each.operator for each in self.saved.operators) or "none: the pipeline keeps no state"
+        raise ConfigError(f"The {self.name} has no state of an operator {operator!r}. Its operators are: {known}.")
 
     def damage(self) -> list[str]:
         """What is wrong with its files, all of them; nothing: every byte is as it was written."""
@@ -157,7 +162,7 @@ class ExportedSavepoint:
         for operator in self.saved.operators:
             for each in operator.files:
                 try:
-                    for _ in self._read(each):
+                    for _ in self.read(each):
                         pass
                 except DamagedSavepoint as error:
                     found.append(str(error))
@@ -168,7 +173,8 @@ class ExportedSavepoint:
         """How many there are, without `_metadata.json`."""
         return sum(len(each.files) for each in self.saved.operators)
 
-    def _read(self, file: SavedFile) -> Iterator[KeptEntry]:
+    def read(self, file: SavedFile) -> Iterator[KeptEntry]:
+        """The states in one of its files. Raises `DamagedSavepoint`."""
         content = self._folder.get(file.name)
         if content is None:
             raise self._damaged(file.name, "it is missing")

@@ -6,8 +6,10 @@ are decoded without their types; blocks of a checkpoint that has expired meanwhi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,9 +19,12 @@ from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.chain import Chain
-from exactlyonce.state.index import IndexHead, decode_index
-from exactlyonce.state.key_groups import group_range, mask_of
+from exactlyonce.state.index import Index, IndexHead, decode_index
+from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.stored import StoredState
+
+SHARES = 16
+"""Of the key groups, which are put in order one after the other where several subtasks have some of one."""
 
 
 class KeptEntry(NamedTuple):
@@ -45,17 +50,52 @@ class KeptState:
         """What the index says of all states; None where there is no state."""
         return next((decode_index(body).head for parts in self._snapshot.index for body in self._bodies(parts)), None)
 
-    def entries(self, groups: Iterable[int] | None = None) -> Iterator[KeptEntry]:
-        """All states, or those of the key *groups*, by old subtask and key group."""
-        wanted = None if groups is None else set(groups)
-        for subtask, parts in enumerate(self._snapshot.index):
-            own = group_range(subtask, self._snapshot.parallelism, self._manifest.max_parallelism)
-            chosen = [group for group in own if wanted is None or group in wanted]
-            if parts and chosen:
-                yield from self._of(parts, chosen)
+    def parts(self) -> dict[int, list[int]]:
+        """By old subtask, the key groups of which it has any state. Where the source's partitions say which subtask has
+        the state of a key, several have some of one group."""
+        return {subtask: self._present(indexes) for subtask, indexes in self._indexes().items()}
 
-    def _of(self, parts: tuple[BlockRef, ...], groups: list[int]) -> Iterator[KeptEntry]:
-        indexes = [decode_index(body) for body in self._bodies(parts)]
+    def entries(self, groups: Iterable[int] | None = None, *, subtask: int | None = None) -> Iterator[KeptEntry]:
+        """All states, or those of the key *groups* or of an old *subtask* alone, by key group."""
+        wanted = range(self._manifest.max_parallelism) if groups is None else groups
+        found = self._indexes(subtask)
+        chosen = {each: sorted(set(wanted) & {*self._present(indexes)}) for each, indexes in found.items()}
+        if all(before[-1] < after[0] for before, after in pairwise(filter(None, chosen.values()))):
+            for each, own in chosen.items():
+                yield from self._of(found[each], own)
+            return
+        for share in self._shares():
+            some = [
+                entry
+                for each, own in chosen.items()
+                for entry in self._of(found[each], [group for group in own if group in share])
+            ]
+            yield from sorted(some, key=attrgetter("group"))
+
+    def _shares(self) -> Iterator[range]:
+        """All key groups, some at a time."""
+        size = -(-self._manifest.max_parallelism // SHARES)
+        return (range(start, start + size) for start in range(0, self._manifest.max_parallelism, size))
+
+    def _indexes(self, only: int | None = None) -> dict[int, list[Index]]:
+        """By old subtask, the parts of its index, of those that have one."""
+        return {
+            subtask: [decode_index(body) for body in self._bodies(parts)]
+            for subtask, parts in enumerate(self._snapshot.index)
+            if parts and only in (None, subtask)
+        }
+
+    def _present(self, indexes: Iterable[Index]) -> list[int]:
+        """The key groups that the chain of a subtask is for, as far as they have state."""
+        mask = 0
+        for index in indexes:
+            for block in index.blocks:
+                mask |= block.groups
+        return [group for group in range(self._manifest.max_parallelism) if mask >> group & 1]
+
+    def _of(self, indexes: Sequence[Index], groups: list[int]) -> Iterator[KeptEntry]:
+        if not groups:
+            return
         stored: StoredState[Any] = StoredState(
             operator=self.operator,
             type=Any,
@@ -73,12 +113,22 @@ class KeptState:
         return (block.body for _, block in self._blocks.fetch(parts))
 
     def of_key(self, text: str) -> Iterator[KeptEntry]:
-        """The states of the keys that a person may mean by *text*: the word itself, and the JSON value it spells."""
-        keys = {canonical_key(text)}
-        with suppress(msgspec.DecodeError, TypeError, OverflowError):  # it is a word, or a value that is nobody's key
-            keys.add(canonical_key(msgspec.json.decode(text)))
+        """The states of `keys_meant` by *text*."""
+        keys = keys_meant(text)
         groups = {key_group(key, self._manifest.max_parallelism) for key in keys}
         return (entry for entry in self.entries(groups) if entry.key in keys)
+
+
+def keys_meant(text: str) -> set[bytes]:
+    """The canonical keys that a person may mean by *text*: the word itself, and the JSON value that it spells.
+
+    >>> sorted(keys_meant("7"))
+    [b'\\x07', b'\\xa17']
+    """
+    keys = {canonical_key(text)}
+    with suppress(msgspec.DecodeError, TypeError, OverflowError):  # it is a word, or a value that is nobody's key
+        keys.add(canonical_key(msgspec.json.decode(text)))
+    return keys
 
 
 def kept_state(manifest: Manifest, operator: str, blocks: Blocks) -> KeptState:
@@ -100,27 +150,34 @@ def decoded(encoded: bytes, schema: Any = None) -> Any:
     >>> decoded(b"\\x92\\x01\\x02", {"record": "Pair", "fields": [["a", "int"], ["b", "int"]], "array": True})
     {'a': 1, 'b': 2}
     """
-    return _named(msgspec.msgpack.decode(encoded), schema)
+    return named(msgspec.msgpack.decode(encoded), schema)
 
 
-def _named(value: Any, schema: Any) -> Any:
+def named(value: Any, schema: Any) -> Any:
+    """What msgpack holds, with the names of fields that were written by position."""
     if not isinstance(schema, dict):
         return value
     if "optional" in schema:
-        return _named(value, schema["optional"])
+        return named(value, schema["optional"])
     if "union" in schema:
         others = [each for each in schema["union"] if each != "null"]
-        return _named(value, others[0]) if len(others) == 1 and value is not None else value
-    if "fields" in schema and isinstance(value, list) and schema.get("array"):
-        return {name: _named(each, of) for each, (name, of) in zip(value, schema["fields"], strict=False)}
+        return named(value, others[0]) if len(others) == 1 and value is not None else value
+    if "fields" in schema and isinstance(value, list):
+        fields = by_position(value, schema)
+        return {name: named(each, of) for each, (name, of) in zip(fields, schema["fields"], strict=False)}
     if "fields" in schema and isinstance(value, dict):
         types = dict(schema["fields"])
-        return {name: _named(each, types.get(name)) for name, each in value.items()}
+        return {name: named(each, types.get(name)) for name, each in value.items()}
     if "dict" in schema and isinstance(value, dict):
-        return {key: _named(each, schema["dict"][1]) for key, each in value.items()}
+        return {key: named(each, schema["dict"][1]) for key, each in value.items()}
     for sequence in ("list", "set"):
         if sequence in schema and isinstance(value, list):
-            return [_named(each, schema[sequence]) for each in value]
+            return [named(each, schema[sequence]) for each in value]
     if "tuple" in schema and isinstance(value, list):
-        return [_named(each, of) for each, of in zip(value, schema["tuple"], strict=True)]
+        return [named(each, of) for each, of in zip(value, schema["tuple"], strict=True)]
     return value
+
+
+def by_position(value: Sequence[Any], schema: Any) -> Sequence[Any]:
+    """The fields of a record that was written as a list: a tag stands in front of them."""
+    return value[1:] if "tag" in schema else value

@@ -22,7 +22,7 @@ from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepo
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.surroundings.preflight import Inputs
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.errors import ConfigError, GraphError, require
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
@@ -51,6 +51,17 @@ class Surroundings:
     note: Callable[[str], None]
 
 
+def origin_of(asked: Restoration) -> str:
+    """`Manifest.origin` of what goes on from it. ConfigError where there is none, `DamagedSavepoint`."""
+    return origin_in_topic(asked.number) if asked.number is not None else ExportedSavepoint.at(asked.source).origin
+
+
+def is_restored(asked: Restoration, newest: Manifest | None) -> bool:
+    """Whether *newest* goes on from it already: the same command, repeated, restores nothing. Raises as `origin_of`."""
+    origin = origin_of(asked)
+    return newest is not None and newest.origin == origin
+
+
 class Restoring:
     """What is to be restored, found and checked; `write` does it."""
 
@@ -59,18 +70,14 @@ class Restoring:
         self._asked, self._around = asked, around
         newest = history.latest if history is not None else None
         self._next = newest.checkpoint + 1 if newest is not None else 0
-        if asked.number is not None:
-            self.origin = origin_in_topic(asked.number)
-        else:
-            exported = ExportedSavepoint.at(asked.source)
-            self.origin = exported.origin
+        self.origin = origin_of(asked)
         if newest is not None and newest.origin == self.origin:
             return  # done before
         self._savepoint: Savepoint
         if asked.number is not None:
             self._savepoint = self._in_topic(asked.number, history)
         else:
-            self._savepoint = exported
+            self._savepoint = ExportedSavepoint.at(asked.source)
             if newest is not None:
                 raise ConfigError(
                     f"{newest.pipeline} has checkpoints here, the newest is {newest.checkpoint}: an exported savepoint "
@@ -79,6 +86,7 @@ class Restoring:
                 )
         saved = self._savepoint.saved
         self._operators = fitting(saved, around.graph, asked)
+        refuse_by_partition(self._operators, around)
         self._offsets = offsets_now(saved, around, asked)
         around.inputs.check_continuity(_as_manifest(saved, around.graph.pipeline_id, self._offsets))
 
@@ -124,6 +132,7 @@ class Restoring:
         size = 0
         entries = self._by_group(saved.operator, graph.max_parallelism)
         for subtask, own in groupby(entries, lambda each: subtask_of(each.group, parallelism, graph.max_parallelism)):
+            require(not indexes[subtask], "the states of a savepoint lie by key group")
             chain = Chain().extended(putting.state(own))
             indexes[subtask] = putting.index(encode_index(chain, head))
             size += chain.size
@@ -249,6 +258,20 @@ def _require_apart(ids: Collection[str], mapping: Mapping[str, str]) -> None:
                 f"them alone. Leave that --map out, or name another id in it."
             )
         olds[new] = old
+
+
+def refuse_by_partition(operators: Iterable[str], around: Surroundings) -> None:
+    """Raise GraphError for state of *operators* that the partitions of a source distribute: which subtask has read a
+    key's partition is not kept with its state."""
+    if around.parallelism == 1:
+        return
+    for operator in sorted(operators):
+        if any(around.graph.node(read.node).partitioned for read in around.graph.node(operator).inputs):
+            raise GraphError(
+                f"Operator {operator!r} is keyed by the source's partitions (key_by(..., partitioned=True)): no "
+                f"savepoint says which of {around.parallelism} subtasks reads the partition of a key, so that its "
+                f"state could meet none of its records. Begin with --parallelism 1, or without partitioned=True."
+            )
 
 
 def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple[SourceOffset, ...]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from exactlyonce.engines.spark.source.read_options import parse_read_options, read_schema
+from exactlyonce.engines.spark.source.state_options import STATE, is_of_state, parse_state_options
+from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,9 +24,14 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from exactlyonce.engines.spark.source.state_reading import StatePlan
+
 
 class ExactlyOnceDataSource(DataSource):
-    """Kafka topics, read exactly and written exactly once; other stores, written exactly once."""
+    """Kafka topics, read exactly and written exactly once; other stores, written exactly once; state, read."""
+
+    _state: StatePlan | None = None
+    """Of a read of state: what was found when Spark asked for the schema. Spark hands it on to the read."""
 
     @classmethod
     def name(cls) -> str:
@@ -32,9 +39,15 @@ class ExactlyOnceDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Asked for when something is read and the user gives none."""
+        if is_of_state(self.options):
+            return self._state_plan().columns().schema
         return read_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if is_of_state(self.options):
+            from exactlyonce.engines.spark.source.state_reading import StateReader
+
+            return StateReader(self._state_plan(), schema)
         from exactlyonce.engines.spark.source.reading import RangesReader
 
         return RangesReader(parse_read_options(self.options, streaming=False), schema)
@@ -42,6 +55,8 @@ class ExactlyOnceDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from exactlyonce.engines.spark.source.stream_reading import StreamReader
 
+        if is_of_state(self.options):
+            raise ConfigError(f"The option {STATE} is for spark.read: the state at a checkpoint is no stream.")
         return StreamReader(parse_read_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -53,6 +68,13 @@ class ExactlyOnceDataSource(DataSource):
         from exactlyonce.engines.spark.sink.streaming import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
+
+    def _state_plan(self) -> StatePlan:
+        from exactlyonce.engines.spark.source.state_reading import plan_state
+
+        if self._state is None:
+            self._state = plan_state(parse_state_options(self.options))
+        return self._state
 
 
 def register(spark: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -104,6 +106,25 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
     job.finish(2)
     assert work.run().checkpoints == 0
     assert_totals(kafka, f"{topic_name}-out", job.fed)
+
+
+def test_its_state_is_shown(
+    slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command line and a DataFrame show the same states, without the records that were on their way."""
+    job = slow(kafka, 4_000)
+    job.kill_with_records_on_their_way(2)
+    servers = kafka.bootstrap_servers
+    assert main(["state", topic_name, "totals", "--json", "--bootstrap-servers", servers]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    options = {"state": topic_name, "operator": "totals", "keyType": "str", "kafka.bootstrap.servers": servers}
+    source = ExactlyOnceDataSource(options)
+    reader: Any = source.reader(source.schema())
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert lines
+    assert sorted((row["key"], row["value"], row["checkpoint"]) for row in rows) == sorted(
+        (line["key"], line["state"], line["checkpoint"]) for line in lines
+    )
 
 
 @pytest.mark.exhaustive

@@ -176,6 +176,28 @@ def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
     assert "is of version 2, and the pipeline knows version 1" in said(older)
 
 
+def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> None:
+    """All of it is shown and exported, whichever subtask had it; it is restored by one subtask, or for key groups."""
+    by_partition = "order.customer, partitioned=True)"
+    changed(orders, ("order.customer)", by_partition))
+    assert run(orders, "--parallelism", "2").code == 0
+    assert states(orders) == {f"c{number}": 100 for number in range(7)}
+    ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}", "--json")
+    assert ended.code == 0, ended.err
+    url = json.loads(ended.out)["url"]
+    for code, parallelism in ((by_partition, "1"), ("order.customer)", "2")):
+        assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+        refused = run(orders, "--from-savepoint", url, "--parallelism", "2")
+        assert (refused.code, "no savepoint says which of 2 subtasks" in said(refused)) == (2, True), refused.err
+        assert history(orders).latest is None
+        changed(orders, (by_partition, code))
+        orders.write(7)
+        restored = run(orders, "--from-savepoint", url, "--parallelism", parallelism)
+        assert restored.code == 0, restored.err
+        more = 1 if parallelism == "1" else 2  # the export does not move
+        assert states(orders) == {f"c{number}": 100 + more for number in range(7)}
+
+
 @pytest.mark.parametrize("damage", ["a bit", "cut off", "missing", "metadata", "no metadata"])
 def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
     """Verifying names the file, and nothing is restored from it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Orders
 
 
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
 def test_decoded_by_schema() -> None:
     """What the schema says of fields that are written by position holds within other values, too."""
     point = {"record": "Point", "fields": [["x", "int"], ["y", {"optional": "int"}]], "array": True}
@@ -23,6 +28,9 @@ def test_decoded_by_schema() -> None:
     assert decoded(canonical_key({"a": [1]}), {"dict": ["str", point]}) == {"a": {"x": 1}}
     assert decoded(canonical_key([[1, 2]]), {"list": point}) == [{"x": 1, "y": 2}]
     assert decoded(canonical_key([1, [1, 2]]), {"tuple": ["int", point]}) == [1, {"x": 1, "y": 2}]
+    tagged = {**point, "tag": ["type", "Point"]}
+    assert decoded(canonical_key([["Point", 1, 2]]), {"list": tagged}) == [{"x": 1, "y": 2}]
+    assert decoded(canonical_key((1, 2)), describe(Pair)) == {"first": 1, "second": 2}
     assert decoded(canonical_key({"p": [1, 2], "q": 3}), {"record": "P", "fields": [["p", point]]}) == {
         "p": {"x": 1, "y": 2},
         "q": 3,

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TESTS = Path(__file__).parents[1]
-PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines")]
+PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines"), str(TESTS / "spark" / "rig")]
 """Where they lie, and what checks their output."""
 RIGS = (
-    *(TESTS / "spark" / "rig", TESTS / "stores" / "rig", TESTS / "sinks" / "postgres" / "rig"),
+    *(TESTS / "stores" / "rig", TESTS / "sinks" / "postgres" / "rig"),
     *(TESTS / "sinks" / "mysql" / "rig", TESTS / "sinks" / "redis" / "serving"),
 )
 sys.path[:0] = [*PIPELINES, *map(str, RIGS)]

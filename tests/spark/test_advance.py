@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import HERE, Fed, catch_up, load_pipeline, run_local
+from bounded import HERE, Fed, catch_up, exported_and_reset, load_pipeline, run_local
 
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -136,6 +136,27 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
     command = Command(fed, "catch-up", "--parallelism", "3", folder=tmp_path)
     assert command.wait() == 0, command.stderr.read_text()
     assert command.summary["records_in"] == 900
+    assert_finished(fed, tmp_path)
+
+
+def test_backfill_from_a_savepoint(fed: Fed, tmp_path: Path) -> None:
+    """Killed before the restored state is decided, the same command begins from the savepoint all the same; it goes on
+    from there, at another parallelism, with one output."""
+    fed.feed(3_000)
+    run_local(fed, 2)
+    exports = tmp_path / "exports"
+    exports.mkdir()
+    url = exported_and_reset(fed, exports)
+    fed.feed(600)
+    options = ("--from-savepoint", url, "--parallelism", "3")
+    killed = Command(fed, "backfill", *options, folder=tmp_path, failpoints="savepoint-written=kill")
+    assert killed.wait() == -signal.SIGKILL
+    assert fed.history().latest is None
+    command = Command(fed, "backfill", *options, folder=tmp_path)
+    assert command.wait() == 0, command.stderr.read_text()
+    assert command.summary["records_in"] == 900
+    assert "restored from savepoint" in command.stderr.read_text()
+    assert fed.history().manifests[0].kind == "restored"
     assert_finished(fed, tmp_path)
 
 

@@ -109,3 +109,17 @@ def test_the_function_that_writes_to_a_store_runs(
         names["totals_table"](rows, kafka_of_the_page.bootstrap_servers, str(tmp_path)).awaitTermination()
     found = dict(servers.sql("postgres", "SELECT customer, sum FROM order_totals"))
     assert found == {"customer 0": 0, **{f"customer {n}": 10 + n for n in range(1, 7)}}
+
+
+def test_the_function_that_reads_state_runs(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
+    """It has each customer's sum; the page has every option of such a read."""
+    kafka, names = kafka_of_the_page, dict[str, Any]()
+    exec(compile(blocks("python")[4], "jobs.py", "exec", dont_inherit=True), names)
+    feed(kafka, 0, 1000)
+    (tmp_path / "orders.py").write_text(blocks("python")[0])
+    line = [sys.executable, "-m", "exactlyonce.cli.main", "run", "orders:pipeline", "--until", "latest"]
+    environment = {**os.environ, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    ended = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    rows = names["kept"](spark, kafka.bootstrap_servers).collect()
+    assert {row.key: row.value for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}

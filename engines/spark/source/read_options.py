@@ -93,10 +93,10 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
         topics=_topics(options.get("subscribe", "")),
         start=_bound(options, START, LATEST if streaming else EARLIEST),
         end=_bound(options, END, LATEST),
-        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
-        include_headers=_flag(options, "includeHeaders", False),
-        partitions_min=_count(options, "minPartitions") or 1,
-        offsets_per_trigger_max=_count(options, "maxOffsetsPerTrigger"),
+        fail_on_data_loss=flag(options, "failOnDataLoss", True),
+        include_headers=flag(options, "includeHeaders", False),
+        partitions_min=count(options, "minPartitions") or 1,
+        offsets_per_trigger_max=count(options, "maxOffsetsPerTrigger"),
         client_settings=kafka,
     )
     _refuse_impossible(parsed, streaming)
@@ -135,7 +135,7 @@ def _bound(options: Mapping[str, str], names: tuple[str, ...], default: int) -> 
         return Bound(names[0], default)
     name, text = given[0], options[given[0].lower()].strip()
     if name == names[1]:
-        return Bound(name, _number(name, text), timestamps=True)
+        return Bound(name, number(name, text), timestamps=True)
     if name == names[0] and text.lower() in _NAMED:
         return Bound(name, _NAMED[text.lower()])
     return Bound(name, each=_by_partition(name, text), timestamps=name == names[2])
@@ -172,23 +172,26 @@ def _refuse_impossible(options: ReadOptions, streaming: bool | None) -> None:
             raise ConfigError(f"{bound.option}: a batch cannot begin at the latest offset: it would have no records.")
 
 
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    """The option *name* of *options*, whose names are in lower case."""
     text = options.get(name.lower(), str(default)).strip().lower()
     if text not in ("true", "false"):
         raise ConfigError(f"{name} is {text!r}: write true or false.")
     return text == "true"
 
 
-def _count(options: Mapping[str, str], name: str) -> int | None:
+def count(options: Mapping[str, str], name: str) -> int | None:
+    """The option *name*, from 1 on; None: it is not given."""
     if name.lower() not in options:
         return None
-    number = _number(name, options[name.lower()])
-    if number < 1:
-        raise ConfigError(f"{name} is {number}: it must be at least 1.")
-    return number
+    found = number(name, options[name.lower()])
+    if found < 1:
+        raise ConfigError(f"{name} is {found}: it must be at least 1.")
+    return found
 
 
-def _number(name: str, text: str) -> int:
+def number(name: str, text: str) -> int:
+    """The option *name*, which is *text*."""
     try:
         return int(text)
     except ValueError:

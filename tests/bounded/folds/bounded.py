@@ -26,7 +26,7 @@ from exactlyonce.engines.blocks import block_storage, references, restore_table
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
 from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -162,8 +162,21 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
     """Advance to the latest offsets, or as *options* say, with units run here."""
     submit: Callable[[str, Sequence[bytes]], list[bytes]] = options.pop("submit", in_process)
     client = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
-    run = RunOptions(client, CheckpointSettings(storage=fed.storage), parallelism=parallelism)
+    restoration: Restoration | None = options.pop("restoration", None)
+    settings = CheckpointSettings(storage=fed.storage)
+    run = RunOptions(client, settings, parallelism=parallelism, restoration=restoration)
     return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
+
+
+def exported_and_reset(fed: Fed, folder: Path) -> str:
+    """Export the newest checkpoint below *folder*, forget the pipeline, and say where the savepoint is."""
+    servers = ("--bootstrap-servers", fed.kafka.bootstrap_servers)
+    for words in (("savepoint", fed.name, "--to", f"file://{folder}"), ("reset", fed.name, "--yes", "--force")):
+        line = [sys.executable, "-m", "exactlyonce.cli.main", *words, *servers]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+    (savepoint,) = folder.glob(f"{fed.name}-*")
+    return f"file://{savepoint}"
 
 
 def run_local(

@@ -1,0 +1,38 @@
+"""A checkpoint that is looked at while its pipeline runs on: which one, and what if it expires meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.pipeline.errors import ConfigError
+
+
+def chosen(history: History, at: int | None) -> Manifest:
+    """Checkpoint *at*, or the newest; ConfigError, with those that there are, if it is none of them."""
+    retained = [each.checkpoint for each in history.retained]
+    if at is None and history.latest is not None:
+        return history.latest
+    if at not in retained:
+        there = f"It has {', '.join(map(str, retained))}." if retained else "It has none yet."
+        raise ConfigError(f"{history.pipeline} has no checkpoint{'' if at is None else f' {at}'}. {there}")
+    return history.manifests[at]
+
+
+@contextmanager
+def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
+    """While blocks of *manifest* are read: ConfigError for those that are missing because it has expired."""
+    try:
+        yield
+    except DamagedBlock:
+        if manifest.checkpoint in read_history(config.confluent(), manifest.pipeline).manifests:
+            raise
+        raise ConfigError(
+            f"Checkpoint {manifest.checkpoint} has expired while it was read: the pipeline runs on. Try again; a "
+            f"longer --num-retained of the run keeps more checkpoints, and a savepoint never expires."
+        ) from None

@@ -1,0 +1,259 @@
+"""The state of an operator as a DataFrame: of checkpoints of a real broker, and of exported savepoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.engines.savepoints.exported import DamagedSavepoint
+from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
+from exactlyonce.engines.spark.source.state_reading import StateReader
+from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.state.errors import StateIncompatible
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+PIPELINE = "state_pipelines:make"
+RIG = Path(__file__).parent / "rig"
+COUNT = 700
+
+
+@dataclass
+class Shop:
+    """A pipeline, its input, and its commands."""
+
+    kafka: KafkaCluster
+    name: str
+    first: int = 0
+
+    def sell(self, count: int = COUNT) -> None:
+        """Orders of seven customers, whose totals are 0, 1, 2."""
+        orders = [{"customer": f"c{n % 7}", "total": n % 3} for n in range(self.first, self.first + count)]
+        self.first += count
+        records: list[Any] = [(each["customer"], json.dumps(each)) for each in orders]
+        self.kafka.produce(f"{self.name}-orders", records)
+
+    def command(self, *words: str) -> str:
+        """What `exactlyonce` writes to stdout."""
+        line = [sys.executable, "-m", "exactlyonce.cli.main", *words]
+        options = ["--bootstrap-servers", self.kafka.bootstrap_servers]
+        done = subprocess.run([*line, *options], cwd=RIG, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run(self, *options: str) -> None:
+        """To the end of the input."""
+        self.command("run", PIPELINE, "--param", f"name={self.name}", "--until", "latest", *options)
+
+    def history(self) -> History:
+        """What is decided."""
+        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+
+    def options(self, **options: Any) -> dict[str, str]:
+        """Of a read."""
+        given = {"state": self.name, "operator": "totals", "kafka.bootstrap.servers": self.kafka.bootstrap_servers}
+        given |= {name: str(value) for name, value in options.items()}
+        return given
+
+    def types(self, **params: str) -> dict[str, str]:
+        """The options that name its module."""
+        return {"types": PIPELINE, "params": json.dumps({"name": self.name, **params})}
+
+    def shown(self, operator: str, *options: str) -> list[tuple[Any, Any, int, int]]:
+        """What the command line shows, sorted."""
+        lines = self.command("state", self.name, operator, "--json", *options).splitlines()
+        found = [json.loads(line) for line in lines]
+        return sorted((each["key"], each["state"], each["key_group"], each["checkpoint"]) for each in found)
+
+
+@pytest.fixture
+def shop(kafka: KafkaCluster, topic_name: str) -> Shop:
+    """One with input, which has not run yet."""
+    made = Shop(kafka, topic_name)
+    kafka.create_topic(f"{topic_name}-orders", partitions=2)
+    made.sell()
+    return made
+
+
+def load(spark: Any, options: dict[str, str]) -> Any:
+    return spark.read.format("exactlyonce").options(**options).load()
+
+
+def rows(frame: Any) -> list[tuple[Any, Any, int, int]]:
+    """All rows as plain values, sorted: one that comes twice is there twice."""
+    found = [(row.key, row.value, row.key_group, row.checkpoint) for row in frame.collect()]
+    return sorted((key, value.asDict(recursive=True) if hasattr(value, "asDict") else value, *rest)
+                  for key, value, *rest in found)  # fmt: skip
+
+
+def direct(options: dict[str, str]) -> StateReader:
+    """A reader as Spark makes it, to do something between its planning and its reading."""
+    source = ExactlyOnceDataSource(options)
+    reader = source.reader(source.schema())
+    assert isinstance(reader, StateReader)
+    return reader
+
+
+def read(reader: StateReader) -> list[dict[str, Any]]:
+    """All rows."""
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def test_what_the_command_line_shows(spark: Any, shop: Shop) -> None:
+    """Every key once with its state, typed; one key; an older checkpoint; as JSON; and read by several tasks."""
+    shop.run("--parallelism", "2", "--num-retained", "5")
+    first = shop.history().checkpoint_latest
+    shop.sell(70)
+    shop.run("--parallelism", "3", "--num-retained", "5")
+    assert shop.history().checkpoint_latest > first
+
+    frame = load(spark, shop.options(keyType="str"))
+    assert frame.schema.simpleString() == (
+        "struct<key:string,value:struct<sum:bigint,last:array<bigint>>,key_group:int,checkpoint:bigint>"
+    )
+    expected = shop.shown("totals")
+    assert len(expected) == 7
+    assert rows(frame) == expected
+    assert len(direct(shop.options()).partitions()) == 3
+    assert rows(load(spark, shop.options(keyType="str", minPartitions=50))) == expected
+    assert len(direct(shop.options(minPartitions=50)).partitions()) == len({group for _, _, group, _ in expected})
+    assert frame.where("value.sum > 0").selectExpr("sum(value.sum)").collect()[0][0] == sum(
+        n % 3 for n in range(COUNT + 70)
+    )
+
+    older = load(spark, shop.options(keyType="str", checkpoint=first))
+    assert rows(older) == shop.shown("totals", "--at", str(first)) != expected
+    assert rows(load(spark, shop.options(operator="counts", keyType="int"))) == shop.shown("counts")
+    (one,) = rows(load(spark, shop.options(keyType="str", key="c3")))
+    assert one in expected
+    assert rows(load(spark, shop.options(key="c99"))) == []
+    in_json = rows(load(spark, shop.options(json="true")))
+    assert [(json.loads(key), json.loads(value), *rest) for key, value, *rest in in_json] == expected
+
+
+def test_the_types_of_the_pipeline(spark: Any, shop: Shop) -> None:
+    """Its module says the types of keys, by an annotation, and makes states of older versions today's."""
+    shop.run()
+    frame = load(spark, shop.options(**shop.types()))
+    assert frame.schema["key"].dataType.simpleString() == "string"
+    assert rows(frame) == shop.shown("totals")
+    assert {key for key, *_ in rows(load(spark, shop.options(operator="counts", **shop.types())))} == {"0", "1", "2"}
+
+    shop.sell(1)
+    shop.run("--param", "today=true")
+    frame = load(spark, shop.options(**shop.types(today="true")))
+    assert frame.schema["value"].dataType.simpleString() == "struct<cents:bigint,last:array<bigint>>"
+    expected = {f"c{n}": sum(100 * (m % 3) for m in range(n, COUNT + 1, 7)) for n in range(7)}
+    assert {key: value["cents"] for key, value, *_ in rows(frame)} == expected
+    with pytest.raises(PySparkException, match="states of version 1 that no record has changed"):
+        load(spark, shop.options()).collect()
+    with pytest.raises(StateIncompatible, match="is of version 2, and the pipeline knows version 1"):
+        direct(shop.options(**shop.types()))
+    with pytest.raises(ConfigError, match="has no operator 'totals' with state; it has sums, counts"):
+        direct(shop.options(**shop.types(totals="sums")))
+
+
+def test_an_exported_savepoint(spark: Any, shop: Shop, tmp_path: Path) -> None:
+    """Its files are read by a task each, without a cluster; each damage is named, and nothing else is shown."""
+    shop.run("--parallelism", "2")
+    expected = shop.shown("totals")
+    url = json.loads(shop.command("savepoint", shop.name, "--to", f"file://{tmp_path}", "--json"))["url"]
+    options = {"state": url, "operator": "totals", "keyType": "str"}
+    assert rows(load(spark, options)) == expected
+    assert rows(load(spark, {**options, "key": "c3"})) == [each for each in expected if each[0] == "c3"]
+    counts = {"state": url, "operator": "counts", "keyType": "int", **shop.types()}
+    assert rows(load(spark, counts)) == shop.shown("counts")
+    for wrong, message in (
+        ({"operator": "total"}, "has no state of an operator 'total'. Its operators are: "),
+        ({"operator": ""}, "operator is not set. Name the operator whose state is to be read, one of "),
+        ({"state": f"{url}0"}, "There is no savepoint at"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            direct({**options, **wrong})
+
+    planned = direct(options)
+    file = Path(url.removeprefix("file://")) / "totals-0.avro"
+    content = file.read_bytes()
+    for damaged, why in (
+        (None, "it is missing"),
+        (content[:-1], "bytes, and was written with"),
+        (bytes([content[0] ^ 1]) + content[1:], "its bytes are not those that were written"),
+    ):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        with pytest.raises(PySparkException, match=rf"totals-0.avro is damaged: .*{why}"):
+            load(spark, options).collect()
+    file.write_bytes(content)
+    assert len(read(planned)) == len(expected)
+    metadata = file.parent / "_metadata.json"
+    metadata.write_bytes(metadata.read_bytes().replace(b"totals", b"totalz"))
+    with pytest.raises(PySparkException, match=r"_metadata\.json is damaged"):
+        load(spark, options).collect()
+    shutil.rmtree(file.parent)
+    shop.command("savepoint", shop.name, "--to", f"file://{tmp_path}")
+    (other,) = tmp_path.iterdir()
+    other.rename(file.parent)
+    with pytest.raises(DamagedSavepoint, match="is another savepoint than when it was looked at"):
+        read(planned)
+
+
+def test_errors(spark: Any, shop: Shop) -> None:
+    """A pipeline, an operator or a checkpoint that is not there is named, with what there is; so is another schema."""
+    with pytest.raises(TopicError, match=f"{shop.name} has no checkpoints at .*: there is no topic"):
+        direct(shop.options())
+    shop.run()
+    newest = shop.history().checkpoint_latest
+    for options, message in (
+        ({"operator": "total"}, "no state of an operator 'total'. Its operators with state are: "),
+        ({"operator": ""}, "operator is not set. Name the operator whose state is to be read, one of "),
+        ({"checkpoint": newest + 5}, f"has no checkpoint {newest + 5}. It has .*{newest}"),
+        ({"checkpoint": 0}, "operator is not set|Checkpoint 0 has no state of an operator 'totals'"),
+        ({"types": "no_such_module:make"}, "there is no module 'no_such_module'"),
+        ({"keyType": "int"}, "the key of key 'c[0-6]' is no bigint: it is str, not int"),
+    ):
+        with pytest.raises(PySparkException, match=message):
+            load(spark, shop.options(**options)).collect()
+    with pytest.raises(PySparkException, match=r"The schema is struct<key:string,.*Leave \.schema"):
+        spark.read.format("exactlyonce").schema("key int").options(**shop.options()).load().collect()
+
+
+def test_a_checkpoint_that_expires(shop: Shop, tmp_path: Path) -> None:
+    """What is loaded keeps its checkpoint; once its blocks are gone, the error says so, and it is no damage."""
+    storage = ("--checkpoint-storage", f"file://{tmp_path}")
+    shop.run("--num-retained", "1", *storage)
+    reader = direct(shop.options())
+    before = shop.history().checkpoint_latest
+    assert {row["checkpoint"] for row in read(reader)} == {before}
+    for _ in range(2):
+        shop.sell()
+        shop.run("--num-retained", "1", *storage)
+    assert before not in shop.history().manifests
+    with pytest.raises(ConfigError, match=f"Checkpoint {before} has expired while it was read"):
+        read(reader)
+
+
+def test_a_damaged_block(shop: Shop, tmp_path: Path) -> None:
+    """A block that a retained checkpoint needs and that is not as it was written is an error that names it."""
+    shop.run("--checkpoint-storage", f"file://{tmp_path}")
+    reader = direct(shop.options())
+    assert len(read(reader)) == 7
+    damaged = 0
+    for file in (tmp_path).rglob("*"):
+        content = file.read_bytes() if file.is_file() else b""
+        if b"EOS1" in content:
+            file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+            damaged += 1
+    assert damaged
+    with pytest.raises(DamagedBlock, match="is damaged: its bytes are not those that were written"):
+        read(reader)
