@@ -43,6 +43,9 @@ from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
 from exactlyonce.state.backend import Table, TableSnapshot
 from exactlyonce.state.errors import SnapshotDeclined
 
+FETCH_BUDGET_S = 0.02
+"""Between two batches, what reading of restored state may take that no record has wanted yet."""
+
 
 class Due(NamedTuple):
     """A checkpoint that was triggered."""
@@ -256,9 +259,9 @@ class Subtask:
         return self._rest(_Frozen(frame, frozen, log, left, captures, began, self.monotonic_s() - began))
 
     def advance(self, budget_s: float) -> bool:
-        """Work on snapshots for about *budget_s*, and on restored state; True if anything was done."""
+        """Read restored state for about `FETCH_BUDGET_S`, encode for about *budget_s*; True if anything was done."""
+        self.fetching = moved = self._fetch(self.monotonic_s() + FETCH_BUDGET_S)
         end = self.monotonic_s() + budget_s
-        self.fetching = moved = any(table.fetch() for table in self.tables)
         while self._snapshots:
             progressed = next(self._snapshots[0], None)
             if progressed is None:
@@ -266,6 +269,12 @@ class Subtask:
             moved = moved or progressed is not False
             if not progressed or self.monotonic_s() >= end:
                 break
+        return moved
+
+    def _fetch(self, end: float) -> bool:
+        moved = any(table.fetch() for table in self.tables)
+        while moved and self.monotonic_s() < end and any(table.fetch() for table in self.tables):
+            pass
         return moved
 
     def _rest(self, frozen: _Frozen) -> Iterator[bool]:

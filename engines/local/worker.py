@@ -33,6 +33,9 @@ from exactlyonce.pipeline.loading import load_reference
 IDLE_WAIT_S = 0.02
 BUSY_WAIT_S = 0.002
 SNAPSHOT_BUDGET_S = 0.004
+SNAPSHOT_SHARE = 0.5
+"""Of the time that a turn spent on records, what snapshots may take if it is more: else the slower a batch, the longer
+would a snapshot take."""
 PROGRESS_INTERVAL_S = 0.25
 COSTS_INTERVAL_S = 10.0
 """Over how long what operators cost is summed up."""
@@ -154,10 +157,13 @@ class Worker:
             moved = channel.flush() or channel.fill() or moved
         for channel in built.outgoing:
             channel.hear()
+        fetching, began_s = any(task.fetching for task in built.subtasks), self.clients.monotonic_s()
         for task in reversed(built.subtasks):
             task.hurried = hurried
             waiting = moved or task.busy or any(sink.open_transactions for sink in task.sinks)
-            moved = task.step(BUSY_WAIT_S if waiting else IDLE_WAIT_S) or moved
+            wait_s = BUSY_WAIT_S if waiting else IDLE_WAIT_S
+            moved = task.step(0.0 if fetching else wait_s) or moved
+        budget_s = max(SNAPSHOT_BUDGET_S, SNAPSHOT_SHARE * (self.clients.monotonic_s() - began_s))
         self.activity.phase("flushing its sinks")
         for writer in built.writers:
             moved = writer.poll() or moved
@@ -165,7 +171,7 @@ class Worker:
         self.activity.phase("writing its state")
         for task in built.subtasks:
             fetching = task.fetching
-            moved = task.advance(SNAPSHOT_BUDGET_S) or moved
+            moved = task.advance(budget_s) or moved
             if fetching and not task.fetching and not self._full:
                 built.notes.append(f"worker {self.start.subtask}: the state of {task.name!r} is read whole")
             if task.name not in self._reported and task.sources and all(s.finished for s in task.sources):

@@ -2,16 +2,18 @@
 
 The local files are real ones, of RocksDB, in a folder of this history. An attempt may find those of the one before, or
 none, as on another machine; a zombie still has its own. What is drawn here changes nothing that is drawn elsewhere.
+There is one thread: files are saved at once, so that a seed is one history.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
@@ -21,15 +23,37 @@ if TYPE_CHECKING:
     from processes import Attempt
     from world import World
 
+T = TypeVar("T")
+
+
+class AtOnce:
+    """An executor without a thread."""
+
+    def __init__(self, *_: object) -> None:
+        """Nothing is started."""
+
+    def submit(self, fn: Callable[..., T], /, *given: Any, **named: Any) -> Future[T]:
+        done = Future[T]()
+        try:
+            done.set_result(fn(*given, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self) -> None:
+        """All is done."""
+
+
 SMALL = (
+    (files, "ThreadPoolExecutor", AtOnce),
     (files, "SAVING_SHARE", float("inf")),
     (interval, "SLICE_ENTRIES", 3),
     (table, "CACHED_SHARE", 1e-6),
     (table, "CHANGES_SHARE", 4e-3),
 )
 """Nothing stays in memory that was not touched just now, some intervals spill, all files are saved."""
-FETCHED_EVERY = 8
-"""Turns between two key groups that are read though no record wants them: barriers come before."""
+FETCHED_EVERY = 3
+"""Turns between two slices of key groups that are read though no record wants them: barriers come before."""
 TIERED_CHANCE = 0.05
 """How often a history has any local files; else it would take far longer."""
 

@@ -24,7 +24,7 @@ WRONG = f"{STATE}|{COUNT}|{DISORDER}"
 
 @mutant("a key group that was not read is taken for empty", WRONG, luck="local files")
 def _taken_for_empty() -> Iterable[Any]:
-    yield patch.object(TieredTable, "_read", lambda self, group: self._shelf.unread.discard(group))
+    yield patch.object(TieredTable, "_read", lambda self, groups: self._shelf.unread.difference_update([*groups]))
 
 
 @mutant("a snapshot leaves out what was not read", WRONG, luck="local files")
@@ -46,7 +46,7 @@ def _any_files() -> Iterable[Any]:
 
 @mutant("changes that outgrew memory are in no increment", WRONG, luck="local files", first=11)
 def _no_increment() -> Iterable[Any]:
-    yield patch.object(LocalStore, "changes", lambda self, snapshot, interval: iter(()))
+    yield patch.object(LocalStore, "changes", lambda self, *_: iter(()))
 
 
 @mutant("what leaves memory is forgotten", WRONG, luck="local files")

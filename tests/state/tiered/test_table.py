@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from exactlyonce.state.backend import TableSnapshot
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered import store
+from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 
@@ -113,6 +116,32 @@ def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: Stat
         pass
     found = after.items()
     assert [found.get(key_of(number)) for number in (7, 8, 90_000, 9)] == [2, None, 5, 1]
+
+
+def test_saving_is_waited_for_by_what_would_change_it(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot does not wait until its files are saved; what is settled behind it does."""
+    may_save, log = Event(), list[str]()
+    save, write = LocalStore.save, LocalStore.write
+
+    def saving(self: LocalStore, path: Path) -> None:
+        may_save.wait()
+        save(self, path)
+        log.append("saved")
+
+    def writing(self: LocalStore, *given: Any) -> None:
+        log.append("written")
+        write(self, *given)
+
+    monkeypatch.setattr(LocalStore, "save", saving)
+    monkeypatch.setattr(LocalStore, "write", writing)
+    subtasks = process()
+    subtasks.put({1: 1})
+    subtasks.write(subtasks.freeze(1, 0))
+    assert log == ["written"]
+    subtasks.put({1: 2})
+    Timer(0.2, may_save.set).start()
+    subtasks.write(subtasks.freeze(2, 1))
+    assert log[:3] == ["written", "saved", "written"]
 
 
 class Cart(msgspec.Struct):
