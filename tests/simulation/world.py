@@ -44,7 +44,15 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import share_of
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, StoreUnavailable, TopicError, Undetermined
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    Fenced,
+    Halt,
+    StoreUnavailable,
+    TopicError,
+    Undetermined,
+)
 from exactlyonce.sinks.kafka import producing
 from exactlyonce.sinks.write_ahead import writer as write_ahead
 from exactlyonce.testing.broker.interface import Error, NoAnswer
@@ -61,6 +69,7 @@ FEED_STEPS = 8
 """How often the input grows."""
 RETRY_PAUSE_MS = 10
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
+CONDEMNED = "are to be deleted"
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable)
 """What a coordinator may end with, and the next one goes on."""
 HALTS = (Halt, TopicError)
@@ -338,6 +347,9 @@ class World:
         self.note(f"{coordinator} ends: {end.error!r}")
         coordinator.kill_workers()
         coordinator.alive = False
+        if isinstance(end.error, ConfigError) and CONDEMNED in str(end.error):
+            self._condemned()
+            return
         if self.faults.made_anew and isinstance(end.error, HALTS):
             self._halt("halt")
             return
@@ -361,6 +373,13 @@ class World:
             if was_newest and end.error is None and self.faults.broker_is_up:
                 self._ended_cleanly(coordinator, end)
 
+    def _condemned(self) -> None:
+        """Whoever comes next deletes all that there is."""
+        if self.faults.broker_is_up:
+            self.clock.advance(100)
+            self.oracle.may_be_deleted()
+        self._halt("condemned")
+
     def _halt(self, why: str) -> None:
         """Only a person can help now."""
         self.seen[why] += 1
@@ -368,6 +387,8 @@ class World:
 
     def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
         """Everything decided is committed and nothing of this coordinator is open."""
+        if coordinator.log.history.condemned:
+            self._condemned()
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
         assert end.manifest is not None
         self.clock.advance(100)
@@ -387,7 +408,7 @@ class World:
             self.seen["cancelled"] += 1
             late = end.manifest.checkpoint > coordinator.cancelled_behind
             demand(not late, "a run that was cancelled takes another checkpoint")
-        self.finished = ends == goal and not rounds and not (self.stores and self.stores.halts)
+        self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
