@@ -63,8 +63,6 @@ class Oracle:
         """How often what was judged, for whoever wants to know."""
         self.aligned: set[tuple[int, int, int]] = set()
         """Incarnation, attempt and number of checkpoints that must be aligned, whatever the others are."""
-        self.condemned = False
-        """Whether all that there is may be deleted by whoever comes next."""
         self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
         self.coordinator = coordinator_id("p")
         self._ways = Ways(topology)
@@ -227,7 +225,7 @@ class Oracle:
         elif key.kind is Repair:
             self._repair(decode(value, Repair))
         elif key.kind is Incarnation:
-            self.condemned = self.condemned or decode(value, Incarnation).condemned
+            self.savepoints.condemned |= decode(value, Incarnation).condemned
 
     def _manifest(self, manifest: Manifest) -> None:
         n = manifest.checkpoint
@@ -390,7 +388,7 @@ class Oracle:
     def may_be_deleted(self) -> None:
         """All that there is was condemned: nothing that is decided needs it, and no savepoint is part of it."""
         self.look()
-        demand(self.condemned, "only what is condemned is deleted")
+        demand(self.savepoints.condemned, "only what is condemned is deleted")
         pending = self.unfinalized.checkpoint if self.unfinalized is not None else None
         demand(pending is None, f"checkpoint {pending} is condemned before it is known to be committed")
         demand(not self.savepoints.kept, f"savepoints {sorted(self.savepoints.kept)} are condemned")
