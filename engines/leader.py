@@ -117,8 +117,8 @@ class PipelineLeader:
         return manifest
 
     def _open(self) -> None:
-        """Look at everything that there is, and refuse what cannot work; nothing is fenced or written yet, but that what
-        was condemned is deleted."""
+        """Look at everything that there is, delete what was condemned, and refuse what cannot work; nothing is fenced
+        or written yet."""
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
