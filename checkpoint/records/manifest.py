@@ -232,6 +232,9 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """The request by which it was cancelled; empty: it was not."""
     storage: str = TOPIC
     """Where it writes blocks, whether or not a manifest ever names one; see `Manifest.storage`."""
+    condemned: bool = False
+    """All that the pipeline has is to be deleted, as its user wants it when a run is cancelled: whoever comes next does
+    so, before anything else."""
 
 
 class Repair(msgspec.Struct, frozen=True):

@@ -215,7 +215,7 @@ class TestKeys:
 FINGERPRINTS = {
     Manifest: ["a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae"],
     Finalized: ["97b9bc06bfcdb453"],
-    Incarnation: ["c632357982f460cf", "b158923c13fbb150", "076f9f75154d258f"],
+    Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb"],
     Repair: ["1a1b454c5b4df844"],
     Block: ["d51d1de7b14f7065"],
 }
