@@ -112,7 +112,8 @@ def test_another_storage_than_the_manifests(stored: Stored, run: Callable[..., A
     under_way.await_checkpoint()
     in_topic = run(*stored.arguments[:5], *QUICK)
     assert in_topic.wait() == 2
-    assert f"Run it with --checkpoint-storage {stored.url};" in in_topic.said
+    assert f"To go on as before: --checkpoint-storage {stored.url}" in in_topic.said
+    assert "--from-savepoint N --checkpoint-storage topic`" in in_topic.said
     (tmp_path / "other").mkdir()
     elsewhere = run(*stored.arguments[:5], "--checkpoint-storage", f"file://{tmp_path / 'other'}")
     assert elsewhere.wait() == 2

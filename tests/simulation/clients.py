@@ -20,9 +20,9 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, verified
-from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, DamagedBlock
 from exactlyonce.connectors.kafka.reader import Consumers
-from exactlyonce.pipeline.errors import BrokerUnavailable, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
 from exactlyonce.sinks.kafka.producers import Failed, Transaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
@@ -238,7 +238,7 @@ class SimulatedProducers:
         return None
 
 
-class _Delivered:
+class Delivered:
     def __init__(self, partition: int, offset: int) -> None:
         self._partition, self._offset = partition, offset
 
@@ -278,12 +278,12 @@ class SimulatedBlockProducer(Produced):
 
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         told = self._awaited[partition].popleft()
-        self._callbacks.append(partial(told, None, _Delivered(partition, offset)))
+        self._callbacks.append(partial(told, None, Delivered(partition, offset)))
 
     def fail(self, reason: str) -> None:
         super().fail(reason)
         for told in chain.from_iterable(self._awaited.values()):
-            self._callbacks.append(partial(told, _Undelivered(reason), _Delivered(0, 0)))
+            self._callbacks.append(partial(told, _Undelivered(reason), Delivered(0, 0)))
 
     def poll(self, timeout_s: float) -> None:
         while self._callbacks:
@@ -320,7 +320,10 @@ class FetchedBlocks:
     def _read(self, world: World | None, ref: BlockRef) -> None:
         assert world is not None
         for _ in range(AT_ONCE_TRIES):
-            with suppress(NoAnswer):
+            with suppress(NoAnswer, StorageUnavailable):
+                if world.outside is not None:
+                    self.found[ref] = world.outside.block(ref)
+                    return None
                 place = TOPIC, ref.partition, ref.offset
                 return self._take(ref, world.ask("fetch", *place, Isolation.READ_UNCOMMITTED))
         raise BrokerUnavailable(f"the broker is away, and block {ref.key} is needed")
@@ -334,6 +337,9 @@ class FetchedBlocks:
     def get(self, world: World, refs: list[BlockRef]) -> Steps:
         """Fetch them, a request each."""
         for ref in refs:
+            if world.outside is not None:
+                self.found[ref] = yield from world.outside.until_answered(partial(world.outside.block, ref))
+                continue
             answer = yield from world.until_answered(
                 "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
             )
@@ -464,8 +470,10 @@ class SimulatedClients:
         self._spent_s += self._cost_s
         return self.clock.monotonic_ms() / 1000 + self._spent_s
 
-    def block_writer(self) -> BlockWriter:
+    def block_writer(self) -> AttemptBlocks:
         process = self.process
+        if self.world.outside is not None:
+            return self.world.outside.writer(process)
         producer = SimulatedBlockProducer(process)
         process.producers = [each for each in process.producers if not isinstance(each, SimulatedBlockProducer)]
         process.producers.append(producer)

@@ -7,39 +7,37 @@ be paused or killed before every single request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import patch
 
 from blocks import ends_of, scanned
 from clients import TOPIC, Steps
 from decisions import LogAnswers
 from repair import copied, replayed
+from restored import restored, savepoint_to_restore
 from stores import StoreAnswers
 from topics import SimulatedTopics
-from topologies import MAX_PARALLELISM
+from watched_leader import WatchedLeader
 
-from exactlyonce.checkpoint import decision, events, requests
+from exactlyonce.checkpoint import events, requests
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.leader import Leader
-from exactlyonce.checkpoint.led import Led
-from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
-from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.states import JobState
+from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
-from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
@@ -58,37 +56,6 @@ UPKEEP_INTERVAL_MS = 2_000
 
 class ReadersHeld(BrokerUnavailable):
     """A look at records gave up: an open transaction holds readers before them."""
-
-
-class WatchedLeader(Leader):
-    """The shipped leader, of which the oracle and the world hear what it has done."""
-
-    def __init__(self, coordinator: SimulatedCoordinator, log: DecisionLog) -> None:
-        self.world, self.coordinator = coordinator.world, coordinator
-        world = coordinator.world
-        led = Led(
-            pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
-            transaction_timeout_ms=world.transaction_timeout_ms, fingerprint=world.graph.fingerprint(),
-            max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
-            staging=coordinator.stores.digests, ledgers=coordinator.stores.ledgers,
-            store_timeout_ms=world.store_timeout_ms, deletes=world.settings.retention == DELETE,
-        )  # fmt: skip
-        self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
-        super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
-        self._sweep = self.transactions.sweep
-        patch.object(self.transactions, "sweep", self._watched_sweep).start()
-
-    def _watched_sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
-        older = self.world.oracle.older(self.incarnation.incarnation, self.attempt)
-        yield from self._sweep(protected)
-        self.world.oracle.swept(older)
-
-    def finish(self, manifest: Manifest, expire: decision.Expire) -> requests.Procedure[dict[str, str]]:
-        self.world.seen["finish"] += 1
-        fates = yield from super().finish(manifest, expire)
-        self.world.note(f"{self.coordinator} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
-        self.world.seen.update(fates.values())
-        return fates
 
 
 class SimulatedCoordinator:
@@ -111,6 +78,7 @@ class SimulatedCoordinator:
             cast(Topics, SimulatedTopics(world)), world.graph, self.scale.parallelism, world.note,
             bounded=False,
         )  # fmt: skip
+        self._restoring: Restoring | None = None
         self.workers: list[Process] = []
         self.step_name = "open"
         self._asking = False
@@ -326,6 +294,7 @@ class SimulatedCoordinator:
     def _open(self) -> Steps:
         self._topics.look_at_inputs()
         self._topics.look_at_outputs()
+        self._restoring = yield from savepoint_to_restore(self, self._topics.inputs)
         yield from self._run(self.leader.begin())
         return (yield from self._run(self.leader.recover()))
 
@@ -339,6 +308,11 @@ class SimulatedCoordinator:
 
     def block(self, ref: BlockRef) -> Steps:
         """The body of the block, which must be the one that was written."""
+        if (outside := self.world.outside) is not None:
+            with suppress(DamagedBlock):
+                return (yield from outside.until_answered(partial(outside.block, ref))).body
+            require(not self.world.is_newest(self), f"block {ref.key} is there, as the manifest says")
+            raise Fenced("The checkpoints of a zombie have gone.")
         answer = yield from self.world.until_answered(
             "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
         )
@@ -383,10 +357,18 @@ class SimulatedCoordinator:
                 pass
             case requests.BlockEndOffsets():
                 return (yield from ends_of(self.world))
-            case requests.ScanBlocks(start_offsets):
+            case requests.ScanBlocks(start_offsets, storage):
+                if storage and self.world.outside is not None:
+                    return (yield from self.world.outside.scanned(start_offsets))
                 return (yield from scanned(self.world, start_offsets))
+            case requests.RemoveBlocks(blocks):
+                assert self.world.outside is not None, "blocks lie outside of the topic"
+                self.world.outside.let_go(self, [each.ref for each in blocks])
             case requests.FindReferences(manifest):
                 return frozenset((yield from self._references(manifest)))
+            case requests.RestoreSavepoint(checkpoint):
+                assert self._restoring is not None
+                return restored(self, self._restoring, checkpoint)
             case requests.Look(committable):
                 return (yield from self._looked(committable))
             case requests.CopyTransaction(committable, name):

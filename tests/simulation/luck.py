@@ -29,6 +29,8 @@ class Luck:
     """That the next coordinator runs with another parallelism."""
     aligned_chance: float = 0.0
     """That a checkpoint must be aligned though the settings let barriers overtake, as a savepoint must."""
+    restore_chance: float = 0.0
+    """That a coordinator is to begin from the newest checkpoint, where that is a savepoint."""
     local_files: float | None = None
     """How often a history has local files."""
     parallelism: int | None = None
@@ -203,6 +205,20 @@ LUCK = {
         },
         settings={"mode": "at_least_once", "interval_ms": 60},
         parallelism=3,
+    ),
+    "from savepoint": Luck(
+        kinds=("ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_worker"),
+        chances={"_chance": 0.012, "_network_chance": 0.001, "_request_chance": 0.015, "_decided_chance": 0.0},
+        settings={"interval_ms": 20, "max_concurrent": 1},
+        stores={"harm": ""},
+        rescale_chance=0.6,
+        restore_chance=0.8,
+    ),
+    "outside": Luck(
+        kinds=("kill_worker", "kill_writing_worker", "crash_coordinator", "slow_worker"),
+        fates=("crash", "sleep"),
+        chances={"_chance": 0.004, "_network_chance": 0.002, "_request_chance": 0.01, "last_chance": 0.5},
+        settings={"storage": "s3://simulated/blocks"},
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
 }

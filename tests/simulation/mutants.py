@@ -13,12 +13,16 @@ from mutants_of_coordinators import COORDINATORS
 from mutants_of_ends import ENDS
 from mutants_of_local_files import LOCAL_FILES
 from mutants_of_loops import LOOPS
+from mutants_of_outside import OUTSIDE
 from mutants_of_overtaking import OVERTAKING
 from mutants_of_savepoints import SAVEPOINTS
 from mutants_of_stores import STORES
 from mutants_of_workers import WORKERS
 
-MUTANTS = {**WORKERS, **COORDINATORS, **CLEANING, **STORES, **SAVEPOINTS, **OVERTAKING, **LOCAL_FILES, **LOOPS, **ENDS}
+MUTANTS = {
+    **WORKERS, **COORDINATORS, **CLEANING, **STORES, **SAVEPOINTS, **OVERTAKING, **OUTSIDE, **LOCAL_FILES, **LOOPS,
+    **ENDS,
+}  # fmt: skip
 """By name."""
 
 

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
 
-from planting import Table
+import msgspec
+from planting import LEFT, STATE, Table
 
 from exactlyonce.checkpoint import coordinator, orphans, retention
+from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.savepoints import restoring
 from exactlyonce.state.table import KeyedTable
 
 SAVEPOINTS = Table()
@@ -77,3 +80,27 @@ def _increments() -> Iterable[Any]:
 @mutant("a request that is served is not taken off the list", TWICE, luck="savepoints")
 def _never_served() -> Iterable[Any]:
     yield patch.object(coordinator.Coordinator, "_note_served", lambda *_: None)
+
+
+@mutant("a restored state lies with the wrong subtask", STATE, luck="from savepoint")
+def _misplaced() -> Iterable[Any]:
+    yield patch.object(restoring, "subtask_of", lambda group, parallelism, most: 0)
+
+
+@mutant("a savepoint is restored without where its sources stood", r"Sn of .* goes back from", luck="from savepoint")
+def _from_the_start() -> Iterable[Any]:
+    def offsets_now(saved: Any, around: Any, asked: Any) -> Any:
+        return tuple(msgspec.structs.replace(each, offset=0, leader_epoch=-1) for each in saved.offsets)
+
+    yield patch.object(restoring, "offsets_now", offsets_now)
+
+
+@mutant("what a restore left that died is not looked for", LEFT, luck="from savepoint")
+def _not_behind() -> Iterable[Any]:
+    real = KnownBlocks.ends_to_note
+
+    def ends_to_note(self: Any, checkpoint: int, base: int, *, final: bool) -> Any:
+        ends = real(self, checkpoint, base, final=final)
+        return (10**9,) * len(ends) if checkpoint == base > 0 else ends
+
+    yield patch.object(KnownBlocks, "ends_to_note", ends_to_note)

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from ledgers import Ledgers, WatchedStore
+from outside import Left, Outside
 from readers import Place, Readers, Ways
 from savepoints import Savepoints
 from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
@@ -22,7 +23,15 @@ from watched import TOPIC, Broken, WatchedBroker, demand
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, OperatorSnapshot, Repair
+from exactlyonce.checkpoint.records.manifest import (
+    RESTORED,
+    BlockRef,
+    Finalized,
+    Incarnation,
+    Manifest,
+    OperatorSnapshot,
+    Repair,
+)  # fmt: skip
 from exactlyonce.checkpoint.transactions.commit import is_older
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
@@ -78,9 +87,7 @@ class Oracle:
         self.fenced: set[str | None] = set()
         """Ids that were swept, and not initialised since."""
         self._initialized: Counter[str | None] = Counter()
-        self.decided: dict[Place, int] = {
-            (source, p): 0 for source, each in inputs.items() for p in range(len(each.partitions))
-        }
+        self.decided: dict[Place, int] = {(name, p): 0 for name in inputs for p, _ in enumerate(inputs[name].partitions)}
         """Sn of the newest manifest."""
         self._arrived: dict[str, Counter[str]] = {each.id: Counter() for each in topology.of("count", "tally")}
         """By count and key, how many records before Sn have come to it."""
@@ -101,6 +108,8 @@ class Oracle:
         """Those of which nobody knows yet what becomes of them, with their partitions."""
         self._bodies: dict[BlockRef, bytes] = {}
         self._store = store
+        self._outside: Outside | None = None  # where blocks lie, if not in the topic
+        self._left: Left | None = None
         self.ledgers = Ledgers(self._body, self.readers.read)
         self.savepoints = Savepoints(self._body, incremental=incremental)
         if store is not None:
@@ -113,6 +122,10 @@ class Oracle:
         """Markers that are due by now are there before a store is judged."""
         with suppress(NoAnswer):
             self.broker.list_transactions("")
+
+    def keep_outside(self, outside: Outside) -> None:
+        """Blocks lie there, and not in the topic."""
+        self._outside, self._left = outside, Left(outside)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -186,7 +199,9 @@ class Oracle:
     def read_blocks(self, ending: tuple[int, int] = (-1, -1)) -> None:
         """What was written to the block partitions since the last look. A tombstone counts once it is committed; those
         of the transaction *ending* are."""
-        for partition in range(1, self._block_partitions):
+        if self._outside is not None:
+            self._live = dict.fromkeys(self._outside.contents)
+        for partition in range(1, self._block_partitions if self._outside is None else 1):
             log = self.broker.log_of(TOPIC, partition)
             begin = bisect_left(log._offsets, self._blocks_read[partition])
             for record in log._records[begin:]:
@@ -229,6 +244,8 @@ class Oracle:
 
     def _manifest(self, manifest: Manifest) -> None:
         n = manifest.checkpoint
+        if self._left is not None:
+            self._left.decided(manifest)
         self.ledgers.decided(manifest)
         demand(n not in self.manifests, f"there are two manifests of checkpoint {n}")
         demand(n > max(self.manifests, default=-1), f"checkpoint ids only grow, not to {n}")
@@ -315,6 +332,8 @@ class Oracle:
 
     def _body(self, ref: BlockRef) -> bytes:
         """What the block holds, which must be where the reference says."""
+        if self._outside is not None:
+            return self._outside.body(ref)
         if ref not in self._bodies:
             found = self.broker.fetch(TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED).records[:1]
             there = [(each.offset, text_of(each.key)) for each in found]
@@ -329,14 +348,29 @@ class Oracle:
 
     def _no_orphans(self, manifest: Manifest) -> None:
         """Now that *manifest* is finalized every block in the topic is referred to, but for those of checkpoints that
-        are in flight behind it."""
+        are in flight behind it. What was restored is looked behind at once, by another transaction."""
+        if manifest.kind == RESTORED:
+            return
         named_by = {ref.key for refs in self._stands_on.values() for ref in refs}
         attempt = (manifest.incarnation, manifest.attempt)
+        left = set[str]()
         for text in sorted(self._live.keys() - named_by - self._of_zombies):
             key = BlockKey.parse(text)
             assert key is not None
-            in_flight = (key.incarnation, key.attempt) == attempt and key.checkpoint > manifest.checkpoint
-            demand(in_flight, f"checkpoint {manifest.checkpoint} leaves {text} behind, which nothing refers to")
+            if (key.incarnation, key.attempt) != attempt or key.checkpoint <= manifest.checkpoint:  # not in flight
+                left.add(text)
+        if self._left is not None:
+            self._left.finalized(manifest, left)
+        else:
+            what = f"checkpoint {manifest.checkpoint} leaves {min(left, default='')} behind, which nothing refers to"
+            demand(not left, what)
+
+    def file_removed(self, key: str) -> None:
+        """A block outside of the topic is gone."""
+        self._catch_up()
+        for checkpoint, refs in self._stands_on.items():
+            named = any(ref.key == key for ref in refs)
+            demand(not named, f"checkpoint {checkpoint} stands on block {key}, which is removed")
 
     def live_blocks(self) -> set[str]:
         """The keys of all blocks without a tombstone that counts."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
+from outside import SimulatedFileBlocks
 from scale import Scale
 from watched import Asserted
 
@@ -85,7 +86,7 @@ class Process:
         """Whether its ends of channels are closed."""
         self.transaction_timeout_ms = world.transaction_timeout_ms
         self.control = Control(self)
-        self.producers: list[Produced] = []
+        self.producers: list[Produced | SimulatedFileBlocks] = []
         self.worker: Worker | None = None
         self._jobs: deque[Steps] = deque()
         self._executing = False

@@ -21,6 +21,7 @@ from faults import EXPIRY_MS, FaultInjector
 from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
 from oracle import Oracle
+from outside import Outside
 from processes import Attempt, Process
 from scale import Scale
 from stores import Stores
@@ -99,6 +100,7 @@ class World:
         self._threads: list[Thread] = []
         self._shape(shape)
         self.settings = self._settings()
+        self.outside = Outside(self) if self.settings.storage else None
         self.broker = WatchedBroker(self.clock, self._broker_settings())
         self.network = UnreliableBroker(self.broker, self.clock)
         self.judge_anew()
@@ -132,6 +134,8 @@ class World:
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
             store=self.stores.model if self.stores else None, incremental=self.settings.incremental,
         )  # fmt: skip
+        if self.outside is not None:
+            self.oracle.keep_outside(self.outside)
 
     def scaled(self, parallelism: int) -> Scale:
         """The pipeline with that many subtasks of each task."""
@@ -297,7 +301,7 @@ class World:
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
             unaligned=self.settings.unaligned, incremental=self.settings.incremental,
             state=self.local_state.settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
-            transaction_timeout_ms=self.transaction_timeout_ms,
+            transaction_timeout_ms=self.transaction_timeout_ms, storage=self.settings.storage,
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
@@ -49,9 +50,10 @@ class _Put:
 class FileBlocks:
     """The `AttemptBlocks` of one attempt of one process."""
 
-    def __init__(self, folder: Folder, incarnation: int, attempt: int) -> None:
+    def __init__(self, folder: Folder, incarnation: int, attempt: int, nonce: str = "") -> None:
+        """*nonce* is this process's own; empty: a random one."""
         self.incarnation, self.attempt = incarnation, attempt
-        self._folder, self._nonce = folder, secrets.token_hex(6)
+        self._folder, self._nonce = folder, nonce or secrets.token_hex(6)
         self._keys = KeysWritten()
         self._unresolved: deque[_Put] = deque()
         self._waiting: queue.SimpleQueue[_Put] = queue.SimpleQueue()
@@ -85,11 +87,14 @@ class FileBlocks:
         ticket = Ticket(str(key), value)
         put = _Put(ticket, key, value, ticket.at(PARTITION, OFFSET))
         self._unresolved.append(put)
+        self._hand_over(put)
+        return ticket
+
+    def _hand_over(self, put: _Put) -> None:
         self._waiting.put(put)
         if len(self._threads) < min(THREADS, self.pending):
             self._threads.append(threading.Thread(target=self._work, name="blocks", daemon=True))
             self._threads[-1].start()
-        return ticket
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Let tickets learn their fate; how many are still pending."""
@@ -123,12 +128,16 @@ class FileBlocks:
         while not self._given_up.is_set():
             put = self._waiting.get()
             try:
-                self._put(put)
+                for pause_s in self._put(put):
+                    if self._given_up.wait(pause_s):
+                        put.failure = self._obstacle
+                        break
             except Exception as error:
                 put.failure = f"{type(error).__name__}: {error}"
             self._done.release()
 
-    def _put(self, put: _Put) -> None:
+    def _put(self, put: _Put) -> Iterator[float]:
+        """Try until it is durable, or nothing more is to be tried; gives the pauses between, in seconds."""
         name, pause_s = name_of(put.ref), _PAUSE_FIRST_S
         require(name is not None, f"{put.ref.key} is a well-formed key")
         while True:
@@ -139,9 +148,10 @@ class FileBlocks:
                 return
             except StorageUnavailable as error:
                 self._obstacle = str(error)
-                if time.monotonic() - put.since_s > PUT_TIMEOUT_S or self._given_up.wait(pause_s):
+                if time.monotonic() - put.since_s > PUT_TIMEOUT_S:
                     put.failure = str(error)
                     return
+                yield pause_s
                 pause_s = min(2 * pause_s, _PAUSE_LONGEST_S)
             else:
                 self._obstacle = ""

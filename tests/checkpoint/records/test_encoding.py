@@ -60,7 +60,7 @@ class TestValues:
 
     def test_the_bytes_are_single_object_encoding(self) -> None:
         """A value is the mark, the schema's fingerprint and Avro binary, as the specification says."""
-        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, 0, 0, 0, 0])
+        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, 0, 0, 0, 0, 0])
         assert encode(INCARNATION) == b"\xc3\x01" + bytes.fromhex(FINGERPRINTS[Incarnation][-1]) + body
 
     def test_a_version_that_was_written_is_never_changed(self) -> None:

@@ -1,0 +1,127 @@
+"""Runs that begin from a savepoint: found, checked and written anew by what ships, at once, with a crash behind it.
+
+The run may have another parallelism than the one that took the savepoint. The oracle judges what goes on from it like
+any checkpoint: the same offsets, the states that the records before them give, no output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from clients import AT_ONCE_TRIES, Delivered, FetchedBlocks
+from watched import demand
+
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records.encoding import Block, DamagedRecord
+from exactlyonce.checkpoint.records.manifest import BlockRef, Restored
+from exactlyonce.checkpoint.store.blocks import BlockWriter
+from exactlyonce.engines.blocks import Storages
+from exactlyonce.engines.options import Restoration
+from exactlyonce.engines.savepoints.restoring import Restoring, Surroundings
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.testing.broker.interface import Error, NoAnswer
+
+if TYPE_CHECKING:
+    from clients import Steps
+    from coordinator import SimulatedCoordinator
+    from world import World
+
+
+class _Producer:
+    """Sends each block as it comes; where the broker is away for long, the restore has failed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._id = self._asked("init_transactions", None)
+        self._sequences: dict[int, int] = {}
+
+    def _asked(self, *request: Any, **options: Any) -> Any:
+        for _ in range(AT_ONCE_TRIES):
+            try:
+                return self._world.ask(*request, **options)
+            except NoAnswer:
+                continue
+        raise BrokerUnavailable("the broker is away, and a savepoint is being restored")
+
+    def produce(
+        self, topic: str, value: bytes, key: str, partition: int, on_delivery: Callable[[Any, Any], None]
+    ) -> None:
+        sequence = self._sequences.get(partition, 0)
+        answer = self._asked(
+            "produce", None, self._id.producer_id, self._id.epoch, topic, partition, [(key, value)],
+            sequence=sequence, added=bool(sequence),
+        )  # fmt: skip
+        if answer.error is not Error.NONE:
+            raise BrokerUnavailable(answer.error.name)
+        self._sequences[partition] = sequence + 1
+        on_delivery(None, Delivered(partition, answer.first_offset))
+
+    def poll(self, timeout_s: float) -> None:
+        """Nothing waits."""
+
+
+class _Storage:
+    """The blocks of the pipeline, as whoever restores has them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._blocks = FetchedBlocks()
+        self._blocks.at_once = world
+
+    def of(self, _: str) -> _Storage:
+        return self
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
+        return self._blocks.fetch(refs)
+
+    def begin(self, incarnation: int, attempt: int) -> BlockWriter:
+        nonce = f"{self._world.rng.getrandbits(48):x}"
+        producer = cast(Any, _Producer(self._world))
+        return _AtOnce(producer, self._world.topic, incarnation, attempt, nonce)
+
+
+class _AtOnce(BlockWriter):
+    def wait(self, timeout_s: float) -> None:
+        self.poll()
+
+
+def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Steps:
+    """The newest checkpoint, if it is a savepoint and somebody wants to begin from it; else None."""
+    world = coordinator.world
+    if world.rng.random() >= world.luck.restore_chance:
+        return None
+    look = DecisionLog("p", world.topic, world.clock).peek_at_stable
+    history = yield from coordinator._run(look())
+    newest = history.latest
+    if newest is None or not newest.is_savepoint:
+        return None
+    around = Surroundings(
+        graph=world.graph, inputs=inputs, cluster_id="cluster", parallelism=coordinator.scale.parallelism,
+        storages=cast(Storages, _Storage(world)), storage=newest.storage, note=world.note,
+    )  # fmt: skip
+    try:
+        found = Restoring(Restoration(str(newest.checkpoint)), around, history)
+    except (DamagedRecord, DamagedState) as error:
+        now = (yield from coordinator._run(look())).latest
+        demand(now != newest, f"savepoint {newest.checkpoint} cannot be restored: {error}")
+        raise Fenced("Somebody has gone on meanwhile.") from error
+    coordinator.leader.led = replace(coordinator.leader.led, restores=found.origin)
+    return found
+
+
+def restored(coordinator: SimulatedCoordinator, found: Restoring, checkpoint: int) -> Restored:
+    """It is written anew."""
+    world = coordinator.world
+    try:
+        made = found.write(checkpoint, coordinator.log.incarnation.incarnation)
+    except ConfigError as error:
+        raise Fenced(f"Somebody has gone on meanwhile: {error}") from error
+    except (DamagedRecord, DamagedState) as error:
+        demand(not world.is_newest(coordinator), f"the savepoint cannot be restored: {error}")
+        raise Fenced("Somebody has gone on meanwhile.") from error
+    world.seen["savepoint restored"] += 1
+    world.note(f"{coordinator} restores {made.origin} as checkpoint {checkpoint}")
+    return made
