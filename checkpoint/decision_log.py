@@ -257,17 +257,15 @@ class DecisionLog:
         return (yield from self._append(self._admitted(records, manifests_dropped, blocks_dropped)))
 
     def heartbeat(
-        self, fenced_below: int | None = None, *, ended: bool = False, cancelled: str = ""
+        self, fenced_below: int | None = None, *, ended: bool = False, cancelled: str = "", condemned: bool = False
     ) -> Procedure[Outcome]:
-        """Show that this incarnation goes on; *fenced_below* records that all ids of older ones were fenced.
-
-        *ended*: it is the last one, after a clean end, or one by the request *cancelled*. It will not fall silent.
-        """
+        """Show that this incarnation goes on, or has *ended*; all others are fields of `Incarnation`."""
         require(self._incarnation is not None, "An incarnation must have begun")
         below = self.incarnation.fenced_below if fenced_below is None else fenced_below
         beat = msgspec.structs.replace(
-            self.incarnation, heartbeat_ms=self._clock.now_ms(), fenced_below=below, ended=ended, cancelled=cancelled
-        )
+            self.incarnation, heartbeat_ms=self._clock.now_ms(), fenced_below=below, ended=ended, cancelled=cancelled,
+            condemned=condemned,
+        )  # fmt: skip
         return (yield from self._append(self._staged([beat], [], [])))
 
     def _append(self, staged: Staged) -> Procedure[Outcome]:

@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved
 from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.led import Led, Retention
-from exactlyonce.checkpoint.records.committable import coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, SAVEPOINT, Incarnation, Manifest, Restored
 from exactlyonce.checkpoint.references import operators_of, references_of
@@ -117,16 +117,14 @@ class Leader:
     def begin(self) -> Procedure[History]:
         """Fence every older incarnation, read what they decided, refuse what is damaged, and write the first record."""
         history = yield from self.open()
-        newest = incarnation_latest(
-            each
-            for each in (yield ListTransactions(transaction_prefix(self.led.pipeline)))
-            if each.transactional_id != coordinator_id(self.led.pipeline)
-        )
-        if newest and not history.incarnation_latest:
+        listed = yield ListTransactions(transaction_prefix(self.led.pipeline))
+        newest = incarnation_latest(listed)
+        erased = max((erased_incarnation(self.led.pipeline, each.transactional_id) for each in listed), default=0)
+        if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
         led = self.led
-        self._begun((yield from self.log.begin(led.host, led.process, newest, bounded=led.bounded)))
+        self._begun((yield from self.log.begin(led.host, led.process, max(newest, erased), bounded=led.bounded)))
         yield Reached("coordinator-opened")
         return self.log.history
 
@@ -156,6 +154,7 @@ class Leader:
         )
         history = yield from self.log.open()
         history.halt_if_damaged()
+        self.led.require_not_condemned(history)
         self.led.require_same_storage(history.latest)
         return history
 
@@ -467,8 +466,10 @@ class Leader:
 
     def conclude(self, cancelled: str = "") -> Procedure[None]:
         """After a clean stop, or one by the request *cancelled*: all that the last checkpoints committed is visible to
-        readers, and this one is over."""
+        readers, and this one is over. Only then may what there is be condemned; a savepoint keeps all of it."""
         for each in self._protocols:
             yield from each.conclude(self.manifest.checkpoint)
+        has_savepoints = any(each.is_savepoint for each in self.log.history.retained)
+        condemned = bool(cancelled) and self.led.deletes and not has_savepoints
         with suppress(Fenced):  # then a newer one's heartbeats say as much
-            yield from self.log.heartbeat(ended=True, cancelled=cancelled)
+            yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)

@@ -11,6 +11,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described
 from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -67,6 +68,8 @@ class Led:
     """For how long such a store is waited for, if it does not answer."""
     storage: str = TOPIC
     """Where its blocks are kept; see `Manifest.storage`."""
+    deletes: bool = False
+    """Whether its checkpoints go when it is cancelled."""
     bounded: bool = False
     """Whether it is led for bounded work."""
     restores: str = ""
@@ -89,6 +92,15 @@ class Led:
             f"keep them in {described(self.storage)}. Nothing was changed. Run it with --checkpoint-storage "
             f"{newest.storage or 'topic'}; or, to begin anew elsewhere, `exactlyonce reset {self.pipeline}` first."
         )
+
+    def require_not_condemned(self, history: History) -> None:
+        """ConfigError where a run that was cancelled has left all that there is to be deleted."""
+        if history.condemned:
+            raise ConfigError(
+                f"The checkpoints of {self.pipeline} are to be deleted: its run was cancelled, with retention "
+                f"{DELETE}. Nothing was changed. The next `exactlyonce run` deletes them first, and so does "
+                f"`exactlyonce cancel {self.pipeline}`."
+            )
 
     def topic_lost(self, topic: str, incarnation: int) -> str:
         """The text of the halt where *topic* is empty, but the broker knows of transactions of *incarnation*."""

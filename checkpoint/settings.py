@@ -14,6 +14,8 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
 
 MODES = (EXACTLY_ONCE, AT_LEAST_ONCE)
+RETAIN, DELETE = "retain_on_cancellation", "delete_on_cancellation"
+RETENTION = (RETAIN, DELETE)
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True):
@@ -38,6 +40,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     num_retained: int = 3
     incremental: bool = True
     """Whether a checkpoint holds what changed since the last one, and stands on older ones for the rest."""
+    retention: str = RETAIN
+    """Whether the checkpoints of a run that is cancelled stay, for the next run to go on from, or go."""
     restart_budget_ms: int = 60_000
     """How long a restart may take before open transactions are in danger."""
     store_timeout_ms: int = 600_000
@@ -50,6 +54,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"{self._shown('mode')}: choose one of {', '.join(MODES)}.")
+        if self.retention not in RETENTION:
+            raise ConfigError(f"{self._shown('retention')}: choose one of {', '.join(RETENTION)}.")
         if self.unaligned and self.mode != EXACTLY_ONCE:
             raise ConfigError(
                 f"{setting('unaligned')} goes with mode {EXACTLY_ONCE} only: in mode {self.mode} no record waits for a "

@@ -41,6 +41,10 @@ CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
         {"action": argparse.BooleanOptionalAction},
         "hold what changed since the last one, or all state, each for itself (default: what changed)",
     ),
+    "retention": (
+        {"choices": ("retain_on_cancellation", "delete_on_cancellation")},
+        "when the run is cancelled, they are kept or deleted (default: retain_on_cancellation)",
+    ),
     "restart-budget": (_DURATION, "the longest that a restart takes (default: 1m)"),
     "store-timeout": (_DURATION, "how long a store that is away is waited for (default: 10m)"),
     "transaction-timeout": (

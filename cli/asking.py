@@ -18,8 +18,8 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
-from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import duration
+from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError

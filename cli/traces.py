@@ -6,30 +6,21 @@ incarnation decides meanwhile; the checkpoint topic goes last, so that an erasur
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import TransactionalId, coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import delete_topic, find_topic, prepare_topic
+from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
-from exactlyonce.cli import group_offsets
 from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.erasing import erase as erasing
 from exactlyonce.engines.spark.sink.position import KIND
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 _CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
@@ -68,11 +59,7 @@ class Traces:
 
     def inputs(self) -> dict[str, list[int]]:
         """The partitions it reads, by topic."""
-        found: dict[str, set[int]] = {}
-        for manifest in self.history.retained if self.history and not self.is_sink else ():
-            for each in manifest.offsets:
-                found.setdefault(each.topic, set()).add(each.partition)
-        return {topic: sorted(partitions) for topic, partitions in sorted(found.items())}
+        return erasing.inputs_of(self.history) if self.history and not self.is_sink else {}
 
     def outputs(self) -> list[str]:
         """The topics it writes to."""
@@ -84,7 +71,7 @@ class Traces:
 
     def storages(self) -> list[str]:
         """Where blocks are kept outside of the topic."""
-        return sorted({each.storage for each in (self.history.retained if self.history else ()) if each.storage})
+        return erasing.storages_of(self.history) if self.history else []
 
     def going(self) -> Iterator[tuple[str, str]]:
         """What an erasure takes away, with labels."""
@@ -145,28 +132,14 @@ def erase(config: ClientConfig, traces: Traces) -> list[str]:
     The new checkpoint topic begins with an incarnation above all that were: by it the next run knows that it begins
     anew because it was told to, and not because the topic was lost.
     """
-    transactions = Transactions(config)
-    coordinator = coordinator_id(traces.pipeline)
-    transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
-    transactions.abort_listed(_listed(transactions, traces.pipeline))
-    kept = group_offsets.forget(config, traces.pipeline, traces.inputs())
-    if traces.topic:
-        topic = find_topic(config.confluent(), traces.pipeline)
-        for storage in traces.storages():
-            with closing(block_storage(config, topic, storage)) as blocks:
-                blocks.erase()
-        delete_topic(config.confluent(), traces.pipeline)
-    if traces.topic or traces.transactions:
-        topic = prepare_topic(config.confluent(), traces.pipeline)
-        log, requests = DecisionLog(traces.pipeline, topic, SystemClock()), LogRequests(config, topic)
-        output_log = Log(config, group=traces.pipeline)
-        performer = Performer(config, transactions, output_log, requests, 0, lambda step, checkpoint: None)
-        drive(log.open(), performer)
-        drive(log.begin(socket.gethostname(), os.getpid(), incarnation_latest(traces.transactions)), performer)
-        requests.close()
-        output_log.close()
-    transactions.close()
-    return kept
+    with closing(Transactions(config)) as transactions:
+        coordinator = coordinator_id(traces.pipeline)
+        transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
+        transactions.abort_listed(_listed(transactions, traces.pipeline))
+    topic = find_topic(config.confluent(), traces.pipeline) if traces.topic else None
+    known = traces.history.incarnation_latest if traces.history else 0
+    above = max(known, incarnation_latest(traces.transactions))
+    return erasing.erase(config, traces.pipeline, topic, traces.storages(), traces.inputs(), above)
 
 
 def _listed(transactions: Transactions, pipeline: str) -> tuple[ListedTransaction, ...]:

@@ -5,8 +5,8 @@ lists those that do.
 
     [run]           parallelism, until, repair, checkpoint_partitions
     [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
-                    tolerable_failed, num_retained, incremental, restart_budget, store_timeout, transaction_timeout,
-                    storage
+                    tolerable_failed, num_retained, incremental, retention, restart_budget, store_timeout,
+                    transaction_timeout, storage
     [state]         backend, memory, folder
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
@@ -44,7 +44,7 @@ _DURATIONS = (
     *("aligned_timeout", "interval", "timeout", "deploy_timeout", "min_pause"),
     *("restart_budget", "store_timeout", "transaction_timeout"),
 )
-_WORDS = ("mode", "storage")
+_WORDS = ("mode", "retention", "storage")
 _FLAGS = ("unaligned", "incremental")
 _COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
 _STATE = ("backend", "memory", "folder")

@@ -26,6 +26,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
+from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
 from exactlyonce.checkpoint.store.storage import BlockStorage
@@ -41,6 +42,7 @@ from exactlyonce.connectors.trace import Trace, as_fields
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.erasing.erase import erase_condemned
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan, share_of
@@ -115,12 +117,17 @@ class PipelineLeader:
         return manifest
 
     def _open(self) -> None:
-        """Look at everything that there is, and refuse what cannot work; nothing is fenced or written yet."""
+        """Look at everything that there is, delete what was condemned, and refuse what cannot work; nothing is fenced
+        or written yet."""
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
+        if (left := read_history(options.client.confluent(), pipeline)).condemned:
+            self._note("the run before was cancelled, and its checkpoints are deleted, as it was set to: begins anew")
+            erase_condemned(options.client, topic, left)
+            topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
         self._blocks = block_storage(options.client, topic, options.checkpoint.storage, stays_connected=True)
         stores = PipelineStores(self._plan.graph, self._blocks)
         self._stores = StoresAside(stores, stores.close)
@@ -182,6 +189,7 @@ class PipelineLeader:
             ledgers=stores.ledgers,
             store_timeout_ms=self._options.checkpoint.store_timeout_ms,
             storage=self._options.checkpoint.storage,
+            deletes=self._options.checkpoint.retention == DELETE,
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
         )

@@ -36,6 +36,8 @@ NAMES = {
     "coordinator-opened": "the decision log is open and older coordinators are fenced",
     "coordinator-swept": "older transactions are fenced; no worker is started yet",
     "savepoint-written": "the state of a savepoint is written anew; the manifest that goes on from it is not",
+    "erasing-blocks": "of a pipeline that is erased, what was kept outside of the checkpoint topic is gone",
+    "erasing-topic": "its checkpoint topic is gone, and not made anew yet",
     "unit-computed": "a unit of bounded work has written its files and blocks; the driver has no receipt",
     "publication-flushed": "staged output is flushed in an open transaction; the driver has no receipt",
     "advance-computed": "all units of a checkpoint are done; nothing is published",

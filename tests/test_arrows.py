@@ -53,6 +53,7 @@ ROOMS = {
     "engines/bounded/ranges": {"engines"},
     "engines/bounded/replay": {"engines", "engines/bounded", "engines/bounded/unit"},
     "engines/bounded/unit": {"engines", "engines/bounded/ranges"},
+    "engines/erasing": {"engines"},
     "engines/local": {"engines", "engines/bounded", "engines/surroundings"},
     "engines/savepoints": {"engines", "engines/surroundings"},
     "engines/surroundings": set[str](),
@@ -93,6 +94,7 @@ ROOMS = {
 CROSSINGS = {
     ("checkpoint/records/history", "checkpoint"): "the one place that knows what a manifest stands on",
     ("engines/leader", "engines/bounded"): "the leader makes the replay repair, once it has a log",
+    ("engines/leader", "engines/erasing"): "the leader finishes the deletion of a run that was cancelled",
     ("engines/leader", "engines/savepoints"): "the leader restores a savepoint before its first attempt",
     ("engines/bounded/replay/replay_repair", "engines/spark"): "`--repair spark` starts a Spark when there is a loss",
 }

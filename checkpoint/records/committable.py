@@ -57,6 +57,24 @@ def coordinator_id(pipeline: str) -> str:
     return f"eo:{pipeline}:coordinator"
 
 
+def erased_id(pipeline: str, incarnation: int) -> str:
+    """The transactional id which says that all that *pipeline* had was deleted on purpose, up to *incarnation*.
+
+    It lives where the ids live by which a lost checkpoint topic is told from a new pipeline, and as long as they do.
+    """
+    return f"eo:{pipeline}:erased:{incarnation}"
+
+
+def erased_incarnation(pipeline: str, transactional_id: str) -> int:
+    """The incarnation in an `erased_id`; 0 in any other id.
+
+    >>> erased_incarnation("totals", "eo:totals:erased:7")
+    7
+    """
+    number = transactional_id.removeprefix(f"eo:{pipeline}:erased:")
+    return int(number) if number.isdecimal() else 0
+
+
 def transaction_prefix(pipeline: str) -> str:
     """The prefix of all transactional ids of *pipeline*; for listing, then parse each whole."""
     return f"eo:{pipeline}:"

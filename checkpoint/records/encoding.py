@@ -132,7 +132,7 @@ _INCARNATION_1 = _record(
     fenced_below="long",
 )
 _INCARNATION_2 = _with(_INCARNATION_1, ended=False)
-_INCARNATION_3 = _with(_INCARNATION_2, bounded=False, cancelled="")
+_INCARNATION_3 = _with(_INCARNATION_2, bounded=False, cancelled="", condemned=False)
 
 _MANIFEST_1 = _record(
     "Manifest",

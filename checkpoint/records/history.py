@@ -85,6 +85,12 @@ class History:
         newest = self.newest_incarnation
         return None if newest is None or newest.ended or now_ms - newest.heartbeat_ms >= SILENCE_MS else newest
 
+    @property
+    def condemned(self) -> bool:
+        """Whether all that there is is to be deleted; see `Incarnation.condemned`."""
+        newest = self.newest_incarnation
+        return newest is not None and newest.condemned
+
     def repairs_of(self, checkpoint: int) -> list[Repair]:
         """The repairs of *checkpoint*, oldest first; the last one of a committable counts."""
         return [repair for _, repair in sorted(self.repairs.get(checkpoint, {}).items())]

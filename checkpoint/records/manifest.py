@@ -220,6 +220,9 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """It does bounded work, and looks for no requests."""
     cancelled: str = ""
     """The request by which it was cancelled; empty: it was not."""
+    condemned: bool = False
+    """All that the pipeline has is to be deleted, as its user wants it when a run is cancelled: whoever comes next does
+    so, before anything else."""
 
 
 class Repair(msgspec.Struct, frozen=True):

@@ -101,19 +101,6 @@ def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
     return found
 
 
-def delete_topic(config: Mapping[str, Any], pipeline: str) -> None:
-    """Delete every checkpoint of *pipeline*. It starts anew next time, with no memory of what it has emitted."""
-    name = topic_name(pipeline)
-    with store_client.explained(config, f"deleting topic {name}"):
-        client = store_client.admin(config)
-        client.delete_topics([name], request_timeout=store_client.REQUEST_TIMEOUT_S)[name].result()
-        deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
-        while describe(client, name) is not None:
-            if time.monotonic() > deadline:
-                raise BrokerUnavailable(f"Topic {name} is still there {_VISIBLE_TIMEOUT_S:.0f} s after its deletion.")
-            client.poll(0.05)
-
-
 def describe(client: AdminClient, name: str) -> TopicInfo | None:
     """The topic *name* as it is now; None if there is none."""
     described = client.describe_topics(TopicCollection([name]), request_timeout=store_client.REQUEST_TIMEOUT_S)

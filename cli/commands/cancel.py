@@ -1,4 +1,7 @@
-"""`exactlyonce cancel`: ends a run without a last checkpoint, on whatever machine it is."""
+"""`exactlyonce cancel`: ends a run without a last checkpoint, on whatever machine it is.
+
+Invariant: what is deleted was condemned by the run itself, once all that it had decided was committed and visible.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,10 @@ that is being decided is committed to its end; what was done since is forgotten:
 transactions are aborted, and nothing of it becomes visible. The next run goes on from the
 newest checkpoint, and reads again what was read since.
 
+Where the run has retention = "delete_on_cancellation" its checkpoints are deleted then,
+as `exactlyonce reset` does it, and the next run begins anew. Savepoints are never deleted:
+if one is kept in the topic, all checkpoints are.
+
 examples:
   exactlyonce cancel order-totals
   exactlyonce cancel order-totals --timeout 1m --json
@@ -37,36 +44,50 @@ def add(commands: Commands) -> None:
 
 
 def cancel(args: argparse.Namespace) -> int:
-    """Ask, wait, and say what is left."""
+    """Ask, wait, delete what is condemned, and say what is left."""
     from exactlyonce.checkpoint.store.log_reader import read_history
+    from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.cli import asking
-    from exactlyonce.engines.spark.sink.position import KIND
-    from exactlyonce.engines.system_clock import SystemClock
+    from exactlyonce.engines.erasing.erase import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     pipeline = pipeline_name(args)
-    history = read_history(config.confluent(), pipeline)
-    if history.latest is not None and history.latest.kind == KIND:
-        raise ConfigError(f"{pipeline} is a sink of Spark: stop its query instead.")
-    if history.living(SystemClock().now_ms()) is None:
-        raise ConfigError(f"{pipeline} does not run, so that there is nothing to cancel. Nothing was changed.")
-    found = asking.cancel(config, pipeline, timeout_ms)
-    print(_as_json(found) if args.json else _as_text(found))
+    topic, history = find_topic(config.confluent(), pipeline), read_history(config.confluent(), pipeline)
+    if not history.condemned:  # else somebody has begun to delete it, and died
+        _require_run(history)
+        history = asking.cancel(config, pipeline, timeout_ms)
+    if history.condemned:
+        erase_condemned(config, topic, history)
+    print(_as_json(history) if args.json else _as_text(history))
     return 0
 
 
+def _require_run(history: History) -> None:
+    """ConfigError where there is nobody to ask."""
+    from exactlyonce.engines.spark.sink.position import KIND
+    from exactlyonce.engines.system_clock import SystemClock
+
+    if history.latest is not None and history.latest.kind == KIND:
+        raise ConfigError(f"{history.pipeline} is a sink of Spark: stop its query instead.")
+    if history.living(SystemClock().now_ms()) is None:
+        raise ConfigError(f"{history.pipeline} does not run: there is nothing to cancel. Nothing was changed.")
+
+
 def _retained(history: History) -> list[int]:
-    return [each.checkpoint for each in history.retained]
+    return [] if history.condemned else [each.checkpoint for each in history.retained]
 
 
 def _as_json(history: History) -> str:
-    return msgspec.json.encode({"pipeline": history.pipeline, "checkpoints": _retained(history)}).decode()
+    document = {"pipeline": history.pipeline, "checkpoints": _retained(history), "deleted": history.condemned}
+    return msgspec.json.encode(document).decode()
 
 
 def _as_text(history: History) -> str:
-    checkpoints = ", ".join(map(str, _retained(history))) or "none"
-    return (
-        f"{history.pipeline} is cancelled: nothing is open, and what was not decided is forgotten. Its checkpoints are "
-        f"kept ({checkpoints}), and the next run goes on from the newest."
-    )
+    ended = f"{history.pipeline} is cancelled: nothing is open, and what was not decided is forgotten."
+    if history.condemned:
+        return f"{ended} Its checkpoints are deleted, as it was set to: the next run begins anew."
+    savepoints = ", ".join(str(each.checkpoint) for each in history.retained if each.is_savepoint)
+    noted = f", with the savepoints {savepoints}" if savepoints else ""
+    checkpoints = ", ".join(map(str, _retained(history)))
+    return f"{ended} Its checkpoints are kept ({checkpoints}){noted}; the next run goes on from the newest."

@@ -127,7 +127,7 @@ class LogRequests:
             case ask.ReadLog(end):
                 return self.reader.read(end)
             case ask.FirstOffsets():
-                topic = Topic(self.topic.name, str(_uuid(self.topic.topic_id)), self.topic.partitions)
+                topic = as_topic(self.topic)
                 firsts = self._topics.first_offsets(topic)
                 return None if firsts is None else tuple(firsts[each] for each in range(topic.partitions))
             case ask.BlockEndOffsets():
@@ -267,9 +267,9 @@ class LogRequests:
         )
 
 
-def _uuid(topic_id: str) -> UUID:
-    """A topic's id as librdkafka writes it."""
-    return UUID(bytes=base64.b64decode(topic_id + "=="))
+def as_topic(info: TopicInfo) -> Topic:
+    """The checkpoint topic, whose id librdkafka has written, as `Topics` knows it."""
+    return Topic(info.name, str(UUID(bytes=base64.b64decode(info.topic_id + "=="))), info.partitions)
 
 
 def _written(answer: Any, doing: str) -> Answered:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from kafka.protocol.admin.configs import DescribeConfigsRequest
-from kafka.protocol.admin.topics import CreateTopicsRequest
+from kafka.protocol.admin.topics import CreateTopicsRequest, DeleteTopicsRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -36,6 +37,7 @@ EARLIEST, LATEST = -2, -1
 TOPIC_ALREADY_EXISTS = 36
 REFUSED = {17: "name", 37: "partition count", 38: "replication factor", 39: "assignment", 40: "settings", 44: "policy"}
 """CreateTopics' answers that only another request can fix."""
+DELETE_TIMEOUT_MS, GONE_TIMEOUT_MS = 5_000, 60_000
 SERVER_DEFAULT = -1
 CONSUMER = -1  # in place of a replica's id
 
@@ -65,6 +67,12 @@ class Topics:
         observe: Observe | None = None,
     ) -> None:
         self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observe)
+
+    def delete(self, topic: Topic) -> None:
+        """Return once no broker has *topic*. It goes by its id: one of its name that was made since is another."""
+        self._wire.retrying(lambda: _delete(self._wire, topic), f"Deleting topic {topic.name}")
+        waiting = f"Waiting until topic {topic.name} is gone"
+        self._wire.retrying(lambda: _require_gone(self._wire, topic), waiting, timeout_ms=GONE_TIMEOUT_MS)
 
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:
         """Each topic by its name."""
@@ -239,6 +247,20 @@ def _seen(name: str, topic: Any) -> Topic | None:
         return None
     refuse(topic.error_code, f"Asking for topic {name}")
     return Topic(name, str(topic.topic_id), len(topic.partitions))
+
+
+def _delete(wire: Wire, topic: Topic) -> None:
+    wanted = DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=UUID(topic.topic_id))
+    answer = wire.ask(DeleteTopicsRequest(topics=[wanted], timeout_ms=DELETE_TIMEOUT_MS))
+    for each in answer.responses:
+        if each.error_code not in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
+            refuse(each.error_code, f"Deleting topic {topic.name}")
+
+
+def _require_gone(wire: Wire, topic: Topic) -> None:
+    for answer in wire.metadata_of_each([topic.name]):
+        if any(each.error_code == 0 and str(each.topic_id) == topic.topic_id for each in answer.topics):
+            raise Again("a broker has it yet")
 
 
 def _create_request(name: str, partitions: int, replicas: int, settings: Mapping[str, str]) -> CreateTopicsRequest:

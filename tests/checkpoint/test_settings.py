@@ -15,6 +15,7 @@ from exactlyonce.pipeline.errors import ConfigError
     ("name", "value", "said"),
     [
         ("mode", "at_most_once", "mode is at_most_once: choose one of exactly_once, at_least_once"),
+        ("retention", "keep", "retention is keep: choose one of retain_on_cancellation, delete_on_cancellation"),
         ("aligned_timeout_ms", -1, "aligned_timeout (--aligned-timeout) is -1 ms"),
         ("interval_ms", 9, "interval (--checkpoint-interval) is 9 ms"),
         ("timeout_ms", 0, "timeout (--checkpoint-timeout) is 0 ms"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli.committing import leading
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -25,6 +27,11 @@ pytestmark = pytest.mark.broker
 def history(orders: Orders) -> History:
     """What is decided."""
     return read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
+
+
+def checkpoint_topic_id(orders: Orders) -> str:
+    """The id of the checkpoint topic."""
+    return find_topic({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name).topic_id
 
 
 def transaction_states(orders: Orders) -> set[str]:
@@ -49,7 +56,7 @@ def test_what_was_not_decided_is_forgotten(orders: Orders) -> None:
             time.sleep(0.1)  # another process has no event to wait for
         cancelled = orders.command("cancel", orders.name, "--json")
         assert cancelled.code == 0, cancelled.err
-        assert json.loads(cancelled.out) == {"pipeline": orders.name, "checkpoints": [0]}
+        assert json.loads(cancelled.out) == {"pipeline": orders.name, "checkpoints": [0], "deleted": False}
         _, said = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
@@ -77,6 +84,71 @@ def test_checkpoints_are_kept(orders: Orders) -> None:
     assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
     assert len(orders.totals()) == 770
     assert max(map(int, filter(None, orders.totals()))) == 110
+
+
+DELETING = ("--retention", "delete_on_cancellation")
+
+
+def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
+    """The next run begins anew, and writes all again beside what is visible."""
+    with orders.running(*DELETING) as process:
+        first = checkpoint_topic_id(orders)
+        cancelled = orders.command("cancel", orders.name, "--json")
+        assert cancelled.code == 0, cancelled.err
+        assert process.wait(LIMIT_S) == 0
+    assert json.loads(cancelled.out) == {"pipeline": orders.name, "checkpoints": [], "deleted": True}
+    assert checkpoint_topic_id(orders) != first
+    left = history(orders)
+    assert (left.retained, left.incarnation_latest, left.condemned) == ([], 2, False)
+    visible = len(orders.totals())
+    again = orders.command("run", "orders:pipeline", "--until", "latest")
+    assert again.code == 0, again.err
+    assert len(orders.totals()) == visible + 700
+
+
+def test_a_savepoint_keeps_all(orders: Orders) -> None:
+    """Nothing is deleted while one is kept: it lies where the checkpoints do."""
+    with orders.running(*DELETING) as process:
+        taken = orders.command("savepoint", orders.name, "--json")
+        assert taken.code == 0, taken.err
+        number = json.loads(taken.out)["checkpoint"]
+        cancelled = orders.command("cancel", orders.name)
+        assert cancelled.code == 0, cancelled.err
+        assert process.wait(LIMIT_S) == 0
+    assert f"with the savepoints {number}" in " ".join(cancelled.out.split())
+    assert number in history(orders).manifests
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    assert len(orders.totals()) == 700
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finisher", ["run", "cancel", "reset"])
+@pytest.mark.parametrize("place", ["erasing-blocks", "erasing-topic"])
+def test_a_kill_in_the_middle_of_the_deletion(orders: Orders, tmp_path: Path, place: str, finisher: str) -> None:
+    """Whoever comes next finishes it, and the next run begins anew; where the topic is gone, it knows that by a
+    transactional id."""
+    (tmp_path / "fired").mkdir()
+    armed = {"EXACTLYONCE_FAILPOINTS": f"{place}=kill", "EXACTLYONCE_FAILPOINTS_FIRED": str(tmp_path / "fired")}
+    storage = ("--checkpoint-storage", (tmp_path / "blocks").as_uri())
+    (tmp_path / "blocks").mkdir()
+    with orders.running(*DELETING, *storage) as process:
+        assert any(each.is_file() for each in (tmp_path / "blocks").rglob("*"))
+        killed = orders.command("cancel", orders.name, **armed)
+        assert killed.code == -9, killed
+        assert process.wait(LIMIT_S) == 0
+    assert not any(each.is_file() for each in (tmp_path / "blocks").rglob("*"))
+    visible, gone = len(orders.totals()), place == "erasing-topic"
+    if finisher == "cancel":
+        again = orders.command("cancel", orders.name)
+        assert (again.code, "has no checkpoints" in " ".join(again.err.split())) == ((2, True) if gone else (0, False))
+    elif finisher == "reset":
+        assert orders.command("reset", orders.name, "--yes").code == 0
+    again = orders.command("run", "orders:pipeline", "--until", "latest", *storage)
+    assert again.code == 0, again.err
+    assert len(orders.totals()) == visible + 700
+    newest = history(orders).newest_incarnation
+    assert newest is not None
+    assert newest.incarnation > 1
 
 
 def test_a_bounded_command_takes_no_requests(orders: Orders) -> None:

@@ -17,9 +17,12 @@ pytestmark = pytest.mark.broker
 ELSEWHERE = {
     name
     for name in NAMES
-    if name.startswith(("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-", "savepoint-"))
+    if name.startswith(
+        ("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-", "savepoint-", "erasing-")
+    )
 }
-"""What `exactlyonce run` meets only in a repair, beside another store, unaligned, from a savepoint, or not at all."""
+"""What `exactlyonce run` meets only in a repair, beside another store, unaligned, from a savepoint, behind a cancelled
+run, or not at all."""
 
 
 def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: str, env: dict[str, str]) -> list[int]:

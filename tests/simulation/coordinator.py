@@ -32,6 +32,7 @@ from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
+from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.topics import Topics
@@ -70,7 +71,7 @@ class WatchedLeader(Leader):
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint=world.graph.fingerprint(),
             max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
             staging=coordinator.stores.digests, ledgers=coordinator.stores.ledgers,
-            store_timeout_ms=world.store_timeout_ms,
+            store_timeout_ms=world.store_timeout_ms, deletes=world.settings.retention == DELETE,
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))

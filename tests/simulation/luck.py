@@ -171,6 +171,12 @@ LUCK = {
         chances={"_chance": 0.004, "_request_chance": 0.01},
         rescale_chance=0.25,
     ),
+    "cancelled and deleted": Luck(
+        kinds=("cancel", "crash_coordinator", "kill_worker", "ask_for_savepoint", "delete_savepoint"),
+        chances={"_chance": 0.003, "_request_chance": 0.01},
+        settings={"retention": "delete_on_cancellation"},
+        rescale_chance=0.25,
+    ),
     "cycles": Luck(
         kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
         chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},

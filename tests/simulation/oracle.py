@@ -22,7 +22,7 @@ from watched import TOPIC, Broken, WatchedBroker, demand
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, OperatorSnapshot, Repair
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, OperatorSnapshot, Repair
 from exactlyonce.checkpoint.transactions.commit import is_older
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
@@ -224,6 +224,8 @@ class Oracle:
             self._finalized(decode(value, Finalized))
         elif key.kind is Repair:
             self._repair(decode(value, Repair))
+        elif key.kind is Incarnation:
+            self.savepoints.condemned |= decode(value, Incarnation).condemned
 
     def _manifest(self, manifest: Manifest) -> None:
         n = manifest.checkpoint
@@ -382,6 +384,16 @@ class Oracle:
             self._read_to[sink, partition] = max(offset, log.last_stable_offset)
         if self._store is not None:
             self.ledgers.look(self._store.contents)
+
+    def may_be_deleted(self) -> None:
+        """All that there is was condemned: nothing that is decided needs it, and no savepoint is part of it."""
+        self.look()
+        demand(self.savepoints.condemned, "only what is condemned is deleted")
+        pending = self.unfinalized.checkpoint if self.unfinalized is not None else None
+        demand(pending is None, f"checkpoint {pending} is condemned before it is known to be committed")
+        demand(not self.savepoints.kept, f"savepoints {sorted(self.savepoints.kept)} are condemned")
+        self.nothing_open()
+        self.all_visible()
 
     def all_visible(self) -> None:
         """Everything decided can be read."""

@@ -31,6 +31,8 @@ class Savepoints:
         """Requests that no savepoint is known to serve, and whether the run is to stop behind it."""
         self.kept: set[int] = set()
         """Those that nobody wants to delete."""
+        self.condemned = False
+        """Whether whoever comes next deletes all that there is."""
         self._retained: set[int] = set()
         self._served: set[str] = set()
         self._deleted: dict[int, int] = {}

@@ -116,6 +116,17 @@ def test_what_barriers_overtake_counts_once() -> None:
     assert [each for each in wanted if not seen[each]] == []
 
 
+@pytest.mark.parametrize(("luck", "condemns"), [("cancelled", False), ("cancelled and deleted", True)])
+def test_checkpoints_go_where_the_retention_says_so(luck: str, condemns: bool) -> None:
+    """A run that is cancelled condemns its checkpoints with retention delete_on_cancellation alone; without it whoever
+    comes next goes on, to the end of the input."""
+    seen: Counter[str] = Counter()
+    for seed in range(8):
+        seen.update(simulate(seed, luck=luck).seen)
+    assert seen["cancelled"] > 0
+    assert bool(seen["condemned"]) == condemns
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_topology_comes_to_its_end(shape: str) -> None:
     """Whatever the seed draws beside it."""

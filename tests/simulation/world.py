@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 from at_least_once import OracleAtLeastOnce
+from bounds import bounds
 from clients import TOPIC, Owner, Steps
-from coordinator import UPKEEP_INTERVAL_MS, ReadersHeld, SimulatedCoordinator
+from coordinator import ReadersHeld, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
-from local_files import SMALL, LocalState, fetching_seldom
+from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
 from oracle import Oracle
 from processes import Attempt, Process
@@ -29,24 +28,25 @@ from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topi
 from unaligned import OracleUnaligned
 from watched import Asserted, Broken, WatchedBroker, demand
 
-from exactlyonce.checkpoint import coordinator as core
-from exactlyonce.checkpoint import decision_log, leader
-from exactlyonce.checkpoint.commits import of_stores
 from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
 from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions import markers, transactional_writer
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local import task
 from exactlyonce.engines.plan import share_of
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, StoreUnavailable, TopicError, Undetermined
-from exactlyonce.sinks.kafka import producing
-from exactlyonce.sinks.write_ahead import writer as write_ahead
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    Fenced,
+    Halt,
+    StoreUnavailable,
+    TopicError,
+    Undetermined,
+)
 from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
@@ -61,30 +61,11 @@ FEED_STEPS = 8
 """How often the input grows."""
 RETRY_PAUSE_MS = 10
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
+CONDEMNED = "are to be deleted"
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable)
 """What a coordinator may end with, and the next one goes on."""
 HALTS = (Halt, TopicError)
 """What it ends with when an input topic is not the one that was read."""
-
-
-BOUNDS = (
-    (markers, "MARKERS_LOST_AFTER_MS", 200),
-    (decision_log, "STABLE_TIMEOUT_MS", 400),
-    (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
-    (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
-    (producing, "BACKLOG_RECORDS_MAX", 30),
-    (task, "BLOCKS_PENDING_MAX", 2),
-    (task, "ROUND_RECORDS_MAX", 6),
-    (core, "HOLD_AFTER_MS", 100),
-    (leader, "UPKEEP_INTERVAL_S", 1.0),
-    (of_stores, "PAUSE_LONGEST_MS", 400),
-    (write_ahead, "CHUNK_SIZE", 500),
-    (write_ahead, "BLOCKS_PENDING_MAX", 4),
-    (write_ahead, "NAMED_MAX", 2),
-    (write_ahead, "LISTED_MAX", 3),
-    *SMALL,
-)
-"""What is met here by few records and in little time, too."""
 
 
 class Thread:
@@ -338,6 +319,9 @@ class World:
         self.note(f"{coordinator} ends: {end.error!r}")
         coordinator.kill_workers()
         coordinator.alive = False
+        if isinstance(end.error, ConfigError) and CONDEMNED in str(end.error):
+            self._condemned()
+            return
         if self.faults.made_anew and isinstance(end.error, HALTS):
             self._halt("halt")
             return
@@ -361,6 +345,13 @@ class World:
             if was_newest and end.error is None and self.faults.broker_is_up:
                 self._ended_cleanly(coordinator, end)
 
+    def _condemned(self) -> None:
+        """Whoever comes next deletes all that there is."""
+        if self.faults.broker_is_up:
+            self.clock.advance(100)
+            self.oracle.may_be_deleted()
+        self._halt("condemned")
+
     def _halt(self, why: str) -> None:
         """Only a person can help now."""
         self.seen[why] += 1
@@ -368,6 +359,8 @@ class World:
 
     def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
         """Everything decided is committed and nothing of this coordinator is open."""
+        if coordinator.log.history.condemned:
+            self._condemned()
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
         assert end.manifest is not None
         self.clock.advance(100)
@@ -387,7 +380,7 @@ class World:
             self.seen["cancelled"] += 1
             late = end.manifest.checkpoint > coordinator.cancelled_behind
             demand(not late, "a run that was cancelled takes another checkpoint")
-        self.finished = ends == goal and not rounds and not (self.stores and self.stores.halts)
+        self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
@@ -454,15 +447,6 @@ class World:
             self._threads.remove(thread)
         if self.rng.random() < (0.3 if self.chaos else 0.1):
             self.clock.advance(1)
-
-
-@contextmanager
-def bounds() -> Iterator[None]:
-    """Within this the bounds are small."""
-    with ExitStack() as stack:
-        for module, name, value in BOUNDS:
-            stack.enter_context(patch.object(module, name, value))
-        yield
 
 
 def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> World:

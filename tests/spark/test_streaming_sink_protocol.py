@@ -14,8 +14,9 @@ from pyspark.sql.types import StringType, StructType
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import delete_topic
+from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log_requests import as_topic
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.driver import SinkDriver
@@ -396,7 +397,7 @@ def test_what_a_sink_refuses_before_it_writes(world: World) -> None:
     unnamed = pa.record_batch([pa.array(["a", "b"]), pa.array([world.topic, None])], names=["value", "topic"])
     with pytest.raises(RecordError, match="Row 2"):
         write_task(planner.options, planner.assign(), Job(QUERY, 0), 0, 0, [unnamed])
-    delete_topic(world.config.confluent(), world.options.sink_id)
+    Topics(world.config).delete(as_topic(find_topic(world.config.confluent(), world.options.sink_id)))
     with pytest.raises(Halt, match="topic was deleted"):
         world.driver("b").assign()
 

@@ -20,8 +20,11 @@ from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, scan_blocks
 from exactlyonce.checkpoint.store.scan import read_range
 from exactlyonce.checkpoint.store.storage import DamagedBlock
-from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
+from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log_requests import as_topic
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -301,7 +304,7 @@ class TestCleaning:
         assert log.do(log.dead(refs)) == [refs[0]]
         store.remove_before(2, 1)
         assert log.do(log.dead(refs)) == [refs[0], refs[1]]
-        delete_topic(store.config, store.pipeline)
+        Topics(ClientConfig(store.config)).delete(as_topic(store.topic))
         assert log.do(log.dead(refs)) == refs
         prepare_topic(store.config, store.pipeline)
         assert log.do(log.dead(refs)) == refs

@@ -6,7 +6,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
-from exactlyonce.cli import group_offsets
+from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.pipeline.names import checkpoint_topic

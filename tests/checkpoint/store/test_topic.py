@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
 
-from exactlyonce.checkpoint.store.topic import NEEDS, delete_topic, find_topic, min_insync_needed, prepare_topic
+from exactlyonce.checkpoint.store.topic import NEEDS, find_topic, min_insync_needed, prepare_topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 
 GOOD = {need.setting.replace(".", "_"): need.value for need in NEEDS}
@@ -70,14 +70,6 @@ class TestTopic:
         kafka.create_topic(f"{topic_name}.checkpoints", 1, **GOOD)
         with pytest.raises(TopicError, match="has 1 partition"):
             prepare_topic(config(kafka), topic_name)
-
-    def test_deletion(self, kafka: Any, topic_name: str) -> None:
-        """After its deletion the topic is gone, and a new one is another."""
-        first = prepare_topic(config(kafka), topic_name)
-        delete_topic(config(kafka), topic_name)
-        with pytest.raises(TopicError, match=f"{topic_name} has no checkpoints"):
-            find_topic(config(kafka), topic_name)
-        assert prepare_topic(config(kafka), topic_name).topic_id != first.topic_id
 
 
 class TestNoBroker:

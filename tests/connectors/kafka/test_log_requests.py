@@ -9,13 +9,14 @@ import pytest
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Procedure, R, Request, Write, drive
-from exactlyonce.checkpoint.store.topic import delete_topic, prepare_topic
+from exactlyonce.checkpoint.store.topic import find_topic, prepare_topic
 from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Places, Wire
-from exactlyonce.connectors.kafka.log_requests import LogRequests
+from exactlyonce.connectors.kafka.log_requests import LogRequests, as_topic
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError
@@ -236,7 +237,7 @@ def test_a_topic_made_anew(place: Place) -> None:
     writer = place.writer()
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
     pipeline = place.topic.name.removesuffix(".checkpoints")
-    delete_topic(place.config.confluent(), pipeline)
+    Topics(place.config).delete(as_topic(find_topic(place.config.confluent(), pipeline)))
     prepare_topic(place.config.confluent(), pipeline)
     with pytest.raises(Halt, match="was deleted and created again"):
         writer.write([record("second")], LIMIT_S)

@@ -142,3 +142,18 @@ def test_what_is_remembered_is_not_asked_for(cluster: Any, topic: str) -> None:
     assert topics.seen_by_each([topic]) == {topic: (described,)}
     assert asked == ["Metadata"]
     topics.close()
+
+
+def test_a_topic_that_was_made_anew_is_not_deleted(cluster: Any, topic: str) -> None:
+    """After its deletion a topic is gone, and a new one is another: whoever deletes the old one again, or late, leaves
+    it as it is."""
+    topics = Topics(cluster.config)
+    first = topics.describe([topic])[topic]
+    topics.delete(first)
+    with pytest.raises(TopicError):
+        topics.describe([topic])
+    topics.delete(first)
+    assert topics.create(topic, partitions=2)
+    second = topics.describe([topic])[topic]
+    topics.delete(first)
+    assert topics.describe([topic])[topic] == second != first

@@ -1,0 +1,114 @@
+"""The deletion of what a pipeline has in a cluster besides its output: for a reset, and of a run that was cancelled.
+
+Invariants: it begins once nothing that is decided waits any more, or a person has agreed to lose it; every step takes
+what belongs to one checkpoint topic, by its id, so that it may be repeated by anybody and whoever slept meanwhile takes
+nothing of the life that has begun since; before the topic goes, a transactional id says that this was meant, so that
+the next run knows it from a topic that was lost. Whoever finds the deletion of a cancelled run begun finishes it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records.committable import erased_id
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
+from exactlyonce.connectors.kafka import group_offsets
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.log_requests import LogRequests, as_topic
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.failpoints import hit
+
+
+def erase_condemned(config: ClientConfig, topic: TopicInfo, history: History) -> list[str]:
+    """Delete what the run that *history* ends with has condemned; see `erase`."""
+    newest = history.newest_incarnation
+    assert newest is not None
+    assert newest.condemned
+    storages, inputs = storages_of(history), inputs_of(history)
+    return erase(config, history.pipeline, topic, storages, inputs, newest.incarnation, cancelled=newest.cancelled)
+
+
+def storages_of(history: History) -> list[str]:
+    """Where blocks are kept outside of the topic."""
+    return sorted({each.storage for each in history.retained if each.storage})
+
+
+def inputs_of(history: History) -> dict[str, list[int]]:
+    """The partitions that the pipeline reads, by topic."""
+    found: dict[str, set[int]] = {}
+    for manifest in history.retained:
+        for each in manifest.offsets:
+            found.setdefault(each.topic, set()).add(each.partition)
+    return {topic: sorted(partitions) for topic, partitions in sorted(found.items())}
+
+
+def erase(
+    config: ClientConfig,
+    pipeline: str,
+    topic: TopicInfo | None,
+    storages: Iterable[str],
+    inputs: Mapping[str, Sequence[int]],
+    above: int,
+    *,
+    cancelled: str = "",
+) -> list[str]:
+    """Delete *topic* and what belongs to it; returns the input topics in which a consumer keeps the group's offsets.
+
+    The new checkpoint topic begins with an incarnation above *above*, the highest that was. It has ended, and answers
+    the request *cancelled*.
+    """
+    kept = group_offsets.forget(config, pipeline, inputs)
+    if topic is not None:
+        for storage in storages:
+            with closing(block_storage(config, topic, storage)) as blocks:
+                blocks.erase()
+        hit("erasing-blocks")
+        _mark(config, pipeline, topic, above)
+        with closing(Topics(config)) as topics:
+            topics.delete(as_topic(topic))
+        hit("erasing-topic")
+    _begin_anew(config, pipeline, above, cancelled)
+    return kept
+
+
+def _mark(config: ClientConfig, pipeline: str, topic: TopicInfo, incarnation: int) -> None:
+    """See `committable.erased_id`."""
+    with _Asking(config, pipeline, topic) as asking:
+        drive(TransactionalWriter(erased_id(pipeline, incarnation), topic.name, SystemClock()).open(), asking.perform)
+
+
+def _begin_anew(config: ClientConfig, pipeline: str, above: int, cancelled: str) -> None:
+    topic = prepare_topic(config.confluent(), pipeline)
+    if read_history(config.confluent(), pipeline).incarnation_latest:
+        return  # somebody was faster
+    log = DecisionLog(pipeline, topic, SystemClock())
+    with _Asking(config, pipeline, topic) as asking:
+        drive(log.open(), asking.perform)
+        drive(log.begin(socket.gethostname(), os.getpid(), above), asking.perform)
+        drive(log.heartbeat(ended=True, cancelled=cancelled), asking.perform)
+
+
+class _Asking(ExitStack):
+    """What answers the requests of a log in *topic*."""
+
+    def __init__(self, config: ClientConfig, pipeline: str, topic: TopicInfo) -> None:
+        super().__init__()
+        transactions = self.enter_context(closing(Transactions(config)))
+        output_log = self.enter_context(closing(Log(config, group=pipeline)))
+        requests = self.enter_context(closing(LogRequests(config, topic)))
+        self.perform = Performer(config, transactions, output_log, requests, 0, lambda step, checkpoint: None)
+        self.callback(self.perform.close)

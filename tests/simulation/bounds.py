@@ -1,0 +1,46 @@
+"""Bounds that are small here, so that few records in little time meet what takes many, or long, elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+from coordinator import UPKEEP_INTERVAL_MS
+from local_files import SMALL
+
+from exactlyonce.checkpoint import coordinator as core
+from exactlyonce.checkpoint import decision_log, leader
+from exactlyonce.checkpoint.commits import of_stores
+from exactlyonce.checkpoint.transactions import markers, transactional_writer
+from exactlyonce.engines.local import task
+from exactlyonce.sinks.kafka import producing
+from exactlyonce.sinks.write_ahead import writer as write_ahead
+
+BOUNDS = (
+    (markers, "MARKERS_LOST_AFTER_MS", 200),
+    (decision_log, "STABLE_TIMEOUT_MS", 400),
+    (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
+    (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
+    (producing, "BACKLOG_RECORDS_MAX", 30),
+    (task, "BLOCKS_PENDING_MAX", 2),
+    (task, "ROUND_RECORDS_MAX", 6),
+    (core, "HOLD_AFTER_MS", 100),
+    (leader, "UPKEEP_INTERVAL_S", 1.0),
+    (of_stores, "PAUSE_LONGEST_MS", 400),
+    (write_ahead, "CHUNK_SIZE", 500),
+    (write_ahead, "BLOCKS_PENDING_MAX", 4),
+    (write_ahead, "NAMED_MAX", 2),
+    (write_ahead, "LISTED_MAX", 3),
+    *SMALL,
+)
+"""What is met here by few records and in little time, too."""
+
+
+@contextmanager
+def bounds() -> Iterator[None]:
+    """Within this the bounds are small."""
+    with ExitStack() as stack:
+        for module, name, value in BOUNDS:
+            stack.enter_context(patch.object(module, name, value))
+        yield
