@@ -69,7 +69,7 @@ class Oracle:
         self.broker, self.topology, self.inputs = broker, topology, inputs
         self.sinks = topology.sinks
         self.met: Counter[str] = Counter()
-        """How often what was judged, for whoever wants to know."""
+        """How often what was judged."""
         self.aligned: set[tuple[int, int, int]] = set()
         """Incarnation, attempt and number of checkpoints that must be aligned, whatever the others are."""
         self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
@@ -87,7 +87,9 @@ class Oracle:
         self.fenced: set[str | None] = set()
         """Ids that were swept, and not initialised since."""
         self._initialized: Counter[str | None] = Counter()
-        self.decided: dict[Place, int] = {(name, p): 0 for name in inputs for p, _ in enumerate(inputs[name].partitions)}
+        self.decided: dict[Place, int] = {
+            (name, p): 0 for name, each in inputs.items() for p in range(len(each.partitions))
+        }
         """Sn of the newest manifest."""
         self._arrived: dict[str, Counter[str]] = {each.id: Counter() for each in topology.of("count", "tally")}
         """By count and key, how many records before Sn have come to it."""
