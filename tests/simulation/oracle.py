@@ -79,8 +79,7 @@ class Oracle:
         self.unfinalized: Manifest | None = None
         self._retained: dict[int, Manifest] = {}
         """Those that are not tombstoned."""
-        self._stands_on: dict[int, set[BlockRef]] = {}
-        """By checkpoint that is retained."""
+        self._stands_on: dict[int, set[BlockRef]] = {}  # by checkpoint that is retained
         self.ever_named: set[Named] = set()
         self.binding: dict[str, Named] = {}
         """Of the unfinalized checkpoint: by transactional id of the original, what must be committed now."""
@@ -99,8 +98,7 @@ class Oracle:
         self._stand_ins: list[Committable] = []
         self._attempt_decided = (0, 0)
         """The newest attempt, of the newest incarnation, that has completed a checkpoint, or is behind a clean end."""
-        self._of_zombies: set[str] = set()
-        """Blocks that older attempts wrote after that: nobody looks for them."""
+        self._of_zombies: set[str] = set()  # blocks that older attempts wrote after that: nobody looks for them
         self._read_to = {(sink, p): self._end_of(sink, p) for sink in self.sinks for p in range(output_partitions)}
         self._decisions_read = 0
         self._blocks_read = [0] * block_partitions
