@@ -431,7 +431,7 @@ class Leader:
             committables=(),
             sinks=outputs,
             requests=plan.requests,
-            origin=self.log.history.latest.origin if self.log.history.latest is not None else "",
+            origin=self.led.restores,
             storage=led.storage,
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
         )

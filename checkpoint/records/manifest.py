@@ -172,7 +172,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     storage: str = TOPIC
     """Where the blocks are that this names: a URL that `storage_url` has made, or the topic."""
     origin: str = ""
-    """The savepoint that the pipeline was restored from last, here or before; empty: it began by itself."""
+    """The savepoint that this run was told to go on from, and does, here or before; empty: it was told of none."""
 
     @property
     def is_savepoint(self) -> bool:

@@ -72,7 +72,8 @@ class Restoring:
         self._next = newest.checkpoint + 1 if newest is not None else 0
         self.origin = origin_of(asked)
         if newest is not None and newest.origin == self.origin:
-            return  # done before
+            around.note(f"the savepoint was restored before: the run goes on from checkpoint {newest.checkpoint}")
+            return
         self._savepoint: Savepoint
         if asked.number is not None:
             self._savepoint = self._in_topic(asked.number, history)

@@ -124,6 +124,11 @@ def test_a_savepoint_of_the_topic(orders: Orders) -> None:
     assert states(orders) == {f"c{number}": 111 for number in range(7)}
     assert len(orders.totals()) == 784
     assert visible <= 700
+    again = run(orders, "--from-savepoint", str(newest.checkpoint), "--rewind")
+    assert (again.code, "was restored before" in said(again), len(orders.totals())) == (0, True, 784)
+    assert run(orders).code == 0
+    assert run(orders, "--from-savepoint", str(newest.checkpoint), "--rewind").code == 0
+    assert len(orders.totals()) == 791, "it may be gone back to as often as one wants"
 
 
 def test_operators_that_changed(orders: Orders, tmp_path: Path) -> None:
