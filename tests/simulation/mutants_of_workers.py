@@ -147,7 +147,7 @@ def _early_offsets() -> Iterable[Any]:
     yield patch.object(SourceInput, "next", following)
 
 
-@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT, first=55)
+@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT, first=41)
 def _late_partition() -> Iterable[Any]:
     real = KafkaReader.add
 
