@@ -176,7 +176,7 @@ LUCK = {
     "cancelled and deleted": Luck(
         kinds=("cancel", "crash_coordinator", "kill_worker", "ask_for_savepoint", "delete_savepoint"),
         chances={"_chance": 0.003, "_request_chance": 0.01},
-        settings={"retention": "delete_on_cancellation"},
+        settings={"retention": "delete_on_cancellation", "max_concurrent": 1},
         rescale_chance=0.25,
     ),
     "cycles": Luck(

@@ -239,7 +239,7 @@ def _not_stood_on() -> Iterable[Any]:
     def references_of(plan: PendingCheckpoint, manifest: Manifest) -> Any:
         return real(dataclasses.replace(plan, staged=[]), msgspec.structs.replace(manifest, staged=()))
 
-    yield unchecked(decision_log, "A block that a manifest names must not be tombstoned")
+    yield unchecked(decision_log, "A block that a manifest names must not be dropped")
     yield patch.object(leader, "references_of", references_of)
 
 

@@ -370,7 +370,7 @@ class TestCleaning:
         ref = BlockRef(1, 0, "block/1/0/totals/0/0/0-ab", 3, b"x" * 32)
         log = store.living()
         log.appended(store.manifest(0, order_logs=(OrderLog("totals", 0, (ref,)),)), store.mark(0))
-        with pytest.raises(InvariantViolation, match="must not be tombstoned"):
+        with pytest.raises(InvariantViolation, match="must not be dropped"):
             log.appended(store.manifest(1), blocks_dropped=[ref])
         log.appended(store.manifest(1))
         assert log.appended(store.mark(1), manifests_dropped=[0], blocks_dropped=[ref]) is Outcome.DONE
