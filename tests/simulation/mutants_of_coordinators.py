@@ -181,7 +181,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
     yield patch.object(of_transactions, "sweep", sweep)
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=240)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=820)
 def _unprotected() -> Iterable[Any]:
     real = commit.sweep
 
@@ -226,7 +226,7 @@ def _forget_repairs() -> Iterable[Any]:
 
 
 @mutant(
-    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=248
+    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=820
 )
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
