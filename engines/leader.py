@@ -45,7 +45,7 @@ from exactlyonce.engines.erasing.erase import erase_condemned
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan, share_of
-from exactlyonce.engines.savepoints.restoring import Restoring, Surroundings
+from exactlyonce.engines.savepoints.restoring import Restoring, Surroundings, require_readable
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
@@ -142,6 +142,8 @@ class PipelineLeader:
         led = self._led(stores)
         led.require_same_storage(history.latest)
         self._storages.of(options.checkpoint.storage).check()
+        if history.latest is not None and not led.goes_on_from_savepoint(history.latest):
+            require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         self._replays = ReplayRepair(
             Loaded(load_reference(self._reference), self._reference), options.client, self._transactions,

@@ -2,31 +2,35 @@
 
 Invariants: whatever does not fit is found before anything is fenced or written, and named by operator and field; states
 are written with the version that they have, and migrated when they are read; nothing of the savepoint is referred to
-afterwards. It is restored once: the origin goes from manifest to manifest, so that the same command, repeated, goes on.
+afterwards. It is restored once: while runs are told of it, the origin goes from manifest to manifest, so that the same
+command, repeated, goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
 
+from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, Restored, SourceOffset
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks, Ticket
 from exactlyonce.engines.blocks import BlockNames, Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError, GraphError, require
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
+from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.key_groups import subtask_of
 from exactlyonce.state.state_type import StateType
@@ -246,6 +250,18 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
         if operator.schema is not None:
             StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
     return found
+
+
+def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> None:
+    """Raise `StateIncompatible` where an operator of *graph* cannot read its state of *newest*, which the pipeline goes
+    on from: so that no run that goes well is fenced for one that cannot."""
+    now = {node.id: node for node in graph.stateful}
+    for snapshot in newest.operators:
+        head = None
+        with suppress(DamagedRecord, DamagedState):  # recovery says what can be done about it
+            head = KeptState(newest, snapshot, blocks).head()
+        if head is not None and head.operator in now:
+            StateType(head.operator, now[head.operator].kept).require_readable(head.schema, head.version)
 
 
 def _require_apart(ids: Collection[str], mapping: Mapping[str, str]) -> None:

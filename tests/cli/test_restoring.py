@@ -175,10 +175,13 @@ def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
     migrated = run(orders, "--from-savepoint", url)
     assert migrated.code == 0, migrated.err
     assert states(orders) == {f"c{number}": {"sum": 101, "count": 1} for number in range(7)}
-    changed(orders, (", state_version=2, migrations={1: first}", ""))
-    older = run(orders)
-    assert older.code == 2, older.err
-    assert "is of version 2, and the pipeline knows version 1" in said(older)
+    with orders.running() as healthy:
+        changed(orders, (", state_version=2, migrations={1: first}", ""))
+        older = run(orders)
+        assert older.code == 2, older.err
+        assert "is of version 2, and the pipeline knows version 1" in said(older)
+        healthy.terminate()
+        assert healthy.wait() == 0, "a run that cannot go on fences none that does"
 
 
 def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> None:
