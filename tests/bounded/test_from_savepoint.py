@@ -66,7 +66,7 @@ def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="has state of 'rounds', and the pipeline no such operator"):
         catch_up(fed, narrow, 2, tmp_path / "staging", restoration=Restoration(url))
     assert fed.history().latest is None
-    with pytest.raises(GraphError, match="Two operators of the savepoint would become 'totals'"):
+    with pytest.raises(GraphError, match="'rounds' and 'totals' of the savepoint would both become 'totals'"):
         catch_up(fed, narrow, 2, tmp_path / "staging", restoration=Restoration(url, {"rounds": "totals"}))
     asked = Restoration(url, allow_dropped=True)
     summary = catch_up(fed, narrow, 2, tmp_path / "staging", restoration=asked)
