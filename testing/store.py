@@ -89,7 +89,7 @@ class StoreModel:
     def _require_own(self, target: Target, origin: str) -> None:
         writer = self.contents.writers.get(target)
         if writer is None or writer.origin != origin:
-            raise ForeignLedger(writer.origin if writer is not None else "none")
+            raise ForeignLedger(writer.origin if writer is not None else "")
 
     def _require_newest(self, target: Target, incarnation: int) -> None:
         writer = self.contents.writers.get(target)

@@ -43,7 +43,7 @@ class UnderWay(NamedTuple):
 
 
 class ForeignLedger(Exception):
-    """The ledger was begun for another checkpoint topic, whose id is *origin*."""
+    """The ledger was begun for another checkpoint topic, whose id is *origin*; empty: there is no ledger (any more)."""
 
     def __init__(self, origin: str) -> None:
         super().__init__(origin)
@@ -248,6 +248,11 @@ def _ahead(ledger: str, subtask: int, has: int, highest: int) -> str:
 
 
 def _foreign(ledger: str, origin: str, other: str) -> str:
+    if not other:
+        return (
+            f"{ledger} is gone, which every run makes when it begins: it was deleted, or the store was restored from a "
+            f"backup. Run again: the ledger is compared with the checkpoints before anything is written."
+        )
     return (
         f"{ledger} was begun for another checkpoint topic, with id {other}; this one has id {origin}: the pipeline was "
         f"reset, or another one of its name, on another cluster, writes there.\n"

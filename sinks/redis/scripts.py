@@ -52,7 +52,7 @@ local ledger, subtask = KEYS[1], ARGV[1]
 local checkpoint, incarnation, previous = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local from, to, last = tonumber(ARGV[5]), ARGV[6], ARGV[7] == '1'
 local held = redis.call('HMGET', ledger, 'incarnation', subtask .. ':checkpoint', subtask .. ':part', 'origin')
-if held[4] and held[4] ~= ARGV[8] then return {'foreign', held[4]} end
+if held[4] ~= ARGV[8] then return {'foreign', held[4] or ''} end
 if held[1] and tonumber(held[1]) > incarnation then return {'fenced', held[1]} end
 local done, part, rows = tonumber(held[2] or 0), 0, 0
 if held[3] then

@@ -238,6 +238,16 @@ class SinkContract(ContractHooks):
             refused(partial(self.committer().commit, foreign, incarnation, "topic-2"), ForeignLedger, why)
         self.seen([*FIRST, *SECOND], why)
 
+    def test_a_ledger_that_nobody_has_begun(self) -> None:
+        """Whoever commits has fenced, so that it was lost since: ForeignLedger, or StoreError, and no row is written."""
+        why = "A commit began the ledger: a zombie of the life before a reset would write behind the emptied target."
+        try:
+            again(partial(self.committer().commit, self.staged(FIRST, 1), 1, ORIGIN))
+        except (ForeignLedger, StoreError):
+            self.seen([], why)
+        else:
+            raise AssertionError(why)
+
     # --- who is who ---------------------------------------------------------------------------------------------------
 
     def test_another_run_of_the_same_pipeline(self) -> None:

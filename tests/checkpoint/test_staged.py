@@ -209,6 +209,14 @@ def test_a_leader_that_outlives_a_reset_halts(manifest: Of) -> None:
         store.commit(manifest(1, staged=(staged(1),)))
 
 
+def test_a_ledger_that_is_gone_halts(manifest: Of) -> None:
+    """What the next run does about it, its fence says: it compares."""
+    store = Store()
+    store.fail = [ForeignLedger("")]
+    with pytest.raises(Halt, match=rf"^{LEDGER} is gone, .* restored from a backup. Run again"):
+        store.commit(manifest(1, staged=(staged(1),)))
+
+
 @pytest.mark.parametrize(
     ("ledger", "why"),
     [

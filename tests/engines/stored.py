@@ -76,7 +76,7 @@ class SqliteStore:
             database.execute("begin immediate")
             ledger = "select {} from ledger where (pipeline, sink, subtask) = (?, ?, ?)"
             writer = database.execute(ledger.format("incarnation, origin"), (entry.pipeline, entry.sink, -1)).fetchone()
-            newest, origin = writer or (0, "none")
+            newest, origin = writer or (0, "")
             if origin != entry.origin:
                 raise ForeignLedger(origin)
             if newest > entry.incarnation:

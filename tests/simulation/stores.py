@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from world import World
 
 RESTORED, ANEW = "restored from a backup", ("another checkpoint topic", "the topic was deleted")
+GONE = "is gone, which every run makes"
 """What the halts say."""
 HARMS = ("restore_while_down", "restore_while_away", "make_topic_anew", "reset")
 FORGOTTEN_MS = EXPIRY_MS + 10_000
@@ -277,7 +278,8 @@ class Stores:
 
     def outlives(self, error: Exception | None) -> bool:
         """Whether *error* ends a coordinator that has lived on through a reset."""
-        return isinstance(error, Halt) and bool(self.world.seen["reset"]) and ANEW[0] in str(error)
+        foreign = isinstance(error, Halt) and any(text in str(error) for text in (ANEW[0], GONE))
+        return foreign and bool(self.world.seen["reset"])
 
     def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
         """Nobody who has begun since then does."""

@@ -141,6 +141,12 @@ MUTANTS = {
          "incarnation, self.ledger(db, pipeline, sink).origin or origin)\n            db"},
         "another_checkpoint_topic", "A ledger of another checkpoint topic was taken",
     ),
+    "a commit begins the ledger": Mutant(
+        {APPLIED: "ledger = self.ledger(db, entry.pipeline, entry.sink)\n"
+         "            begun_for = ledger.origin or entry.origin\n"
+         "            ledger = msgspec.structs.replace(ledger, origin=begun_for).applied(entry)\n"},
+        "a_ledger_that_nobody_has_begun", "A commit began the ledger",
+    ),
     "fence begins a ledger of its own": Mutant(
         {"self.ledger(db, pipeline, sink).fenced": "SinkLedger().fenced"},
         "another_run_of_the_same_pipeline", "by pipeline and sink, never by anything of one run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from redis_rows import Total, chunks_of, entry, store_of
+from redis_rows import Total, begun, chunks_of, entry, store_of
 from redis_server import RedisServer, skip_without_a_server
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
@@ -17,7 +17,7 @@ LEDGER = "exactlyonce_ledger:{shop}:shop:totals"
 
 
 def tagged(server: RedisServer) -> RedisStore:
-    return store_of(server.url, kind="stream", hash_tag="shop", key=lambda total: f"{{shop}}:{total.customer}")
+    return begun(store_of(server.url, kind="stream", hash_tag="shop", key=lambda total: f"{{shop}}:{total.customer}"))
 
 
 def gather(*servers: RedisServer) -> None:

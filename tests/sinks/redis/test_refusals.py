@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis_rows import Total, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, Total, begun, chunks_of, entry, hasty, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
@@ -84,7 +84,7 @@ def test_a_database_that_is_missing_is_named(server: RedisServer) -> None:
 def test_a_server_that_is_away_is_waited_for(own_server: Own) -> None:
     """Refused, killed, paused: it is unavailable, and nothing hangs."""
     server = own_server()
-    store = hasty(store_of(server.url), 0.3)
+    store = begun(hasty(store_of(server.url), 0.3))
     store.check()
     server.kill()
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_a_host_that_is_unknown_is_waited_for() -> None:
 def test_the_rights_of_the_page_are_enough(server: RedisServer, kind: Any) -> None:
     """A user with these, and no others, checks, fences and applies."""
     keys = ("~total:*", "~exactlyonce_ledger:*")
-    store = store_of(with_user(server, "sink", *ALLOWED.split(), *keys), kind=kind)
+    store = begun(store_of(with_user(server, "sink", *ALLOWED.split(), *keys), kind=kind))
     store.check()
     store.fence("shop", "totals", 1, "t")
     rows: list[Any] = [Total("ann", 1)]
@@ -140,11 +140,11 @@ def test_a_right_that_is_missing_is_named(server: RedisServer, kind: Any, missin
 def test_a_key_that_is_not_allowed_is_found_before_anything_is_written(server: RedisServer, kind: Any) -> None:
     """Among keys that are: none of them is written."""
     url = with_user(server, "sink", *ALLOWED.split(), "~total:a*", "~exactlyonce_ledger:*")
-    store = store_of(url, kind=kind)
+    store = begun(store_of(url, kind=kind))
     store.check()
     text = refused(lambda: store.apply(chunks_of(store, [Total("ann", 1), Total("bob", 1)]), entry(1)))
     assert "NOPERM" in text
-    assert server.client.keys() == []
+    assert server.client.keys("total:*") == []
 
 
 def test_the_key_of_the_ledger_has_to_be_allowed(server: RedisServer) -> None:
@@ -161,7 +161,7 @@ def test_settings_of_the_server_need_not_be_readable(server: RedisServer) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_full_memory_is_all_or_nothing(server: RedisServer, kind: Any) -> None:
     """With noeviction a part is refused at once, or is written whole though it goes beyond the limit."""
-    store = store_of(server.url, kind=kind, part_rows=50)
+    store = begun(store_of(server.url, kind=kind, part_rows=50))
     chunks = chunks_of(store, [Total(f"customer-{number}", number, "x" * 20_000) for number in range(1_000)], 10)
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 10_000_000)
@@ -185,7 +185,7 @@ def test_full_memory_is_all_or_nothing(server: RedisServer, kind: Any) -> None:
 def test_deletions_go_through_where_memory_is_full(server: RedisServer) -> None:
     """Not even: the ledger comes first, which needs room too; nothing is deleted then."""
     server.client.set("total:ann", "old")
-    store = store_of(server.url, Total | None, key=lambda _: "total:ann")
+    store = begun(store_of(server.url, Total | None, key=lambda _: "total:ann"))
     server.client.config_set("maxmemory", 1)
     try:
         refused(lambda: store.apply(chunks_of(store, [None]), entry(1)), StoreUnavailable)
@@ -211,7 +211,7 @@ def test_a_server_without_a_log_is_refused(own_server: Own) -> None:
     text = refused(store_of(server.url).check)
     assert "appendonly no" in text
     assert "durable=False" in text
-    store = store_of(server.url, durable=False)
+    store = begun(store_of(server.url, durable=False))
     store.check()
     store.fence("shop", "totals", 1, "t")
     assert store.apply(chunks_of(store, totals(3)), entry(1))
@@ -229,8 +229,9 @@ def test_a_server_that_never_waits_for_its_disk_is_refused(own_server: Own) -> N
 def test_a_replica_is_refused(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check asks for the primary; one that becomes a replica during a run is waited for, and the URL read again."""
     primary, replica = own_server(), own_server()
+    begun(store_of(primary.url))
     monkeypatch.setenv("THE_REDIS", replica.url)
-    store = store_of("env:THE_REDIS")
+    store = begun(store_of("env:THE_REDIS"))
     store.check()
     replica.client.replicaof("127.0.0.1", primary.port)
     assert "is a replica now: a failover is under way" in refused(lambda: store.apply([], entry(1)), StoreUnavailable)
@@ -243,15 +244,15 @@ def test_a_replica_is_refused(own_server: Own, monkeypatch: pytest.MonkeyPatch) 
 def test_a_disk_that_cannot_be_written_is_waited_for(own_server: Own) -> None:
     """MISCONF: nothing is written, and the error says that the server's disk is the matter."""
     server = own_server(save="3600 1", appendonly="no")
+    store = begun(store_of(server.url, durable=False, kind="stream"))
     (server.folder / "dump.rdb").mkdir()
     server.client.set("a", 1)
     server.client.bgsave()
     while server.client.info("persistence")["rdb_last_bgsave_status"] == "ok":
         pass
-    store = store_of(server.url, durable=False, kind="stream")
     text = refused(lambda: store.apply(chunks_of(store, totals(3)), entry(1)), StoreUnavailable)
     assert "it cannot write to its disk" in text
-    assert server.client.keys() == ["a"]
+    assert sorted(server.client.keys()) == ["a", LEDGER]
     (server.folder / "dump.rdb").rmdir()
     server.client.save()
     assert store.apply(chunks_of(store, totals(3)), entry(1))
@@ -259,8 +260,9 @@ def test_a_disk_that_cannot_be_written_is_waited_for(own_server: Own) -> None:
 
 def test_replicas_that_the_server_asks_for_are_waited_for(own_server: Own) -> None:
     """NOREPLICAS."""
-    server = own_server(min_replicas_to_write="1")
-    store = store_of(server.url)
+    server = own_server()
+    store = begun(store_of(server.url))
+    server.client.config_set("min-replicas-to-write", 1)
     assert "too few of its replicas" in refused(lambda: store.apply([], entry(1)), StoreUnavailable)
 
 
@@ -277,9 +279,9 @@ def test_a_server_with_too_many_clients_is_waited_for(own_server: Own) -> None:
 def test_a_script_of_somebody_else_is_waited_for(own_server: Own) -> None:
     """BUSY, while it runs."""
     server = own_server(**{"busy-reply-threshold": "50"})
+    store = begun(hasty(store_of(server.url), 10))
     other = server.client.connection_pool.get_connection()
     other.send_command("EVAL", "while true do end", 0)
-    store = hasty(store_of(server.url), 10)
     assert "a script of somebody else keeps it busy" in refused(lambda: store.apply([], entry(1)), StoreUnavailable)
     server.client.script_kill()
     with pytest.raises(redis.ResponseError, match="killed"):

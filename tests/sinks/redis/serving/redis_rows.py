@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from exactlyonce.pipeline.errors import Fenced
 from exactlyonce.sinks import RedisSink
 from exactlyonce.sinks.redis.store import RedisStore
 from exactlyonce.sinks.write_ahead.store import LedgerEntry
@@ -31,6 +33,13 @@ def sink_of(url: str, **options: Any) -> RedisSink[Any]:
 def store_of(url: str, type_: Any = Total, **options: Any) -> RedisStore:
     store = sink_of(url, **options).store(type_)
     assert isinstance(store, RedisStore)
+    return store
+
+
+def begun(store: RedisStore) -> RedisStore:
+    """It, with a ledger that the first incarnation has begun, or a newer one."""
+    with suppress(Fenced):
+        store.fence("shop", "totals", 1, "t")
     return store
 
 
