@@ -471,7 +471,6 @@ class Leader:
         readers, and this one is over. Only then may what there is be condemned; a savepoint keeps all of it."""
         for each in self._protocols:
             yield from each.conclude(self.manifest.checkpoint)
-        has_savepoints = any(each.is_savepoint for each in self.log.history.retained)
-        condemned = bool(cancelled) and self.led.deletes and not has_savepoints
+        condemned = bool(cancelled) and self.led.deletes and not self.log.history.savepoints
         with suppress(Fenced):  # then a newer one's heartbeats say as much
             yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)

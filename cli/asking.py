@@ -64,14 +64,15 @@ def cancel(config: ClientConfig, pipeline: str, timeout_ms: int) -> History:
     return _answered(config, pipeline, asked, answer, timeout_ms)
 
 
-def _living(history: History) -> Incarnation | None:
+def living_run(history: History) -> Incarnation | None:
+    """The incarnation that seems to go on, and may be asked; see `History.living`."""
     return history.living(SystemClock().now_ms())
 
 
 def _has_ended(history: History, incarnation: int) -> bool:
     """Whether *incarnation*, or one that took over from it, has: a run begun since is nobody's to stop."""
     since = [each for each in history.incarnations.values() if each.incarnation >= incarnation]
-    return _living(history) is None or any(each.ended for each in since)
+    return living_run(history) is None or any(each.ended for each in since)
 
 
 def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
@@ -84,7 +85,7 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                 history = read_history(config.confluent(), pipeline)
                 if (found := answer(history)) is not None:
                     return found
-                living = _living(history)
+                living = living_run(history)
                 if living is None and not _made(history, asked):
                     raise NotAnswered(
                         f"The run of {pipeline} has ended, and not done what it was asked for. Its last checkpoint is "
@@ -141,12 +142,3 @@ def _late(pipeline: str, living: Incarnation | None, timeout_ms: int) -> str:
         f"(`exactlyonce checkpoints {pipeline}`), allow more time by --timeout; a job on Spark, and a run of an older "
         f"exactlyonce, take no requests."
     )
-
-
-def require_savepoint(history: History, checkpoint: int) -> Manifest:
-    """The manifest of savepoint *checkpoint*; ConfigError, with those that there are, if there is none."""
-    found = {each.checkpoint: each for each in history.retained if each.is_savepoint}
-    if checkpoint not in found:
-        there = f"It has {', '.join(map(str, found))}." if found else "It has none."
-        raise ConfigError(f"{history.pipeline} has no savepoint {checkpoint} in its topic. {there}")
-    return found[checkpoint]

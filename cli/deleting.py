@@ -11,19 +11,19 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.cli import asking
 from exactlyonce.cli.committing import leading, to_stderr
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.engines.savepoints.retained import require_savepoint
 from exactlyonce.pipeline.errors import ConfigError
 
 
 def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: int) -> None:
     """Delete savepoint *checkpoint*; ConfigError where that cannot be done."""
-    manifest = asking.require_savepoint(history, checkpoint)
+    manifest = require_savepoint(history, checkpoint)
     if manifest is history.latest:
         raise ConfigError(
             f"Savepoint {checkpoint} is the newest checkpoint of {history.pipeline}: the next run goes on from it. Run "
             f"it first, and delete the savepoint once it has taken another checkpoint."
         )
-    if history.living(SystemClock().now_ms()) is not None:
+    if asking.living_run(history) is not None:
         asking.delete(config, history.pipeline, checkpoint, timeout_ms)
     else:
         _delete_alone(config, history, checkpoint)

@@ -67,6 +67,11 @@ class History:
         return [self.manifests[checkpoint] for checkpoint in sorted(self.manifests)]
 
     @property
+    def savepoints(self) -> dict[int, Manifest]:
+        """The savepoints, by number, oldest first."""
+        return {each.checkpoint: each for each in self.retained if each.is_savepoint}
+
+    @property
     def storage(self) -> str:
         """Where the blocks are that the newest manifest names; see `Manifest.storage`."""
         return self.latest.storage if self.latest is not None else TOPIC

@@ -66,12 +66,12 @@ def cancel(args: argparse.Namespace) -> int:
 
 def _require_run(history: History) -> None:
     """ConfigError where there is nobody to ask."""
+    from exactlyonce.cli.asking import living_run
     from exactlyonce.engines.spark.sink.position import KIND
-    from exactlyonce.engines.system_clock import SystemClock
 
     if history.latest is not None and history.latest.kind == KIND:
         raise ConfigError(f"{history.pipeline} is a sink of Spark: stop its query instead.")
-    if history.living(SystemClock().now_ms()) is None:
+    if living_run(history) is None:
         raise ConfigError(f"{history.pipeline} does not run: there is nothing to cancel. Nothing was changed.")
 
 
@@ -88,7 +88,7 @@ def _as_text(history: History) -> str:
     ended = f"{history.pipeline} is cancelled: nothing is open, and what was not decided is forgotten."
     if history.condemned:
         return f"{ended} Its checkpoints are deleted, as it was set to: the next run begins anew."
-    savepoints = ", ".join(str(each.checkpoint) for each in history.retained if each.is_savepoint)
+    savepoints = ", ".join(map(str, history.savepoints))
     noted = f", with the savepoints {savepoints}" if savepoints else ""
     checkpoints = ", ".join(map(str, _retained(history)))
     return f"{ended} Its checkpoints are kept ({checkpoints}){noted}; the next run goes on from the newest."

@@ -55,7 +55,6 @@ def savepoint(args: argparse.Namespace) -> int:
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli import asking
     from exactlyonce.cli.committing import to_stderr
-    from exactlyonce.engines.system_clock import SystemClock
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
@@ -63,7 +62,7 @@ def savepoint(args: argparse.Namespace) -> int:
     if args.to:
         _require_folder(args.to)
     history = read_history(config.confluent(), pipeline)
-    runs = history.living(SystemClock().now_ms()) is not None
+    runs = asking.living_run(history) is not None
     manifest = asking.savepoint(config, pipeline, timeout_ms, stop=args.stop) if runs else _newest(history, args)
     try:
         url = _export(config, manifest, args.to) if args.to else ""

@@ -63,7 +63,7 @@ def show(args: argparse.Namespace) -> int:
 
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args))
-    found = [each for each in history.retained if each.is_savepoint]
+    found = [*history.savepoints.values()]
     if args.json:
         listed = [_as_json(each, finalized=each.checkpoint in history.finalized) for each in found]
         print(msgspec.json.encode(listed).decode())
@@ -102,8 +102,8 @@ def verify(args: argparse.Namespace) -> int:
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.checkpoint.store.storage import DamagedBlock
     from exactlyonce.checkpoint.store.topic import find_topic
-    from exactlyonce.cli.asking import require_savepoint
     from exactlyonce.engines.blocks import block_storage, references
+    from exactlyonce.engines.savepoints.retained import require_savepoint
     from exactlyonce.state.errors import DamagedState
 
     if not args.savepoint.isdigit():

@@ -26,7 +26,7 @@ from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.opening import folder_of
 from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedOperator, Savepoint
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
 METADATA = "_metadata.json"
@@ -84,16 +84,7 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
 def _portions(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
     """What goes into one file each: of one version, and not too much."""
     for _, same in groupby(entries, key=lambda entry: entry.version):
-        some: list[KeptEntry] = []
-        size = 0
-        for entry in same:
-            some.append(entry)
-            size += len(entry.key) + len(entry.state)
-            if size >= FILE_BYTES:
-                yield some
-                some, size = [], 0
-        if some:
-            yield some
+        yield from portions(same, FILE_BYTES)
 
 
 def _container(operator: SavedOperator, entries: list[KeptEntry]) -> bytes:

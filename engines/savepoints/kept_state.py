@@ -39,6 +39,20 @@ class KeptEntry(NamedTuple):
     """Of the state: `pipeline.versions`."""
 
 
+def portions(entries: Iterable[KeptEntry], bytes_max: int, count_max: int | None = None) -> Iterator[list[KeptEntry]]:
+    """*entries*, in lists that end once they have so many bytes, or are so many."""
+    some: list[KeptEntry] = []
+    size = 0
+    for entry in entries:
+        some.append(entry)
+        size += len(entry.key) + len(entry.state)
+        if size >= bytes_max or len(some) == count_max:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
 class KeptState:
     """The state of one operator at the checkpoint of *manifest*."""
 

@@ -24,6 +24,7 @@ from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
+from exactlyonce.engines.savepoints.retained import require_savepoint
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError, GraphError, require
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -55,14 +56,19 @@ class Surroundings:
     note: Callable[[str], None]
 
 
-def origin_of(asked: Restoration) -> str:
-    """`Manifest.origin` of what goes on from it. ConfigError where there is none, `DamagedSavepoint`."""
-    return origin_in_topic(asked.number) if asked.number is not None else ExportedSavepoint.at(asked.source).origin
+def _sought(asked: Restoration) -> tuple[str, ExportedSavepoint | None]:
+    """`Manifest.origin` of what goes on from it, and the savepoint itself, if it was exported. ConfigError where there
+    is none, `DamagedSavepoint`."""
+    if asked.number is not None:
+        return origin_in_topic(asked.number), None
+    exported = ExportedSavepoint.at(asked.source)
+    return exported.origin, exported
 
 
 def is_restored(asked: Restoration, newest: Manifest | None) -> bool:
-    """Whether *newest* goes on from it already: the same command, repeated, restores nothing. Raises as `origin_of`."""
-    origin = origin_of(asked)
+    """Whether *newest* goes on from it already: the same command, repeated, restores nothing. Raises ConfigError where
+    there is none, `DamagedSavepoint`."""
+    origin, _ = _sought(asked)
     return newest is not None and newest.origin == origin
 
 
@@ -74,15 +80,15 @@ class Restoring:
         self._asked, self._around = asked, around
         newest = history.latest if history is not None else None
         self._next = newest.checkpoint + 1 if newest is not None else 0
-        self.origin = origin_of(asked)
+        self.origin, exported = _sought(asked)
         if newest is not None and newest.origin == self.origin:
             around.note(f"the savepoint was restored before: the run goes on from checkpoint {newest.checkpoint}")
             return
         self._savepoint: Savepoint
         if asked.number is not None:
-            self._savepoint = self._in_topic(asked.number, history)
-        else:
-            self._savepoint = ExportedSavepoint.at(asked.source)
+            self._savepoint = self._in_topic(asked.number, history or History(around.graph.pipeline_id))
+        elif exported is not None:
+            self._savepoint = exported
             if newest is not None:
                 raise ConfigError(
                     f"{newest.pipeline} has checkpoints here, the newest is {newest.checkpoint}: an exported savepoint "
@@ -95,20 +101,16 @@ class Restoring:
         self._offsets = offsets_now(saved, around, asked)
         around.inputs.check_continuity(_as_manifest(saved, around.graph.pipeline_id, self._offsets))
 
-    def _in_topic(self, number: int, history: History | None) -> TopicSavepoint:
-        found = {each.checkpoint: each for each in history.retained if each.is_savepoint} if history else {}
-        if history is None or history.latest is None or number not in found:
-            there = f"It has {', '.join(map(str, found))}." if found else "It has none."
-            raise ConfigError(f"{self._around.graph.pipeline_id} has no savepoint {number} in its topic. {there}")
-        newest = history.latest.checkpoint
+    def _in_topic(self, number: int, history: History) -> TopicSavepoint:
+        found, newest = require_savepoint(history, number), max(history.manifests)
         if newest != number and not self._asked.rewind:
             raise ConfigError(
                 f"Savepoint {number} is not the newest checkpoint, that is {newest}: output since then is visible, and "
                 f"would be written again. Leave --from-savepoint out, to go on from checkpoint {newest}; or add "
                 f"--rewind, if that is what you want; or export the savepoint, and restore it under another name."
             )
-        blocks = self._around.storages.of(found[number].storage)
-        return TopicSavepoint(found[number], blocks, self._around.cluster_id)
+        blocks = self._around.storages.of(found.storage)
+        return TopicSavepoint(found, blocks, self._around.cluster_id)
 
     # --- writing --------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,15 @@ def chosen(history: History, at: int | None) -> Manifest:
     return history.manifests[at]
 
 
+def require_savepoint(history: History, number: int) -> Manifest:
+    """Savepoint *number*; ConfigError, with those that there are, if it is none of them."""
+    found = history.savepoints
+    if number not in found:
+        there = f"It has {', '.join(map(str, found))}." if found else "It has none."
+        raise ConfigError(f"{history.pipeline} has no savepoint {number} in its topic. {there}")
+    return found[number]
+
+
 @contextmanager
 def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
     """While blocks of *manifest* are read: ConfigError for those that are missing because it has expired."""

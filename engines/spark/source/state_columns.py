@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.spark.source.state_types import SparkColumn, Unfit, as_json, column
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.state_type import StateType, joined
@@ -54,7 +54,7 @@ class Columns:
 
     def batches(self, entries: Iterable[KeptEntry]) -> Iterator[pa.RecordBatch]:
         """The rows of *entries*. Raises `RecordError` for what a column cannot hold, `StateIncompatible`."""
-        for some in _portions(entries):
+        for some in portions(entries, BATCH_BYTES, BATCH_ENTRIES):
             yield self._batch(some)
 
     def _batch(self, entries: Sequence[KeptEntry]) -> pa.RecordBatch:
@@ -92,16 +92,3 @@ class Columns:
                 f"Operator {self._operator!r}: the {what} of key {key!r} is no {column.type.simpleString()}: {error}. "
                 f"Read it as text, by the option json=true{other}."
             ) from None
-
-
-def _portions(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
-    some: list[KeptEntry] = []
-    size = 0
-    for entry in entries:
-        some.append(entry)
-        size += len(entry.key) + len(entry.state)
-        if len(some) >= BATCH_ENTRIES or size >= BATCH_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
