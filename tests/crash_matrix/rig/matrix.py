@@ -2,9 +2,9 @@
 
     python tests/crash_matrix/run.py [--jobs 2] [--only 12/] [--write]
 
-Every cell's result goes into a file of the commit, `.crash-matrix/COMMIT.jsonl`, as soon as it is there: a run that was
-broken off goes on where it was. Cells that failed are lived through again. `--write` puts the result into
-docs/guarantees.md and docs/crash-matrix.json.
+Every cell's result goes into `.crash-matrix/COMMIT.jsonl` as soon as it is there, by the commit that last changed what
+cells run: a run that was broken off goes on where it was. Cells that failed are lived through again. `--write` puts the
+result into docs/guarantees.md and docs/crash-matrix.json.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ from report import documented, lines
 from rows import ROWS
 
 ROOT = Path(__file__).parents[3]
+LIVED_THROUGH = (
+    *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
+    *("tests/crash_matrix", "tests/engines", "tests/sinks/postgres/rig"),
+)
+"""What a cell runs."""
 
 Result = dict[str, Any]
 
@@ -71,9 +76,15 @@ def run_test(test: str) -> int:
 
 
 def commit() -> str:
-    """The commit of the tree, with "-dirty" behind it where files were changed: all such trees share one name."""
-    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return told.stdout.strip() or "unknown"
+    """The last that changed what cells run, with "-dirty" behind it where files of that were changed since: all such
+    trees share one name."""
+    last, changed = _git("log", "-1", "--format=%h"), _git("status", "--porcelain")
+    return (last or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    told = subprocess.run(["git", *arguments, "--", *LIVED_THROUGH], cwd=ROOT, capture_output=True, text=True)
+    return told.stdout.strip()
 
 
 def main() -> int:
