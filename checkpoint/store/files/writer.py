@@ -1,13 +1,12 @@
 """Putting blocks as files, beside whoever computes them.
 
 Invariants: `write` and `poll` never wait: threads put, each file again and again while the storage is away or full; a
-ticket has its reference only once its file is durable. Threads are daemons: whoever is killed or gives up leaves
-orphans.
+ticket has its reference only once its file is durable. A thread ends where nothing waits, so that nobody has to close
+anything. Threads are daemons: whoever is killed or gives up leaves orphans.
 """
 
 from __future__ import annotations
 
-import queue
 import secrets
 import threading
 import time
@@ -56,9 +55,11 @@ class FileBlocks:
         self._folder, self._nonce = folder, nonce or secrets.token_hex(6)
         self._keys = KeysWritten()
         self._unresolved: deque[_Put] = deque()
-        self._waiting: queue.SimpleQueue[_Put] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Of the next two."""
+        self._waiting: deque[_Put] = deque()
+        self._threads = 0
         self._done = threading.Semaphore(0)
-        self._threads: list[threading.Thread] = []
         self._obstacle = ""
         self._given_up = threading.Event()
 
@@ -91,10 +92,12 @@ class FileBlocks:
         return ticket
 
     def _hand_over(self, put: _Put) -> None:
-        self._waiting.put(put)
-        if len(self._threads) < min(THREADS, self.pending):
-            self._threads.append(threading.Thread(target=self._work, name="blocks", daemon=True))
-            self._threads[-1].start()
+        with self._lock:
+            self._waiting.append(put)
+            if self._threads == THREADS:
+                return
+            self._threads += 1
+        threading.Thread(target=self._work, name="blocks", daemon=True).start()
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Let tickets learn their fate; how many are still pending."""
@@ -125,8 +128,7 @@ class FileBlocks:
     # --- in the threads
 
     def _work(self) -> None:
-        while not self._given_up.is_set():
-            put = self._waiting.get()
+        while (put := self._next()) is not None:
             try:
                 for pause_s in self._put(put):
                     if self._given_up.wait(pause_s):
@@ -135,6 +137,14 @@ class FileBlocks:
             except Exception as error:
                 put.failure = f"{type(error).__name__}: {error}"
             self._done.release()
+
+    def _next(self) -> _Put | None:
+        """None: this thread ends."""
+        with self._lock:
+            if self._waiting and not self._given_up.is_set():
+                return self._waiting.popleft()
+            self._threads -= 1
+            return None
 
     def _put(self, put: _Put) -> Iterator[float]:
         """Try until it is durable, or nothing more is to be tried; gives the pauses between, in seconds."""

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,20 @@ def test_giving_up(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable, match="may not have been written"):
         _ = ticket.ref
     assert storage.since((0, 0)).blocks == ()
+
+
+def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
+    """A process that does the work of many units, one after the other, closes none of their blocks."""
+    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    for unit in range(20):
+        blocks = storage.begin(1, unit)
+        tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(9)]
+        blocks.wait(LIMIT_S)
+        assert all(each.ref is not None for each in tickets)
+    deadline = time.monotonic() + LIMIT_S
+    while any(thread.name == "blocks" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
