@@ -5,6 +5,7 @@ Invariant: what is left out is counted, and said at the end.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -26,11 +27,15 @@ ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, str]]
 LEFT_OUT = pytest.StashKey[tuple[int, int, int]]()
 """How many tests that are marked exhaustive, how many of the matrix, and how many that need a Docker engine."""
+THREADS = pytest.StashKey[int]()
+"""How many this process had when it was last rid of clients."""
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 """Every test that was collected, also what is left out."""
 LEFT_OUT_KEY = "left_out"
 LONG = {"slow": 10, "broker": 1}
 """What a mark says of how long a test takes, about."""
+THREADS_LEFT_MAX = 40
+"""More of them than there were before are clients that nobody has any more, but for a cycle of references."""
 ALONE = {f"tests/simulation/test_{part}.py" for part in ("simulation", "mutants", "growth")}
 """Files whose tests go to whichever process is free."""
 
@@ -122,6 +127,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(WorkersOfXdist())
     settings.register_profile("of any machine", deadline=None)  # a slow one takes more than 200 ms for an example
     settings.load_profile("of any machine")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Let go of clients that commands have left behind within this process, which would soon have a thousand threads.
+    Python comes to that seldom where it has much to look through."""
+    threads = Path("/proc/self/task")
+    if not threads.exists():
+        return
+    before = item.config.stash.get(THREADS, 0)
+    if len(os.listdir(threads)) > before + THREADS_LEFT_MAX:
+        gc.collect()
+        item.config.stash[THREADS] = len(os.listdir(threads))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -103,9 +103,9 @@ def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
 
 def describe(client: AdminClient, name: str) -> TopicInfo | None:
     """The topic *name* as it is now; None if there is none."""
-    described = client.describe_topics(TopicCollection([name]), request_timeout=store_client.REQUEST_TIMEOUT_S)
-    try:
-        topic: TopicDescription = described[name].result()
+    names, limit_s = TopicCollection([name]), store_client.REQUEST_TIMEOUT_S
+    try:  # no variable holds the future: what it raises would hold it, and the client's threads, until a collection
+        topic: TopicDescription = client.describe_topics(names, request_timeout=limit_s)[name].result()
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
@@ -116,9 +116,8 @@ def describe(client: AdminClient, name: str) -> TopicInfo | None:
 
 def _create(client: AdminClient, name: str, partitions: int) -> None:
     topic = NewTopic(name, partitions, config={need.setting: need.value for need in NEEDS})
-    created = client.create_topics([topic], request_timeout=store_client.REQUEST_TIMEOUT_S)
     try:
-        created[name].result()
+        client.create_topics([topic], request_timeout=store_client.REQUEST_TIMEOUT_S)[name].result()
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # then another instance was faster
             raise
