@@ -239,7 +239,7 @@ class SinkContract(ContractHooks):
         self.seen([*FIRST, *SECOND], why)
 
     def test_a_ledger_that_nobody_has_begun(self) -> None:
-        """Whoever commits has fenced, so that it was lost since: ForeignLedger, or StoreError, and no row is written."""
+        """Whoever commits has fenced, so that it was lost since: ForeignLedger or StoreError, and no row is written."""
         why = "A commit began the ledger: a zombie of the life before a reset would write behind the emptied target."
         try:
             again(partial(self.committer().commit, self.staged(FIRST, 1), 1, ORIGIN))
