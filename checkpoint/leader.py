@@ -241,7 +241,9 @@ class Leader:
         nothing = (0,) * self.log.topic.partitions
         self.retention.nothing_yet(latest.block_end_offsets if latest is not None else nothing)
         manifest = self._manifest(plan, (yield KnownOutputs()), kind=RESTORED)
-        manifest = msgspec.structs.replace(manifest, operators=restored.operators, origin=restored.origin)
+        manifest = msgspec.structs.replace(
+            manifest, operators=restored.operators, origin=restored.origin, channel_logs=restored.channel_logs
+        )
         self._require((yield from self.log.append(manifest)))
         yield from self.run(finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms()))
 

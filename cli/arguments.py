@@ -166,7 +166,7 @@ def add_restoring(group: argparse._ActionsContainer) -> None:
         metavar="OLD=NEW",
         type=pair,
         action="append",
-        help="operator or source OLD of the savepoint is called NEW now, any number of them",
+        help="operator, source or loop OLD of the savepoint is NEW now, any number of them",
     )
     group.add_argument(
         "--allow-dropped-state",

@@ -45,7 +45,8 @@ from exactlyonce.engines.erasing.erase import erase_condemned
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, no_replay
 from exactlyonce.engines.plan import Plan, share_of
-from exactlyonce.engines.savepoints.restoring import Restoring, Surroundings, require_readable
+from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
+from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 
+LOOP_MARK = ">"
+"""Begins the name of a loop's edge, and of no other."""
+
 
 @dataclass(frozen=True)
 class ShuffleEdge:
@@ -38,7 +41,7 @@ class FeedbackEdge:
     @property
     def name(self) -> str:
         """The loop's alone: who feeds it may change while records go round."""
-        return f">{self.loop}"
+        return f"{LOOP_MARK}{self.loop}"
 
 
 def feedback_edges(graph: LogicalGraph) -> list[FeedbackEdge]:

@@ -202,6 +202,8 @@ class Restored(msgspec.Struct, frozen=True):
     operators: tuple[OperatorSnapshot, ...]
     origin: str
     """See `Manifest.origin`."""
+    channel_logs: tuple[ChannelLog, ...] = ()
+    """What went round its loops."""
 
 
 class Finalized(msgspec.Struct, frozen=True):

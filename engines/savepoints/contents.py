@@ -1,4 +1,4 @@
-"""A savepoint, wherever it lies: what it says of itself, and the states of its operators.
+"""A savepoint, wherever it lies: what it says of itself, the states of its operators, and what goes round its loops.
 
 Invariant: it stands for itself. Nothing in it refers to a transaction, a committable or another checkpoint; its offsets
 are those of topics by their names, with the ids that these had.
@@ -14,6 +14,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
+from exactlyonce.engines.savepoints.loops import LoopEntry, entries_of, records_by_loop
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -39,6 +40,15 @@ class SavedOperator(msgspec.Struct, frozen=True):
     """Of an export; in the topic there are none."""
 
 
+class SavedLoop(msgspec.Struct, frozen=True):
+    """What goes round one loop."""
+
+    loop: str
+    records: int
+    files: tuple[SavedFile, ...] = ()
+    """Of an export."""
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """What a savepoint says of itself."""
 
@@ -51,6 +61,8 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     offsets: tuple[SourceOffset, ...]
     operators: tuple[SavedOperator, ...]
+    loops: tuple[SavedLoop, ...] = ()
+    """Those in which something goes round."""
 
 
 class Savepoint(Protocol):
@@ -70,19 +82,22 @@ class Savepoint(Protocol):
     def entries(self, operator: str) -> Iterator[KeptEntry]:
         """All states of *operator*. Raises what says which block or file is damaged."""
 
+    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+        """What goes round *loop*, subtask by subtask, in its order. Raises likewise."""
+
 
 class TopicSavepoint:
     """A `Savepoint` that is a checkpoint of a pipeline in its own topic."""
 
     def __init__(self, manifest: Manifest, blocks: Blocks, cluster_id: str) -> None:
-        """Raises ConfigError for a checkpoint that is more than offsets and states."""
-        if manifest.channel_logs:
+        """Raises ConfigError for a checkpoint whose barriers have overtaken records."""
+        loops, overtaken = records_by_loop(manifest, blocks)
+        if overtaken:
             raise ConfigError(
-                f"Checkpoint {manifest.checkpoint} of {manifest.pipeline} holds {manifest.records_in_flight} records "
-                f"that were on their way: a barrier had overtaken them, or they went round in a loop. Neither an "
-                f"export nor --from-savepoint can take them along, and they would be lost. Run the pipeline to the end "
-                f"of its input (--until latest), which leaves none, and ask again. A run without --from-savepoint goes "
-                f"on from this checkpoint as it is."
+                f"Checkpoint {manifest.checkpoint} of {manifest.pipeline} is unaligned: it holds {overtaken} records "
+                f"that a barrier had overtaken. Neither an export nor --from-savepoint can take them along, and they "
+                f"would be lost. Take a savepoint while the pipeline runs, which is aligned, or let it end cleanly. A "
+                f"run without --from-savepoint goes on from this checkpoint as it is."
             )
         self._manifest, self._blocks = manifest, blocks
         heads = {each.operator: kept_state(manifest, each.operator, blocks).head() for each in manifest.operators}
@@ -99,6 +114,7 @@ class TopicSavepoint:
                 SavedOperator(operator, head.schema, head.version) if head is not None else SavedOperator(operator)
                 for operator, head in heads.items()
             ),
+            loops=tuple(SavedLoop(loop, records) for loop, records in sorted(loops.items())),
         )
 
     @property
@@ -112,6 +128,9 @@ class TopicSavepoint:
 
     def entries(self, operator: str) -> Iterator[KeptEntry]:
         return kept_state(self._manifest, operator, self._blocks).entries()
+
+    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+        return entries_of(self._manifest, self._blocks, loop)
 
 
 def origin_in_topic(checkpoint: int) -> str:

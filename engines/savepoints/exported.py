@@ -2,11 +2,13 @@
 
     <pipeline>-<checkpoint>-<random>/
         <operator>-<number>.avro    records of key_group, key (canonical), state (msgpack); all of one version
+        <loop>-<number>.avro        records of subtask, record (msgpack), and its origin's topic, partition, offset
         _metadata.json              {"format": 1, "saved": what it says of itself, with all files, "sha256": of that}
 
 Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
 so that a part of an export is never taken for one and no changed byte goes unnoticed; a name is written once; no
-committable is in it.
+committable is in it. Where something goes round a loop, its format is 2, so that nobody leaves that behind who does not
+know of it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import io
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
@@ -25,15 +27,20 @@ from fastavro import parse_schema, reader, writer
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.opening import folder_of
-from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedOperator, Savepoint
+from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
+from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
 METADATA = "_metadata.json"
-FORMAT = 1
+FORMAT = 2
+"""The newest that is known."""
+_WITHOUT_LOOPS = 1
 FILE_BYTES = 16 * 1024 * 1024
 """Of keys and states in one file, about: a file is made and read as a whole."""
-_SCHEMA = parse_schema(
+FILE_RECORDS = 50_000
+"""Likewise, of what goes round a loop."""
+_STATES = parse_schema(
     {
         "type": "record",
         "name": "State",
@@ -42,6 +49,20 @@ _SCHEMA = parse_schema(
             {"name": "key_group", "type": "int"},
             {"name": "key", "type": "bytes", "doc": "msgpack, canonical"},
             {"name": "state", "type": "bytes", "doc": "msgpack"},
+        ],
+    }
+)
+_GOING_ROUND = parse_schema(
+    {
+        "type": "record",
+        "name": "GoingRound",
+        "namespace": "exactlyonce",
+        "fields": [
+            {"name": "subtask", "type": "int"},
+            {"name": "record", "type": "bytes", "doc": "msgpack"},
+            {"name": "topic", "type": "string", "doc": "of the message that it stems from"},
+            {"name": "partition", "type": "int"},
+            {"name": "offset", "type": "long"},
         ],
     }
 )
@@ -64,8 +85,9 @@ def export(savepoint: Savepoint, url: str) -> str:
     folder = folder_of(base, name)
     folder.check()
     operators = tuple(_exported(savepoint, each, folder) for each in saved.operators)
-    whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators))
-    document = _Metadata(FORMAT, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
+    loops = tuple(_exported_loop(savepoint, each, folder) for each in saved.loops)
+    whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators, loops=loops))
+    document = _Metadata(FORMAT if loops else _WITHOUT_LOOPS, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
     folder.put(METADATA, msgspec.json.encode(document), _aside())
     return f"{base}/{name}"
 
@@ -73,11 +95,14 @@ def export(savepoint: Savepoint, url: str) -> str:
 def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
     files: list[SavedFile] = []
     for entries in _portions(savepoint.entries(operator.operator)):
-        content = _container(operator, entries)
-        name = f"{operator.operator}-{len(files)}.avro"
-        folder.put(name, content, _aside())
-        digest = hashlib.sha256(content).hexdigest()
-        files.append(SavedFile(name, len(content), digest, len(entries), entries[0].version))
+        version = entries[0].version
+        metadata = {
+            "exactlyonce.operator": operator.operator,
+            "exactlyonce.state_version": str(version),
+            "exactlyonce.state_schema": msgspec.json.encode(operator.schema).decode(),
+        }
+        records = [{"key_group": each.group, "key": each.key, "state": each.state} for each in entries]
+        files.append(_put(folder, f"{operator.operator}-{len(files)}.avro", _STATES, records, metadata, version))
     return msgspec.structs.replace(operator, files=tuple(files))
 
 
@@ -87,16 +112,23 @@ def _portions(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
         yield from portions(same, FILE_BYTES)
 
 
-def _container(operator: SavedOperator, entries: list[KeptEntry]) -> bytes:
+def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: Folder) -> SavedLoop:
+    files: list[SavedFile] = []
+    left = savepoint.going_round(loop.loop)
+    while records := [each._asdict() for each in islice(left, FILE_RECORDS)]:
+        metadata = {"exactlyonce.loop": loop.loop}
+        files.append(_put(folder, f"{loop.loop}-{len(files)}.avro", _GOING_ROUND, records, metadata, 1))
+    return msgspec.structs.replace(loop, files=tuple(files))
+
+
+def _put(
+    folder: Folder, name: str, schema: Any, records: list[dict[str, Any]], metadata: dict[str, str], version: int
+) -> SavedFile:
     stream = io.BytesIO()
-    metadata = {
-        "exactlyonce.operator": operator.operator,
-        "exactlyonce.state_version": str(entries[0].version),
-        "exactlyonce.state_schema": msgspec.json.encode(operator.schema).decode(),
-    }
-    records = ({"key_group": each.group, "key": each.key, "state": each.state} for each in entries)
-    writer(stream, _SCHEMA, records, codec="deflate", metadata=metadata)
-    return stream.getvalue()
+    writer(stream, schema, records, codec="deflate", metadata=metadata)
+    content = stream.getvalue()
+    folder.put(name, content, _aside())
+    return SavedFile(name, len(content), hashlib.sha256(content).hexdigest(), len(records), version)
 
 
 def _aside() -> str:
@@ -139,6 +171,11 @@ class ExportedSavepoint:
         for each in self.operator(operator).files:
             yield from self.read(each)
 
+    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+        for saved in self.saved.loops:
+            for each in saved.files if saved.loop == loop else ():
+                yield from (LoopEntry(**fields) for fields in self._records(each))
+
     def operator(self, operator: str) -> SavedOperator:
         """What it has of *operator*; ConfigError, with those that there are, if it has nothing of it."""
         for each in self.saved.operators:
@@ -150,22 +187,29 @@ class ExportedSavepoint:
     def damage(self) -> list[str]:
         """What is wrong with its files, all of them; nothing: every byte is as it was written."""
         found = []
-        for operator in self.saved.operators:
-            for each in operator.files:
-                try:
-                    for _ in self.read(each):
-                        pass
-                except DamagedSavepoint as error:
-                    found.append(str(error))
+        for each in self._files():
+            try:
+                for _ in self._records(each):
+                    pass
+            except DamagedSavepoint as error:
+                found.append(str(error))
         return found
 
     @property
     def files(self) -> int:
         """How many there are, without `_metadata.json`."""
-        return sum(len(each.files) for each in self.saved.operators)
+        return len(self._files())
+
+    def _files(self) -> list[SavedFile]:
+        saved: tuple[SavedOperator | SavedLoop, ...] = (*self.saved.operators, *self.saved.loops)
+        return [file for each in saved for file in each.files]
 
     def read(self, file: SavedFile) -> Iterator[KeptEntry]:
         """The states in one of its files. Raises `DamagedSavepoint`."""
+        for fields in self._records(file):
+            yield KeptEntry(fields["key_group"], fields["key"], fields["state"], file.version)
+
+    def _records(self, file: SavedFile) -> Iterator[Any]:
         content = self._folder.get(file.name)
         if content is None:
             raise self._damaged(file.name, "it is missing")
@@ -175,11 +219,10 @@ class ExportedSavepoint:
             raise self._damaged(file.name, "its bytes are not those that were written")
         count = 0
         for record in reader(io.BytesIO(content)):
-            fields: Any = record
             count += 1
-            yield KeptEntry(fields["key_group"], fields["key"], fields["state"], file.version)
+            yield record
         if count != file.entries:
-            raise self._damaged(file.name, f"it has {count} states, and was written with {file.entries}")
+            raise self._damaged(file.name, f"it has {count} entries, and was written with {file.entries}")
 
     def _damaged(self, name: str, why: str) -> DamagedSavepoint:
         return DamagedSavepoint(

@@ -8,52 +8,49 @@ command, repeated, goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import msgspec
 
-from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, Restored, SourceOffset
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks, Ticket
-from exactlyonce.engines.blocks import BlockNames, Storages
+from exactlyonce.checkpoint.records.manifest import (
+    RESTORED,
+    BlockRef,
+    ChannelLog,
+    Manifest,
+    OperatorSnapshot,
+    Restored,
+    SourceOffset,
+)
+from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
+from exactlyonce.engines.batch_codec import records_in
+from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.in_flight import InFlightFrame, encode
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
+from exactlyonce.engines.savepoints.fitting import (
+    Surroundings,
+    fitting,
+    loops_fitting,
+    offsets_now,
+    refuse_by_partition,
+)
+from exactlyonce.engines.savepoints.kept_state import KeptEntry
+from exactlyonce.engines.savepoints.loops import frames_of_loop, require_same
 from exactlyonce.engines.savepoints.retained import require_savepoint
-from exactlyonce.engines.surroundings.preflight import Inputs
-from exactlyonce.pipeline.errors import ConfigError, GraphError, require
-from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.errors import ConfigError, require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
-from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.key_groups import subtask_of
-from exactlyonce.state.state_type import StateType
 
 SECTION_BYTES = 64 * 1024
 PENDING_MAX = 64
 DURABLE_TIMEOUT_S = 600.0
 _encode = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Where the savepoint is restored."""
-
-    graph: LogicalGraph
-    inputs: Inputs
-    cluster_id: str
-    parallelism: int
-    storages: Storages
-    storage: str
-    """Where the states are written; see `Manifest.storage`."""
-    note: Callable[[str], None]
 
 
 def _sought(asked: Restoration) -> tuple[str, ExportedSavepoint | None]:
@@ -98,6 +95,10 @@ class Restoring:
         saved = self._savepoint.saved
         self._operators = fitting(saved, around.graph, asked)
         refuse_by_partition(self._operators, around)
+        self._loops = loops_fitting(saved, around.graph, asked)
+        for new, loop in self._loops.items():
+            entries = self._savepoint.going_round(loop.loop)
+            require_same(new, around.graph.node(new).type, entries, self._savepoint.name)
         self._offsets = offsets_now(saved, around, asked)
         around.inputs.check_continuity(_as_manifest(saved, around.graph.pipeline_id, self._offsets))
 
@@ -126,8 +127,25 @@ class Restoring:
         snapshots = tuple(
             self._written(blocks, names, new, saved, checkpoint) for new, saved in sorted(self._operators.items())
         )
+        logs = self._going_round(blocks, names, checkpoint)
         self._around.note(f"restored from {self._savepoint.name}")
-        return Restored(self._offsets, snapshots, self.origin)
+        return Restored(self._offsets, snapshots, self.origin, logs)
+
+    def _going_round(self, blocks: AttemptBlocks, names: BlockNames, checkpoint: int) -> tuple[ChannelLog, ...]:
+        """Write what goes round the loops, subtask by subtask; all of it is in memory at once, as in the workers."""
+        frames: dict[int, list[InFlightFrame]] = {}
+        for new, loop in sorted(self._loops.items()):
+            entries = self._savepoint.going_round(loop.loop)
+            for subtask, frame in frames_of_loop(new, entries, self._around.parallelism):
+                frames.setdefault(subtask, []).append(frame)
+        logs = []
+        for subtask, own in sorted(frames.items()):
+            bodies = (body for body in encode(own) if body is not None)
+            put = [names.write_in_flight(blocks, checkpoint, RESTORED, subtask, body) for body in bodies]
+            blocks.wait(DURABLE_TIMEOUT_S)
+            records = sum(records_in(each.frame) for each in own)
+            logs.append(ChannelLog(RESTORED, subtask, records, tuple(map(_durable, put))))
+        return tuple(logs)
 
     def _written(
         self, blocks: AttemptBlocks, names: BlockNames, operator: str, saved: SavedOperator, checkpoint: int
@@ -211,125 +229,6 @@ def _sections(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
         size += len(entry.key) + len(entry.state)
     if some:
         yield some
-
-
-# --- what fits ------------------------------------------------------------------------------------------------------
-
-
-def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedOperator]:
-    """By operator of *graph*, its state in the savepoint; those without begin empty.
-
-    Raises GraphError for a mapping that names nothing or makes two into one, and for state that no operator takes and
-    nobody gives up; `StateIncompatible`, which names operator and field, for state that the operator cannot read.
-    """
-    there = {each.operator: each for each in saved.operators}
-    sources = {each.source for each in saved.offsets}
-    now = {node.id: node for node in graph.stateful}
-    for old, new in asked.mapping.items():
-        if old not in there and old not in sources:
-            known = ", ".join(sorted({*there, *sources}))
-            raise GraphError(f"--map {old}={new}: the savepoint has no state and no source of {old!r}. It has {known}.")
-        if new not in (now if old in there else {node.id for node in graph.sources}):
-            kind = "operator with state" if old in there else "source"
-            raise GraphError(f"--map {old}={new}: the pipeline has no {kind} {new!r}.")
-    for each in (there.keys(), sources):
-        _require_apart(each, asked.mapping)
-    found: dict[str, SavedOperator] = {}
-    dropped = []
-    for old, operator in there.items():
-        new = asked.mapping.get(old, old)
-        if new in now:
-            found[new] = operator
-        else:
-            dropped.append(old)
-    if dropped and not asked.allow_dropped:
-        raise GraphError(
-            f"The savepoint has state of {', '.join(map(repr, sorted(dropped)))}, and the pipeline no such operator. "
-            f"Give it its old id; or say what it is called now by --map {sorted(dropped)[0]}=NEW; or leave the state "
-            f"behind by --allow-dropped-state."
-        )
-    for new, operator in found.items():
-        if operator.schema is not None:
-            StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
-    return found
-
-
-def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> None:
-    """Raise `StateIncompatible` where an operator of *graph* cannot read its state of *newest*, which the pipeline goes
-    on from: so that no run that goes well is fenced for one that cannot."""
-    now = {node.id: node for node in graph.stateful}
-    for snapshot in newest.operators:
-        head = None
-        with suppress(DamagedRecord, DamagedState):  # recovery says what can be done about it
-            head = KeptState(newest, snapshot, blocks).head()
-        if head is not None and head.operator in now:
-            StateType(head.operator, now[head.operator].kept).require_readable(head.schema, head.version)
-
-
-def _require_apart(ids: Collection[str], mapping: Mapping[str, str]) -> None:
-    """GraphError where two of *ids* would become one."""
-    olds: dict[str, str] = {}
-    for old in sorted(ids):
-        new = mapping.get(old, old)
-        if new in olds:
-            raise GraphError(
-                f"{olds[new]!r} and {old!r} of the savepoint would both become {new!r}, which can go on from one of "
-                f"them alone. Leave that --map out, or name another id in it."
-            )
-        olds[new] = old
-
-
-def refuse_by_partition(operators: Iterable[str], around: Surroundings) -> None:
-    """Raise GraphError for state of *operators* that the partitions of a source distribute: which subtask has read a
-    key's partition is not kept with its state."""
-    if around.parallelism == 1:
-        return
-    for operator in sorted(operators):
-        if any(around.graph.node(read.node).partitioned for read in around.graph.node(operator).inputs):
-            raise GraphError(
-                f"Operator {operator!r} is keyed by the source's partitions (key_by(..., partitioned=True)): no "
-                f"savepoint says which of {around.parallelism} subtasks reads the partition of a key, so that its "
-                f"state could meet none of its records. Begin with --parallelism 1, or without partitioned=True."
-            )
-
-
-def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple[SourceOffset, ...]:
-    """Where each source goes on: where the savepoint has it, and a new one at its start.
-
-    In another cluster topics are found by their names, for their ids are others there.
-    """
-    elsewhere = saved.cluster_id != around.cluster_id
-    kept: list[SourceOffset] = []
-    dropped = set()
-    for each in saved.offsets:
-        source = asked.mapping.get(each.source, each.source)
-        readable = around.inputs.sources.get(source)
-        if readable is None:
-            dropped.add(each.source)
-            continue
-        if readable.topic != each.topic:
-            raise ConfigError(
-                f"The savepoint has read source {source!r} from topic {each.topic!r}, and now it reads "
-                f"{readable.topic!r}: offsets of one mean nothing in the other. Give the source its old topic, or a "
-                f"new id, by which it begins at its start, and add --allow-dropped-state."
-            )
-        topic_id = around.inputs.described[each.topic].topic_id
-        there = msgspec.structs.replace(each, topic_id=topic_id, leader_epoch=-1) if elsewhere else each
-        kept.append(msgspec.structs.replace(there, source=source))
-    if dropped and not asked.allow_dropped:
-        raise GraphError(
-            f"The savepoint has read source {', '.join(map(repr, sorted(dropped)))}, which the pipeline does not have. "
-            f"Give it its old id; or say what it is called now by --map {sorted(dropped)[0]}=NEW; or leave it behind "
-            f"by --allow-dropped-state."
-        )
-    if elsewhere and kept:
-        around.note(
-            f"the savepoint was taken in another cluster, {saved.cluster_id}: topics are found by their names, and "
-            f"offsets are taken over as they are. They mean the same records only where the topics were mirrored with "
-            f"their offsets."
-        )
-    known = {each.source for each in kept}
-    return (*kept, *(each for each in around.inputs.start_offsets() if each.source not in known))
 
 
 def _as_manifest(saved: Saved, pipeline: str, offsets: tuple[SourceOffset, ...]) -> Manifest:

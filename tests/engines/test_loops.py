@@ -138,3 +138,46 @@ def test_what_goes_round_outlives_a_stop_and_a_kill(kafka: KafkaCluster, topic_n
         (i, attempts(i)) for i in range(700) if i % 7 < 5
     ]
     assert sorted((each["order"], each["tries"]) for each in given_up) == [(i, 5) for i in range(700) if i % 7 >= 5]
+
+
+@pytest.mark.slow
+def test_what_goes_round_goes_along_with_a_savepoint(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any
+) -> None:
+    """From one in the topic, at another parallelism, and from one that was exported, into a pipeline that was reset:
+    each order is charged once, after so many tries."""
+    topic = kafka.create_topic(f"{topic_name}-orders", 2)
+    kafka.produce(topic, [(str(i), json.dumps({"id": i, "total": i})) for i in range(700)])
+    target = ("retry:pipeline", "--param", f"name={topic_name}", *QUICK)
+    resting = (*target, "--param", "pause=10m")
+
+    def command(name: str, *options: str) -> str:
+        arguments = [sys.executable, "-m", "exactlyonce.cli.main", name, topic_name, *options]
+        servers = ["--bootstrap-servers", kafka.bootstrap_servers]
+        return subprocess.run([*arguments, *servers], check=True, capture_output=True, text=True).stdout
+
+    first = run(*resting, "--parallelism", "2", env=EXAMPLES)
+    first.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] > 0)
+    taken = json.loads(command("savepoint", "--stop", "--json"))["checkpoint"]
+    assert first.wait() == 0, first.said
+    found, _ = manifests(kafka, topic_name)
+    resting_records = found[-1].records_in_flight
+    assert resting_records > 0
+    second = run(*resting, "--parallelism", "3", "--num-retained", "100", "--from-savepoint", str(taken), env=EXAMPLES)
+    second.await_event(lambda event: event["event"] == "checkpoint")
+    url = json.loads(command("savepoint", "--stop", "--to", f"file://{tmp_path}", "--json"))["url"]
+    assert second.wait() == 0, second.said
+    found, _ = manifests(kafka, topic_name)
+    assert [each.records_in_flight for each in found if each.kind == "restored"] == [resting_records]
+    assert found[-1].records_in_flight > 0
+    verify = [sys.executable, "-m", "exactlyonce.cli.main", "savepoints", "verify", topic_name, url]
+    subprocess.run([*verify, "--bootstrap-servers", kafka.bootstrap_servers], check=True, capture_output=True)
+    command("reset", "--yes")
+    last = run(*target, "--param", "pause=50ms", "--until", "latest", "--from-savepoint", url, env=EXAMPLES)
+    assert last.wait() == 0, last.said
+    charged = [json.loads(each.value or b"") for each in kafka.read_committed(f"{topic_name}-charged")]
+    given_up = [json.loads(each.value or b"") for each in kafka.read_committed(f"{topic_name}-given-up")]
+    assert sorted((each["order"], each["tries"]) for each in charged) == [
+        (i, attempts(i)) for i in range(700) if i % 7 < 5
+    ]
+    assert sorted((each["order"], each["tries"]) for each in given_up) == [(i, 5) for i in range(700) if i % 7 >= 5]

@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
-from exactlyonce.engines.savepoints.contents import TopicSavepoint
+from exactlyonce.checkpoint.store.files.local import LocalFolder
+from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.in_flight import InFlightFrame, encode
+from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.savepoints.contents import SavedLoop, TopicSavepoint
+from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.testing.cluster import LIMIT_S
 
 
-def test_records_on_their_way_are_never_left_behind(manifest_of: Callable[..., Manifest]) -> None:
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[FileStorage]:
+    with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
+        yield storage
+
+
+def log_of(storage: FileStorage, subtask: int, *frames: tuple[str, list[int]]) -> ChannelLog:
+    """Of *subtask*: a channel and the numbers on their way there, each."""
+    blocks, names = storage.begin(1, 0), BlockNames(subtask)
+    own = [
+        InFlightFrame(name, BatchCodec(int).encode(Batch(each, [Coordinates(f"t{subtask}", 1, n) for n in each], None)))
+        for name, each in frames
+    ]
+    bodies = [body for body in encode(own) if body is not None]
+    tickets = [names.write_in_flight(blocks, 7, "task", subtask, body) for body in bodies]
+    blocks.wait(LIMIT_S)
+    refs = tuple(ref for each in tickets if (ref := each.ref) is not None)
+    assert len(refs) == len(bodies)
+    return ChannelLog("task", subtask, sum(len(numbers) for _, numbers in frames), refs)
+
+
+def test_what_a_barrier_has_overtaken_is_never_left_behind(
+    storage: FileStorage, manifest_of: Callable[..., Manifest]
+) -> None:
     """A checkpoint that holds any is neither exported nor restored from: the error says how many, and what to do."""
-    no_blocks: Any = None
-    log = ChannelLog("task", 0, 5, ())
-    with pytest.raises(ConfigError, match=r"Checkpoint 7 of totals holds 5 records.*--until latest"):
-        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), no_blocks, "cluster")
-    assert TopicSavepoint(manifest_of("totals"), no_blocks, "cluster").saved.checkpoint == 7
+    log = log_of(storage, 0, (">again:0", [1, 2]), ("orders>totals:0", [3, 4, 5]))
+    with pytest.raises(ConfigError, match=r"Checkpoint 7 of totals is unaligned: it holds 3 records.*Take a savepoint"):
+        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster")
+
+
+def test_what_goes_round_is_part_of_it(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> None:
+    """Loop by loop, subtask by subtask, each in its order, with where it stems from."""
+    logs = (
+        log_of(storage, 1, (">again:1", [1, 2]), (">later:1", [9]), (">again:1", [3])),
+        log_of(storage, 0, (">again:0", [8])),
+    )
+    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "cluster")
+    assert savepoint.saved.loops == (SavedLoop("again", 4), SavedLoop("later", 1))
+    assert list(savepoint.going_round("again")) == [
+        LoopEntry(0, b"\x08", "t0", 1, 8), *(LoopEntry(1, bytes([number]), "t1", 1, number) for number in (1, 2, 3))
+    ]  # fmt: skip
+    assert list(savepoint.going_round("later")) == [LoopEntry(1, b"\x09", "t1", 1, 9)]

@@ -3,6 +3,7 @@ as blocks of what goes on from it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,15 @@ from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines import in_flight
+from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.options import Restoration
-from exactlyonce.engines.savepoints.contents import Saved, SavedOperator
-from exactlyonce.engines.savepoints.exported import export
+from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
+from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
+from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
-from exactlyonce.engines.savepoints.restoring import Restoring, Surroundings, fitting
+from exactlyonce.engines.savepoints.loops import LoopEntry
+from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group
@@ -77,11 +82,25 @@ class Given:
 
     saved: Saved
     states: list[KeptEntry]
+    rounds: tuple[LoopEntry, ...] = ()
     origin: str = "given"
     name: str = "a savepoint"
 
     def entries(self, operator: str) -> Iterator[KeptEntry]:
         return iter(self.states)
+
+    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+        return iter(self.rounds)
+
+
+def surroundings(graph: LogicalGraph, storage: FileStorage, parallelism: int, notes: list[str]) -> Surroundings:
+    """Where there is topic `orders`, as source `right`."""
+    inputs: Any = SimpleNamespace(
+        sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
+        start_offsets=tuple, check_continuity=lambda manifest: None,
+    )  # fmt: skip
+    storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
+    return Surroundings(graph, inputs, "c", parallelism, storages, "there", notes.append)
 
 
 @pytest.mark.parametrize("max_parallelism", [128, 24])
@@ -92,14 +111,9 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_
     operator = SavedOperator("counts", "int", 1)
     kept = msgspec.structs.replace(saved(("right",), ()), operators=(operator,))
     url = export(Given(kept, states), f"file://{tmp_path}")
-    inputs: Any = SimpleNamespace(
-        sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
-        start_offsets=tuple, check_continuity=lambda manifest: None,
-    )  # fmt: skip
     notes = list[str]()
     storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
-    around = Surroundings(graph(max_parallelism), inputs, "c", 3, storages, "there", notes.append)
+    around = surroundings(graph(max_parallelism), storage, 3, notes)
     restored = Restoring(Restoration(url), around, None).write(0, 1)
     manifest = manifest_of("totals", operators=restored.operators, max_parallelism=max_parallelism)
     found = list(kept_state(manifest, "counts", storage).entries())
@@ -107,3 +121,87 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_
     assert (restored.offsets, len(restored.operators[0].index)) == (kept.offsets, 3)
     assert url in notes[0]
     storage.close()
+
+
+def looping(type_: Any = int, loop: str = "again") -> LogicalGraph:
+    """Source `right`, united with what comes round *loop*."""
+    pipeline = Pipeline("totals")
+    again = pipeline.feedback(loop, type_)
+    stream = pipeline.source("right", KafkaSource("orders", value=type_)).union(again)
+    stream.filter(bool).feed(again)
+    stream.filter(bool).sink("out", KafkaSink("totals"))
+    return pipeline.build()
+
+
+ROUNDS = tuple(
+    LoopEntry(subtask, msgspec.msgpack.encode(1_000 * subtask + number), "orders", subtask, number)
+    for subtask in range(3)
+    for number in range(700)
+)
+
+
+def exported_loop(folder: Path) -> str:
+    """A savepoint with `ROUNDS` in loop `again`."""
+    kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS)),))
+    return export(Given(kept, [], ROUNDS), f"file://{folder}")
+
+
+@pytest.mark.parametrize(("loop", "mapping"), [("again", {}), ("renamed", {"again": "renamed"})])
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
+def test_what_goes_round_is_written_anew(
+    parallelism: int, loop: str, mapping: dict[str, str], tmp_path: Path, manifest_of: Callable[..., Manifest]
+) -> None:
+    """Every record is taken once, by one subtask, those of a former subtask in their order, and knows its origin."""
+    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
+    now = looping(loop=loop)
+    restoring = Restoring(Restoration(url, mapping), surroundings(now, storage, parallelism, []), None)
+    logs = restoring.write(0, 1).channel_logs
+    assert sum(each.records for each in logs) == len(ROUNDS)
+    manifest = manifest_of("totals", channel_logs=logs, parallelism=parallelism, fingerprint=now.fingerprint())
+    found = []
+    for subtask in range(parallelism):
+        frames = in_flight.restored(manifest, now, subtask, parallelism, storage)
+        assert {each.edge for each in frames} <= {f">{loop}"}
+        batches = [BatchCodec(int).decode(each.frame) for each in frames]
+        found += [
+            (record, o.partition(), o.offset()) for b in batches for record, o in zip(b.records, b.origins, strict=True)
+        ]
+    numbers = [(msgspec.msgpack.decode(each.record), each.partition, each.offset) for each in ROUNDS]
+    assert sorted(found) == sorted(numbers)
+    for subtask in range(3):
+        assert [each for each in found if each[1] == subtask] == [each for each in numbers if each[1] == subtask]
+    storage.close()
+
+
+def test_a_loop_that_is_gone(tmp_path: Path) -> None:
+    """Its records are left behind only if that is what is asked for."""
+    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
+    around = surroundings(graph(), storage, 1, [])
+    with pytest.raises(GraphError, match=r"2100 records go round loop 'again'.* --map again=NEW; .*dropped-state"):
+        Restoring(Restoration(url), around, None)
+    assert Restoring(Restoration(url, {}, allow_dropped=True), around, None).write(0, 1).channel_logs == ()
+
+
+class Order(msgspec.Struct):
+    """Nothing that goes round in `ROUNDS`."""
+
+    id: int
+
+
+def test_a_loop_of_another_type(tmp_path: Path) -> None:
+    """Is refused before anything is written, with the record."""
+    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
+    with pytest.raises(GraphError, match=r"'again', written as another type than Order.*Expected.*orders\[0\] off"):
+        Restoring(Restoration(url), surroundings(looping(Order), storage, 1, []), None)
+
+
+def test_an_older_version_does_not_leave_behind_what_goes_round(tmp_path: Path) -> None:
+    """An export with loops is of format 2, which it refuses; one without is of format 1."""
+    url, without = exported_loop(tmp_path), export(Given(saved((), ()), []), f"file://{tmp_path}")
+    formats = [
+        json.loads(Path(each.removeprefix("file://"), METADATA).read_text())["format"] for each in (url, without)
+    ]
+    assert formats == [2, 1]
+    assert ExportedSavepoint.at(url).damage() == []
+    (Path(url.removeprefix("file://")) / "again-0.avro").unlink()
+    assert [" is missing" in each for each in ExportedSavepoint.at(url).damage()] == [True]

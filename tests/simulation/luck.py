@@ -206,6 +206,13 @@ LUCK = {
         settings={"mode": "at_least_once", "interval_ms": 60},
         parallelism=3,
     ),
+    "cycles from savepoint": Luck(
+        kinds=("ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_worker"),
+        chances={"_chance": 0.012, "_network_chance": 0.0, "_request_chance": 0.005, "cleaned_chance": 0.0},
+        settings={"interval_ms": 20, "max_concurrent": 1},
+        rescale_chance=0.6,
+        restore_chance=0.8,
+    ),
     "from savepoint": Luck(
         kinds=("ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_worker"),
         chances={"_chance": 0.012, "_network_chance": 0.001, "_request_chance": 0.015, "_decided_chance": 0.0},

@@ -19,7 +19,8 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Restored
 from exactlyonce.checkpoint.store.blocks import BlockWriter
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
-from exactlyonce.engines.savepoints.restoring import Restoring, Surroundings
+from exactlyonce.engines.savepoints.fitting import Surroundings
+from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.testing.broker.interface import Error, NoAnswer
@@ -123,5 +124,6 @@ def restored(coordinator: SimulatedCoordinator, found: Restoring, checkpoint: in
         demand(not world.is_newest(coordinator), f"the savepoint cannot be restored: {error}")
         raise Fenced("Somebody has gone on meanwhile.") from error
     world.seen["savepoint restored"] += 1
+    world.seen["savepoint restored with records on their way"] += bool(made.channel_logs)
     world.note(f"{coordinator} restores {made.origin} as checkpoint {checkpoint}")
     return made

@@ -1,0 +1,180 @@
+"""What of a savepoint fits a pipeline, by the ids of operators, sources and loops, and as they are mapped.
+
+Invariant: whatever does not fit is an error that names it; nothing is left behind that nobody has given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from exactlyonce.checkpoint.records.encoding import DamagedRecord
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.store.storage import Blocks
+from exactlyonce.engines.blocks import Storages
+from exactlyonce.engines.options import Restoration
+from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
+from exactlyonce.engines.savepoints.kept_state import KeptState
+from exactlyonce.engines.surroundings.preflight import Inputs
+from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.state_type import StateType
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where the savepoint is restored."""
+
+    graph: LogicalGraph
+    inputs: Inputs
+    cluster_id: str
+    parallelism: int
+    storages: Storages
+    storage: str
+    """Where the states are written; see `Manifest.storage`."""
+    note: Callable[[str], None]
+
+
+def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedOperator]:
+    """By operator of *graph*, its state in the savepoint; those without begin empty.
+
+    Raises GraphError for a mapping that names nothing or makes two into one, and for state that no operator takes and
+    nobody gives up; `StateIncompatible`, which names operator and field, for state that the operator cannot read.
+    """
+    _require_mapped(saved, graph, asked.mapping)
+    there = {each.operator: each for each in saved.operators}
+    now = {node.id: node for node in graph.stateful}
+    found: dict[str, SavedOperator] = {}
+    dropped = []
+    for old, operator in there.items():
+        new = asked.mapping.get(old, old)
+        if new in now:
+            found[new] = operator
+        else:
+            dropped.append(old)
+    if dropped and not asked.allow_dropped:
+        raise GraphError(
+            f"The savepoint has state of {', '.join(map(repr, sorted(dropped)))}, and the pipeline no such operator. "
+            f"Give it its old id; or say what it is called now by --map {sorted(dropped)[0]}=NEW; or leave the state "
+            f"behind by --allow-dropped-state."
+        )
+    for new, operator in found.items():
+        if operator.schema is not None:
+            StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
+    return found
+
+
+def loops_fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedLoop]:
+    """By loop of *graph*, what goes round it in the savepoint. Raises GraphError for records that no loop takes and
+    nobody gives up."""
+    now = {node.id for node in graph.loops}
+    found = {asked.mapping.get(each.loop, each.loop): each for each in saved.loops}
+    dropped = {each.loop: each.records for new, each in found.items() if new not in now}
+    if dropped and not asked.allow_dropped:
+        some = min(dropped)
+        raise GraphError(
+            f"In the savepoint {dropped[some]} records go round loop {some!r}, and the pipeline has no such loop. Give "
+            f"it a loop of this id again; or say what it is called now by --map {some}=NEW; or leave the records "
+            f"behind by --allow-dropped-state."
+        )
+    return {new: each for new, each in found.items() if new in now}
+
+
+def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> None:
+    """Raise `StateIncompatible` where an operator of *graph* cannot read its state of *newest*, which the pipeline goes
+    on from: so that no run that goes well is fenced for one that cannot."""
+    now = {node.id: node for node in graph.stateful}
+    for snapshot in newest.operators:
+        head = None
+        with suppress(DamagedRecord, DamagedState):  # recovery says what can be done about it
+            head = KeptState(newest, snapshot, blocks).head()
+        if head is not None and head.operator in now:
+            StateType(head.operator, now[head.operator].kept).require_readable(head.schema, head.version)
+
+
+def _require_mapped(saved: Saved, graph: LogicalGraph, mapping: Mapping[str, str]) -> None:
+    """GraphError unless *mapping* leads from what the savepoint has to what the pipeline has, and makes nothing one."""
+    kinds = [
+        ("operator with state", {each.operator for each in saved.operators}, {node.id for node in graph.stateful}),
+        ("source", {each.source for each in saved.offsets}, {node.id for node in graph.sources}),
+        ("loop", {each.loop for each in saved.loops}, {node.id for node in graph.loops}),
+    ]
+    for old, new in mapping.items():
+        kind, now = next(((kind, now) for kind, there, now in kinds if old in there), ("", set[str]()))
+        if not kind:
+            known = ", ".join(sorted(set[str]().union(*(there for _, there, _ in kinds))))
+            raise GraphError(f"--map {old}={new}: the savepoint has no state and no source of {old!r}. It has {known}.")
+        if new not in now:
+            raise GraphError(f"--map {old}={new}: the pipeline has no {kind} {new!r}.")
+    for _, there, _ in kinds:
+        _require_apart(there, mapping)
+
+
+def _require_apart(ids: Collection[str], mapping: Mapping[str, str]) -> None:
+    """GraphError where two of *ids* would become one."""
+    olds: dict[str, str] = {}
+    for old in sorted(ids):
+        new = mapping.get(old, old)
+        if new in olds:
+            raise GraphError(
+                f"{olds[new]!r} and {old!r} of the savepoint would both become {new!r}, which can go on from one of "
+                f"them alone. Leave that --map out, or name another id in it."
+            )
+        olds[new] = old
+
+
+def refuse_by_partition(operators: Iterable[str], around: Surroundings) -> None:
+    """Raise GraphError for state of *operators* that the partitions of a source distribute: which subtask has read a
+    key's partition is not kept with its state."""
+    if around.parallelism == 1:
+        return
+    for operator in sorted(operators):
+        if any(around.graph.node(read.node).partitioned for read in around.graph.node(operator).inputs):
+            raise GraphError(
+                f"Operator {operator!r} is keyed by the source's partitions (key_by(..., partitioned=True)): no "
+                f"savepoint says which of {around.parallelism} subtasks reads the partition of a key, so that its "
+                f"state could meet none of its records. Begin with --parallelism 1, or without partitioned=True."
+            )
+
+
+def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple[SourceOffset, ...]:
+    """Where each source goes on: where the savepoint has it, and a new one at its start.
+
+    In another cluster topics are found by their names, for their ids are others there.
+    """
+    elsewhere = saved.cluster_id != around.cluster_id
+    kept: list[SourceOffset] = []
+    dropped = set()
+    for each in saved.offsets:
+        source = asked.mapping.get(each.source, each.source)
+        readable = around.inputs.sources.get(source)
+        if readable is None:
+            dropped.add(each.source)
+            continue
+        if readable.topic != each.topic:
+            raise ConfigError(
+                f"The savepoint has read source {source!r} from topic {each.topic!r}, and now it reads "
+                f"{readable.topic!r}: offsets of one mean nothing in the other. Give the source its old topic, or a "
+                f"new id, by which it begins at its start, and add --allow-dropped-state."
+            )
+        topic_id = around.inputs.described[each.topic].topic_id
+        there = msgspec.structs.replace(each, topic_id=topic_id, leader_epoch=-1) if elsewhere else each
+        kept.append(msgspec.structs.replace(there, source=source))
+    if dropped and not asked.allow_dropped:
+        raise GraphError(
+            f"The savepoint has read source {', '.join(map(repr, sorted(dropped)))}, which the pipeline does not have. "
+            f"Give it its old id; or say what it is called now by --map {sorted(dropped)[0]}=NEW; or leave it behind "
+            f"by --allow-dropped-state."
+        )
+    if elsewhere and kept:
+        around.note(
+            f"the savepoint was taken in another cluster, {saved.cluster_id}: topics are found by their names, and "
+            f"offsets are taken over as they are. They mean the same records only where the topics were mirrored with "
+            f"their offsets."
+        )
+    known = {each.source for each in kept}
+    return (*kept, *(each for each in around.inputs.start_offsets() if each.source not in known))

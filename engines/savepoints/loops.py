@@ -1,0 +1,94 @@
+"""What went round the loops of a pipeline at a savepoint, record by record: nothing here knows a frame's graph.
+
+Invariants: of a loop and a subtask, records keep their order; those of a subtask stay together at any parallelism, as
+they do at a restart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.storage import Blocks
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.in_flight import InFlightFrame, frames_of
+from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.plan import LOOP_MARK
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.schema import type_name
+
+FRAME_RECORDS = 500
+_RAW = BatchCodec(msgspec.Raw)
+
+
+class LoopEntry(NamedTuple):
+    """A record that was to come round."""
+
+    subtask: int
+    record: bytes
+    """As msgpack."""
+    topic: str
+    partition: int
+    offset: int
+    """Of the message that it stems from."""
+
+
+def records_by_loop(manifest: Manifest, blocks: Blocks) -> tuple[Counter[str], int]:
+    """How many records went round each loop at the checkpoint of *manifest*, and how many a barrier had overtaken."""
+    found, elsewhere = Counter[str](), 0
+    for _, each in _frames(manifest, blocks):
+        if each.edge.startswith(LOOP_MARK):
+            found[each.edge.removeprefix(LOOP_MARK)] += records_in(each.frame)
+        else:
+            elsewhere += records_in(each.frame)
+    return found, elsewhere
+
+
+def entries_of(manifest: Manifest, blocks: Blocks, loop: str) -> Iterator[LoopEntry]:
+    """All records that went round *loop*. Raises what says which block is damaged."""
+    for subtask, each in _frames(manifest, blocks):
+        if each.edge == LOOP_MARK + loop:
+            batch = _RAW.decode(each.frame)
+            for record, origin in zip(batch.records, batch.origins, strict=True):
+                where = (origin.topic() or "", origin.partition() or 0, origin.offset() or 0)
+                yield LoopEntry(subtask, bytes(record), *where)
+
+
+def _frames(manifest: Manifest, blocks: Blocks) -> Iterator[tuple[int, InFlightFrame]]:
+    for log in sorted(manifest.channel_logs, key=lambda each: (each.subtask, each.task)):
+        for each in frames_of(log, blocks):
+            yield log.subtask, each
+
+
+def frames_of_loop(loop: str, entries: Iterable[LoopEntry], parallelism: int) -> Iterator[tuple[int, InFlightFrame]]:
+    """*entries* as what the subtasks of *parallelism* take first; -> the subtask, and a frame of it."""
+    for old, same in groupby(entries, lambda each: each.subtask):
+        subtask, records = old % parallelism, list(same)
+        for first in range(0, len(records), FRAME_RECORDS):
+            some = records[first : first + FRAME_RECORDS]
+            origins = [Coordinates(each.topic, each.partition, each.offset) for each in some]
+            batch = Batch([msgspec.Raw(each.record) for each in some], origins, None)
+            yield subtask, InFlightFrame(f"{LOOP_MARK}{loop}:{subtask}", _RAW.encode(batch))
+
+
+def require_same(loop: str, type_: Any, entries: Iterable[LoopEntry], savepoint: str) -> None:
+    """Raise `GraphError` unless *entries* are of *type_*, which the loop has now, without loss."""
+    decode, encode = msgspec.msgpack.Decoder(type_).decode, msgspec.msgpack.Encoder().encode
+    for each in entries:
+        why = "it would not be what it was"
+        try:
+            if encode(decode(each.record)) == each.record:
+                continue
+        except msgspec.ValidationError as error:
+            why = str(error)
+        raise GraphError(
+            f"The {savepoint} holds records that went round loop {loop!r}, written as another type than "
+            f"{type_name(type_)}, which it has now: {why} (that of {each.topic}[{each.partition}] offset "
+            f"{each.offset}). Give the loop its old type; or run the pipeline as it was with --until latest, which "
+            f"ends once nothing goes round, and take the savepoint then."
+        )
