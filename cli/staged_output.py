@@ -46,6 +46,8 @@ class StagedOutput:
     """The sinks whose stores hold something for what waits there."""
     unasked: dict[str, str] = field(default_factory=dict)
     """By sink, why its store was not asked, or did not answer, or why not all is known of what waits for it."""
+    failed: set[str] = field(default_factory=set)
+    """Those of `unasked` whose stores were asked, and refused or did not answer."""
 
 
 def look_at_stores(stores: PipelineStores, found: StagedOutput) -> None:
@@ -57,6 +59,7 @@ def look_at_stores(stores: PipelineStores, found: StagedOutput) -> None:
             view = stores.look(sink)
         except (StoreUnavailable, StoreError, ConfigError) as error:
             found.unasked[sink] = str(error)
+            found.failed.add(sink)
             continue
         if view is None:
             found.unasked[sink] = "a store of this kind cannot be looked at without being changed"
