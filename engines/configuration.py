@@ -25,7 +25,7 @@ from typing import Any
 from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.backends import StateSettings
+from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
@@ -180,7 +180,18 @@ def _state(given: Mapping[str, Any], file: Mapping[str, Any]) -> StateSettings:
     found: dict[str, Any] = {name: str(value) for name, value in fields.items() if value is not None}
     if memory is not None:
         found["memory_bytes"] = byte_count(memory, setting("state_memory"))
+    if found.get("backend", HASHMAP) != ROCKSDB:
+        found["contradicting"] = _for_rocksdb(given, file)
     return StateSettings(**found)
+
+
+def _for_rocksdb(given: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was given for it, of a run that does not take it. A backend that is given directly wins over that of the
+    file with all that the file says for it, unless the file contradicts itself."""
+    names = [name for name in _STATE if name != "backend"]
+    direct = [setting(f"state_{name}") for name in names if f"state_{name}" in given]
+    overruled = "state_backend" in given and file.get("backend") != HASHMAP
+    return (*direct, *(f"[state] {name}" for name in names if name in file and not overruled))
 
 
 def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:

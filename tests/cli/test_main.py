@@ -81,6 +81,7 @@ def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str)
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "once"), "no restart strategy 'once'"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "none:tries=1"), "has no option 'tries'"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), 'configuration property: "linger"'),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--state-memory", "1gb"), "Set state_backend ("),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
         (("reset", "a"), "No Kafka cluster is named."),
         (("init", "m.py"), "The operating system refused: [Errno 17] File exists: 'm.py'"),
