@@ -109,6 +109,5 @@ class Findings:
                     yield ""
         if self.checked:
             yield from text.labelled("checked", "; ".join(self.checked), 13, width, "")
-        for each in sorted(self.unchecked, key=attrgetter("failed")):
-            label = "failed" if each.failed else "not checked"
-            yield from text.labelled(label, f"{each.what}: {each.why}", 13, width, "")
+        for what, why, failed in sorted(self.unchecked, key=attrgetter("failed")):
+            yield from text.labelled("failed" if failed else "not checked", f"{what}: {why}", 13, width, "")

@@ -1,4 +1,4 @@
-"""What msgpack holds as JSON, also where a dict's keys are nothing that JSON has for names."""
+"""JSON of what msgpack holds, also where a dict's keys are nothing that JSON has for names."""
 
 from __future__ import annotations
 
