@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exactlyonce.checkpoint.records.storage_url import storage_url
+from exactlyonce.checkpoint.records.storage_url import storage_setting, storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
@@ -144,9 +144,10 @@ def _restoration(given: Mapping[str, Any]) -> Restoration | None:
     """The savepoint to begin from, and what is said of it."""
     mapping = dict(given.get("map") or {})
     if "from_savepoint" in given:
-        return Restoration(
-            str(given["from_savepoint"]), mapping, bool(given.get("allow_dropped_state")), bool(given.get("rewind"))
-        )
+        source = str(given["from_savepoint"])
+        if not source.isdigit():
+            storage_url(source, setting("from_savepoint"), or_else="the number of a savepoint")
+        return Restoration(source, mapping, bool(given.get("allow_dropped_state")), bool(given.get("rewind")))
     alone = [setting(name) for name in RESTORING[1:] if given.get(name)]
     if alone:
         raise ConfigError(f"{', '.join(alone)} is for a run that begins from a savepoint: add --from-savepoint.")
@@ -158,7 +159,7 @@ def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> Checkpoint
     for name in _WORDS:
         value = given.get(_keyword(name), file.get(name))
         if value is not None:
-            fields[name] = storage_url(str(value)) if name == "storage" else str(value)
+            fields[name] = storage_setting(str(value)) if name == "storage" else str(value)
     for name in _FLAGS:
         value = given.get(name, file.get(name))
         if value is not None:

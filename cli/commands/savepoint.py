@@ -52,6 +52,7 @@ def add(commands: Commands) -> None:
 
 def savepoint(args: argparse.Namespace) -> int:
     """Ask, wait, export, and say what became of it."""
+    from exactlyonce.checkpoint.records.storage_url import storage_url
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli import asking
     from exactlyonce.cli.committing import to_stderr
@@ -59,8 +60,8 @@ def savepoint(args: argparse.Namespace) -> int:
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     pipeline = pipeline_name(args)
-    if args.to:
-        _require_folder(args.to)
+    if args.to is not None:
+        storage_url(args.to, "--to")
     history = read_history(config.confluent(), pipeline)
     runs = asking.living_run(history) is not None
     manifest = asking.savepoint(config, pipeline, timeout_ms, stop=args.stop) if runs else _newest(history, args)
@@ -91,14 +92,6 @@ def _newest(history: History, args: argparse.Namespace) -> Manifest:
             f"the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask again."
         )
     return history.latest
-
-
-def _require_folder(url: str) -> None:
-    """ConfigError unless *url* names a folder."""
-    from exactlyonce.checkpoint.records.storage_url import storage_url
-
-    if not storage_url(url):
-        raise ConfigError("--to is the URL of a folder: file:///folder, hdfs://host:port/folder or s3://bucket/prefix.")
 
 
 def _export(config: ClientConfig, manifest: Manifest, url: str) -> str:

@@ -128,6 +128,7 @@ def verify(args: argparse.Namespace) -> int:
 def _verify_exported(url: str, pipeline: str) -> int:
     from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 
+    _require_url(url)
     try:
         found = ExportedSavepoint.at(url)
         damage = found.damage()
@@ -143,9 +144,17 @@ def _verify_exported(url: str, pipeline: str) -> int:
     return 0
 
 
+def _require_url(text: str) -> None:
+    """ConfigError unless *text*, which is no number, is the URL of a storage."""
+    from exactlyonce.checkpoint.records.storage_url import storage_url
+
+    storage_url(text, "N|URL", or_else="the number of a savepoint, as it is listed")
+
+
 def _delete_exported(url: str, pipeline: str) -> int:
     from exactlyonce.engines.savepoints.exported import ExportedSavepoint
 
+    _require_url(url)
     found = ExportedSavepoint.at(url)
     if found.saved.pipeline != pipeline:
         raise ConfigError(f"{url} is a savepoint of {found.saved.pipeline}, not of {pipeline}. Nothing was deleted.")
