@@ -25,6 +25,7 @@ from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sizes import shown_bytes
 from exactlyonce.sinks.committer import SetAside, StoreView
 
 BY_NAME = "its store is known by the module alone: give module:pipeline"
@@ -149,10 +150,11 @@ def _rows(seen: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
         if key is not None and key.operator in sinks:
             groups[key.operator, key.key_group, key.checkpoint, key.incarnation].append(ref)
     for (sink, subtask, checkpoint, incarnation), refs in sorted(groups.items()):
+        size = shown_bytes(sum(ref.size for ref in refs))
         attempts = {key.attempt for ref in refs if (key := BlockKey.parse(ref.key))}
         yield WaitingOutput(
             name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
-            where=f"{text.counted(len(refs), 'block')} of the checkpoint topic, {sum(r.size for r in refs):,} bytes",
+            where=f"{text.counted(len(refs), 'block')} of the checkpoint topic, {size}",
             next=_DROPPED, holds=False,
         )  # fmt: skip

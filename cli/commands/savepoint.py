@@ -11,6 +11,7 @@ import msgspec
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
+from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.history import History
@@ -112,7 +113,7 @@ def _export(config: ClientConfig, manifest: Manifest, url: str) -> str:
 def _as_json(manifest: Manifest, url: str) -> str:
     document = {
         "pipeline": manifest.pipeline, "checkpoint": manifest.checkpoint, "completed_at_ms": manifest.completed_at_ms,
-        "state_bytes": sum(each.state_bytes for each in manifest.operators), "offsets": manifest.offsets,
+        "state_bytes": manifest.state_bytes, "offsets": manifest.offsets,
         "url": url or None,
     }  # fmt: skip
     return msgspec.json.encode(document).decode()
@@ -123,9 +124,7 @@ def _kept(manifest: Manifest) -> str:
 
 
 def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: bool) -> list[str]:
-    from exactlyonce.engines.local.reporting import size
-
-    state = size(sum(each.state_bytes for each in manifest.operators))
+    state = shown_bytes(manifest.state_bytes)
     what = "Savepoint" if taken else "The pipeline does not run: its newest checkpoint"
     lines = [
         f"{what} {manifest.checkpoint} of {manifest.pipeline}, {text.moment(manifest.completed_at_ms)}: {state} of "

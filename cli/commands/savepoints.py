@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.sn import sn_by_source
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -70,31 +73,36 @@ def show(args: argparse.Namespace) -> int:
     elif not found:
         print(f"{history.pipeline} has no savepoints in its topic.")
     else:
-        columns = (">id", "state", "completed", ">state size", "read up to")
-        rows = [_row(each, finalized=each.checkpoint in history.finalized) for each in found]
-        print(*text.table(columns, rows), sep="\n")
+        print(*as_text(found, history.finalized, text.terminal_width()), sep="\n")
     return 0
 
 
 def _as_json(manifest: Manifest, *, finalized: bool) -> dict[str, Any]:
     return {
         "checkpoint": manifest.checkpoint, "state": "finalized" if finalized else "decided",
-        "completed_at_ms": manifest.completed_at_ms, "state_bytes": _state_bytes(manifest),
+        "completed_at_ms": manifest.completed_at_ms, "state_bytes": manifest.state_bytes,
         "parallelism": manifest.parallelism, "max_parallelism": manifest.max_parallelism, "offsets": manifest.offsets,
     }  # fmt: skip
 
 
-def _row(manifest: Manifest, *, finalized: bool) -> text.Row:
-    from exactlyonce.engines.local.reporting import size
-
-    read = " ".join(f"{each.topic}[{each.partition}]={each.offset}" for each in manifest.offsets)
-    state = "finalized" if finalized else "decided"
-    moment = text.moment(manifest.completed_at_ms)
-    return (str(manifest.checkpoint), state, moment, size(_state_bytes(manifest)), read)
-
-
-def _state_bytes(manifest: Manifest) -> int:
-    return sum(each.state_bytes for each in manifest.operators)
+def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) -> Iterator[str]:
+    """Savepoints for people, each with Sn of its sources below: lines of at most *width* columns, where a word fits."""
+    rows = [
+        (
+            *(str(each.checkpoint), "finalized" if each.checkpoint in finalized else "decided"),
+            *(text.moment(each.completed_at_ms), shown_bytes(each.state_bytes)),
+        )
+        for each in found
+    ]
+    header, *lines = text.table((">id", "state", "completed", ">state size"), rows)
+    yield header
+    indent = " " * header.index("state")
+    for each, line in zip(found, lines, strict=True):
+        yield line
+        labels = sn_by_source(each)
+        label_width = max(map(len, labels), default=0) + 2
+        for label, places in labels.items():
+            yield from text.labelled(label, places, label_width, width, indent)
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from exactlyonce.cli.arguments import (
     pipeline_name,
 )
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -86,7 +87,6 @@ def state(args: argparse.Namespace) -> int:
 
 
 def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator[str]:
-    from exactlyonce.engines.local.reporting import size
     from exactlyonce.engines.savepoints.kept_state import kept_state
 
     found = [(each, kept_state(manifest, each.operator, blocks).head()) for each in manifest.operators]
@@ -103,7 +103,7 @@ def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator
         yield "No operator keeps state."
         return
     rows = [
-        (each.operator, size(each.state_bytes), str(each.parallelism), type_text(head.schema) if head else "empty")
+        (each.operator, shown_bytes(each.state_bytes), str(each.parallelism), type_text(head.schema if head else None))
         for each, head in found
     ]
     yield from ("", *text.table(("operator", ">size", ">subtasks", "state"), rows))

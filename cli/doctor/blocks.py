@@ -15,6 +15,7 @@ from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey, standing, survey
 from exactlyonce.engines.blocks import Storages
+from exactlyonce.pipeline.sizes import shown_bytes
 
 
 def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
@@ -117,7 +118,7 @@ def _orphans(subject: Subject, newest: Manifest, found: BlockSurvey, findings: F
 
 
 def _counted(refs: list[BlockRef]) -> str:
-    return f"{text.counted(len(refs), 'block')} ({sum(ref.size for ref in refs):,} bytes)"
+    return f"{text.counted(len(refs), 'block')} ({shown_bytes(sum(ref.size for ref in refs))})"
 
 
 def _makers(refs: list[BlockRef]) -> str:

@@ -312,8 +312,8 @@ def test_orphans_that_no_run_looks_for() -> None:
     subject, newest = cast(Any, _Subject()), cast(Any, _Newest())
     doctor_blocks._orphans(subject, newest, seen, found)
     assert [(each.level, each.what[:20]) for each in found.diagnoses] == [
-        (NOTE, "1 block (10 bytes) o"),
-        (PROBLEM, "1 block (10 bytes) o"),
+        (NOTE, "1 block (10 B) of no"),
+        (PROBLEM, "1 block (10 B) of no"),
     ]
     assert "incarnation 1 attempt 0" in found.diagnoses[0].whose
 
