@@ -64,8 +64,12 @@ def savepoint(args: argparse.Namespace) -> int:
     if args.to is not None:
         storage_url(args.to, "--to")
     history = read_history(config.confluent(), pipeline)
-    runs = asking.living_run(history) is not None
-    manifest = asking.savepoint(config, pipeline, timeout_ms, stop=args.stop) if runs else _newest(history, args)
+    living = asking.living_run(history)
+    runs = living is not None
+    if living is not None:
+        manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop)
+    else:
+        manifest = _newest(history, args)
     try:
         url = _export(config, manifest, args.to) if args.to else ""
     except ExactlyOnceError:
