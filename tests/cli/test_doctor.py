@@ -21,7 +21,9 @@ from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.cli import traces as traces_module
 from exactlyonce.cli.doctor import blocks as doctor_blocks
+from exactlyonce.cli.doctor import examination
 from exactlyonce.cli.doctor import readers as doctor_readers
 from exactlyonce.cli.doctor import stores as doctor_stores
 from exactlyonce.cli.doctor.examination import examine, topic_facts, traces_of
@@ -398,6 +400,23 @@ def test_a_question_without_an_answer() -> None:
         "topic b": True, "rights on topic b": True, "rights on topic c": False,
     }  # fmt: skip
     assert found.unchecked[0].why == "Asking for topic b failed: no broker answers."
+
+
+def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one question for them has no answer, the rest is examined, and the log is said to be unread; where no
+    broker answers at all there is nothing to examine."""
+    config, there = ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), TopicInfo("p.checkpoints", "id", 2, 1)
+
+    def unanswered(*_: object) -> Any:
+        raise BrokerUnavailable("Listing transactions failed.")
+
+    monkeypatch.setattr(traces_module, "find", unanswered)
+    monkeypatch.setattr(examination, "find_topic", lambda *_: there)
+    traces = traces_of(config, "p", None)
+    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "Listing transactions failed.")
+    monkeypatch.setattr(examination, "find_topic", unanswered)
+    with pytest.raises(BrokerUnavailable):
+        traces_of(config, "p", None)
 
 
 def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
