@@ -1,4 +1,4 @@
-"""What a decision log answers to those who have asked its run for something."""
+"""The answers that a decision log gives to those who have asked its run for something."""
 
 from __future__ import annotations
 
