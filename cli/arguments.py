@@ -209,6 +209,13 @@ def port(text: str) -> int:
     return number
 
 
+def at_least_one(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a whole number, 1 or more")
+    return int(text)
+
+
 def pair(text: str) -> tuple[str, str]:
     """`name=value`, split.
 

@@ -1,7 +1,8 @@
 """Asking a coordinator that runs for something, from any machine: by the pipeline's mailbox; its log answers.
 
 Invariants: the answer is what the decision log says, and nothing else; a request is for the incarnation that lives, so
-that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone.
+that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone. Two who ask for
+the end of one run behind a savepoint get the same one, whichever request the run has seen.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ class NotAnswered(ExactlyOnceError):
     """A run did not do what it was asked for. Nothing is changed, or it may still do it."""
 
 
-def savepoint(config: ClientConfig, pipeline: str, timeout_ms: int, *, stop: bool) -> Manifest:
-    """Have the run of *pipeline* take a savepoint: its manifest, once it is finalized; and, to *stop*, has ended."""
+def savepoint(config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int, *, stop: bool) -> Manifest:
+    """Have the run of *pipeline*, seen as *living*, take a savepoint: its manifest, once it is finalized; and, to
+    *stop*, the run has ended."""
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=SAVEPOINT, stop=stop)
 
     def answer(history: History) -> Manifest | None:
         made = [each for each in history.retained if asked.id in each.requests and each.checkpoint in history.finalized]
-        if not made or (stop and not _has_ended(history, made[-1].incarnation)):
-            return None
-        return made[-1]
+        if made and (not stop or _has_ended(history, made[-1].incarnation)):
+            return made[-1]
+        return ended_behind(history, living.incarnation) if stop else None
 
     return _answered(config, pipeline, asked, answer, timeout_ms)
 
@@ -69,6 +71,20 @@ def living_run(history: History) -> Incarnation | None:
     return history.living(SystemClock().now_ms())
 
 
+def ended_behind(history: History, since: int) -> Manifest | None:
+    """The savepoint behind which an incarnation, *since* or a later one, has ended cleanly, whoever has asked for it.
+
+    It holds all that the run has read, and nothing was decided after it: what one gets who asks for it and for the end.
+    """
+    newest = history.latest
+    if newest is None or not newest.is_savepoint or newest.checkpoint != history.checkpoint_latest:
+        return None
+    ended = history.incarnations.get(newest.incarnation)
+    if ended is None or ended.incarnation < since or not ended.ended or ended.cancelled:
+        return None
+    return newest if newest.checkpoint in history.finalized else None
+
+
 def _has_ended(history: History, incarnation: int) -> bool:
     """Whether *incarnation*, or one that took over from it, has: a run begun since is nobody's to stop."""
     since = [each for each in history.incarnations.values() if each.incarnation >= incarnation]
@@ -87,10 +103,7 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                     return found
                 living = living_run(history)
                 if living is None and not _made(history, asked):
-                    raise NotAnswered(
-                        f"The run of {pipeline} has ended, and not done what it was asked for. Its last checkpoint is "
-                        f"{history.checkpoint_latest}. Run it again, and ask again."
-                    )
+                    raise NotAnswered(_over(history))
                 if living is not None:
                     _require_listener(pipeline, living)
                     mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
@@ -133,6 +146,17 @@ def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Ask
         present = mailbox.look()
         if present is not None and present.id == asked.id:
             group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
+
+
+def _over(history: History) -> str:
+    latest, newest = history.checkpoint_latest, history.latest
+    what = f"Its last checkpoint is {latest}"
+    if newest is not None and newest.is_savepoint and newest.checkpoint == latest:
+        what += ", a savepoint, which is kept, taken for another request"
+    return (
+        f"The run of {history.pipeline} has ended, and not done what it was asked for. {what}. Run it again, and ask "
+        f"again."
+    )
 
 
 def _late(pipeline: str, living: Incarnation | None, timeout_ms: int) -> str:

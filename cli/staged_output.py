@@ -25,6 +25,7 @@ from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sizes import shown_bytes
 from exactlyonce.sinks.committer import SetAside, StoreView
 
 BY_NAME = "its store is known by the module alone: give module:pipeline"
@@ -46,6 +47,8 @@ class StagedOutput:
     """The sinks whose stores hold something for what waits there."""
     unasked: dict[str, str] = field(default_factory=dict)
     """By sink, why its store was not asked, or did not answer, or why not all is known of what waits for it."""
+    failed: set[str] = field(default_factory=set)
+    """Those of `unasked` whose stores were asked, and refused or did not answer."""
 
 
 def look_at_stores(stores: PipelineStores, found: StagedOutput) -> None:
@@ -57,6 +60,7 @@ def look_at_stores(stores: PipelineStores, found: StagedOutput) -> None:
             view = stores.look(sink)
         except (StoreUnavailable, StoreError, ConfigError) as error:
             found.unasked[sink] = str(error)
+            found.failed.add(sink)
             continue
         if view is None:
             found.unasked[sink] = "a store of this kind cannot be looked at without being changed"
@@ -146,10 +150,11 @@ def _rows(seen: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
         if key is not None and key.operator in sinks:
             groups[key.operator, key.key_group, key.checkpoint, key.incarnation].append(ref)
     for (sink, subtask, checkpoint, incarnation), refs in sorted(groups.items()):
+        size = shown_bytes(sum(ref.size for ref in refs))
         attempts = {key.attempt for ref in refs if (key := BlockKey.parse(ref.key))}
         yield WaitingOutput(
             name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
-            where=f"{text.counted(len(refs), 'block')} of the checkpoint topic, {sum(r.size for r in refs):,} bytes",
+            where=f"{text.counted(len(refs), 'block')} of the checkpoint topic, {size}",
             next=_DROPPED, holds=False,
         )  # fmt: skip

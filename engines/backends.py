@@ -29,6 +29,8 @@ class StateSettings(msgspec.Struct, frozen=True):
     """What a worker may take, with its state; the backend `rocksdb` keeps to it."""
     folder: str = ""
     """Where `rocksdb` keeps the files of this machine; empty: in the user's cache."""
+    contradicting: tuple[str, ...] = ()
+    """What was given for `rocksdb` though the backend is another one, as an error is to name it."""
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -43,7 +45,14 @@ class StateSettings(msgspec.Struct, frozen=True):
         return Path(self.folder).expanduser() if self.folder else cache_dir() / "state"
 
     def check(self) -> None:
-        """Raise `ConfigError` where the backend cannot be used here."""
+        """Raise `ConfigError` where the backend cannot be used here, or is at odds with what else was given."""
+        if self.contradicting:
+            backend, shown = setting("state_backend"), " and ".join(self.contradicting)
+            raise ConfigError(
+                f"{shown}: that is for {ROCKSDB}, and {backend} is {self.backend}, which keeps all state in memory and "
+                f"knows no bound. Set {backend} to {ROCKSDB}, or leave {shown} out; for a run whose settings file is "
+                f"shared with others, --state-backend {self.backend} says that it is meant."
+            )
         if self.backend != ROCKSDB:
             return
         with needing(ROCKSDB, "rocksdict", 'state_backend "rocksdb"'):

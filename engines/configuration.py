@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exactlyonce.checkpoint.records.storage_url import storage_url
+from exactlyonce.checkpoint.records.storage_url import storage_setting, storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.backends import StateSettings
+from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
@@ -144,9 +144,10 @@ def _restoration(given: Mapping[str, Any]) -> Restoration | None:
     """The savepoint to begin from, and what is said of it."""
     mapping = dict(given.get("map") or {})
     if "from_savepoint" in given:
-        return Restoration(
-            str(given["from_savepoint"]), mapping, bool(given.get("allow_dropped_state")), bool(given.get("rewind"))
-        )
+        source = str(given["from_savepoint"])
+        if not source.isdigit():
+            storage_url(source, setting("from_savepoint"), or_else="the number of a savepoint")
+        return Restoration(source, mapping, bool(given.get("allow_dropped_state")), bool(given.get("rewind")))
     alone = [setting(name) for name in RESTORING[1:] if given.get(name)]
     if alone:
         raise ConfigError(f"{', '.join(alone)} is for a run that begins from a savepoint: add --from-savepoint.")
@@ -158,7 +159,7 @@ def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> Checkpoint
     for name in _WORDS:
         value = given.get(_keyword(name), file.get(name))
         if value is not None:
-            fields[name] = storage_url(str(value)) if name == "storage" else str(value)
+            fields[name] = storage_setting(str(value)) if name == "storage" else str(value)
     for name in _FLAGS:
         value = given.get(name, file.get(name))
         if value is not None:
@@ -180,7 +181,18 @@ def _state(given: Mapping[str, Any], file: Mapping[str, Any]) -> StateSettings:
     found: dict[str, Any] = {name: str(value) for name, value in fields.items() if value is not None}
     if memory is not None:
         found["memory_bytes"] = byte_count(memory, setting("state_memory"))
+    if found.get("backend", HASHMAP) != ROCKSDB:
+        found["contradicting"] = _for_rocksdb(given, file)
     return StateSettings(**found)
+
+
+def _for_rocksdb(given: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was given for it, of a run that does not take it. A backend that is given directly wins over that of the
+    file with all that the file says for it, unless the file contradicts itself."""
+    names = [name for name in _STATE if name != "backend"]
+    direct = [setting(f"state_{name}") for name in names if f"state_{name}" in given]
+    overruled = "state_backend" in given and file.get("backend") != HASHMAP
+    return (*direct, *(f"[state] {name}" for name in names if name in file and not overruled))
 
 
 def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:

@@ -23,13 +23,13 @@ def byte_count(text: str | int, name: str = "size") -> int:
 
 
 def shown_bytes(count: int) -> str:
-    """A size for people.
+    """A size for people, everywhere.
 
-    >>> shown_bytes(1536), shown_bytes(3 << 30)
-    ('1.5 kB', '3.0 GB')
+    >>> shown_bytes(384), shown_bytes(1536), shown_bytes(3 << 30)
+    ('384 B', '1.5 kB', '3.0 GB')
     """
-    shown, units = float(count), iter(("bytes", "kB", "MB", "GB", "TB"))
+    shown, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while shown >= 1024 and unit != "TB":
         shown, unit = shown / 1024, next(units)
-    return f"{shown:.1f} {unit}" if unit != "bytes" else f"{count} bytes"
+    return f"{shown:.1f} {unit}" if unit != "B" else f"{count} B"

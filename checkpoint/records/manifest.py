@@ -185,6 +185,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return {c.transactional_id for c in self.committables if c.records} | {each.name for each in self.staged}
 
     @property
+    def state_bytes(self) -> int:
+        """How large the state of all operators is."""
+        return sum(each.state_bytes for each in self.operators)
+
+    @property
     def records_in_flight(self) -> int:
         """How many records that were read before Sn are in no state and no output yet."""
         return sum(each.records for each in self.channel_logs)

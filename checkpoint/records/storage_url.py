@@ -1,4 +1,4 @@
-"""The URL of a block storage outside of the checkpoint topic, as settings give it and manifests hold it. Pure.
+"""The URL of a storage outside of the checkpoint topic, as settings give it and manifests hold it. Pure.
 
 Invariant: a URL that comes out of here holds no secret, and two that mean one place in one spelling are equal.
 """
@@ -17,39 +17,49 @@ _FORMS = "file:///folder, hdfs://host:port/folder or s3://bucket/prefix"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?\Z", re.DOTALL)
 
 
-def storage_url(text: str) -> str:
-    """*text* in its one spelling; "topic" is `TOPIC`. ConfigError where it is no URL of a storage.
+def storage_setting(text: str) -> str:
+    """What the setting of where checkpoints are kept says: `TOPIC`, or a `storage_url`.
 
-    >>> storage_url("file:///mnt/checkpoints/"), storage_url("s3://shop//prod"), storage_url("topic")
-    ('file:///mnt/checkpoints', 's3://shop/prod', '')
+    >>> storage_setting("topic"), storage_setting("file:///mnt/checkpoints/")
+    ('', 'file:///mnt/checkpoints')
     """
     if text in ("topic", TOPIC):
         return TOPIC
+    return storage_url(text, setting("storage"), or_else="topic, the default")
+
+
+def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str = "") -> str:
+    """*text* in its one spelling. ConfigError where it is no URL of a storage: *named* is the option that it came from,
+    which may take something *or_else*.
+
+    >>> storage_url("file:///mnt/checkpoints/"), storage_url("s3://shop//prod")
+    ('file:///mnt/checkpoints', 's3://shop/prod')
+    """
+
+    def wrong(why: str) -> ConfigError:
+        return ConfigError(f"{named}: {why}. Write {_FORMS}{or_else and f'; or {or_else}'}.")
+
     found = _URL.match(text)
     if found is None:
-        raise _wrong("it is no URL")
+        raise wrong("it is no URL")
     scheme, host, path = found[1].lower(), found[2], found[3] or ""
     if "@" in host:  # before anything of it is shown
-        raise _wrong(
-            "it holds a user or a password, which would be kept with every checkpoint. Leave them out: S3 takes them "
-            "from the environment, HDFS from Kerberos or HADOOP_USER_NAME"
+        raise wrong(
+            "it holds a user or a password, which would be kept, and shown. Leave them out: S3 takes them from the "
+            "environment, HDFS from Kerberos or HADOOP_USER_NAME"
         )
     if "?" in text or "#" in text:
-        raise _wrong("it has a query or a fragment, which would be kept with every checkpoint. Leave it out")
+        raise wrong("it has a query or a fragment, which would be kept, and shown. Leave it out")
     if scheme not in SCHEMES:
-        raise _wrong(f"there is no storage {scheme}://")
+        raise wrong(f"there is no storage {scheme}://")
     parts = [each for each in path.split("/") if each]
     if ".." in parts or "." in parts or not text.isprintable():
-        raise _wrong("its path is not written out")
+        raise wrong("its path is not written out")
     if scheme == "file" and (host or not parts):
-        raise _wrong("a folder of this machine has three slashes and a name")
+        raise wrong("a folder of this machine has three slashes and a name")
     if scheme != "file" and not host:
-        raise _wrong(f"{'the bucket' if scheme == 's3' else 'the host'} is missing")
+        raise wrong(f"{'the bucket' if scheme == 's3' else 'the host'} is missing")
     return "/".join([f"{scheme}://{host}", *parts])
-
-
-def _wrong(why: str) -> ConfigError:
-    return ConfigError(f"{setting('storage')}: {why}. Write {_FORMS}; or topic, the default.")
 
 
 def parts_of(url: str) -> tuple[str, str, str]:

@@ -16,6 +16,8 @@ from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
 from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.sn import sn_by_source
+from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -108,7 +110,7 @@ class ListedCheckpoint:
             "damage": self.damage or None,
             "finalized_at_ms": self.finalized.at_ms if self.finalized else None,
             "duration_ms": _duration_ms(manifest),
-            "state_bytes": _state_bytes(manifest),
+            "state_bytes": manifest.state_bytes,
             "records_in_flight": manifest.records_in_flight,
             "offsets": manifest.offsets,
             "committables": committables,
@@ -127,12 +129,11 @@ class ListedCheckpoint:
 
     def row(self) -> text.Row:
         """Its cells under `_COLUMNS`."""
-        from exactlyonce.engines.local.reporting import size
-
         manifest = self.manifest
         return (
             *(str(manifest.checkpoint), manifest.kind, self.state, text.moment(manifest.completed_at_ms)),
-            *(text.duration(_duration_ms(manifest)), size(manifest.written_bytes), size(_state_bytes(manifest))),
+            *(text.duration(_duration_ms(manifest)), shown_bytes(manifest.written_bytes)),
+            shown_bytes(manifest.state_bytes),
         )
 
     def details(self, indent: str, width: int) -> Iterator[str]:
@@ -141,24 +142,14 @@ class ListedCheckpoint:
         labels["committables"] = self._committed()
         if self.manifest.channel_logs:
             labels["on their way"] = self._in_flight()
-        labels |= _sinks_place(self.manifest) if _is_sinks(self.manifest) else self._places()
+        labels |= _sinks_place(self.manifest) if _is_sinks(self.manifest) else sn_by_source(self.manifest)
         label_width = max(map(len, labels)) + 2
         for label, content in labels.items():
             yield from text.labelled(label, content.strip(), label_width, width, indent)
 
-    def _places(self) -> dict[str, str]:
-        """Sn of each source."""
-        found: dict[str, str] = {}
-        for each in self.manifest.offsets:
-            place = f"{each.topic}[{each.partition}]={each.offset}"
-            found[f"Sn of {each.source}"] = f"{found.get(f'Sn of {each.source}', '')} {place}".lstrip()
-        return found
-
     def _in_flight(self) -> str:
-        from exactlyonce.engines.local.reporting import size
-
         written = sum(ref.size for log in self.manifest.channel_logs for ref in log.blocks)
-        return f"{text.counted(self.manifest.records_in_flight, 'record')} between operators; {size(written)}"
+        return f"{text.counted(self.manifest.records_in_flight, 'record')} between operators; {shown_bytes(written)}"
 
     def _committed(self) -> str:
         names = [each.transactional_id for each in self.manifest.committables]
@@ -189,10 +180,6 @@ def _sinks_place(manifest: Manifest) -> dict[str, str]:
 
 def _duration_ms(manifest: Manifest) -> int:
     return max(0, manifest.completed_at_ms - manifest.triggered_at_ms)  # clocks may be set back
-
-
-def _state_bytes(manifest: Manifest) -> int:
-    return sum(each.state_bytes for each in manifest.operators)
 
 
 def _listed(history: History, damaged: Mapping[int, str]) -> list[ListedCheckpoint]:

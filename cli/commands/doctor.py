@@ -31,7 +31,7 @@ how much time is left for it; input that retention takes; damaged blocks, and or
 Each is shown with whose it is, and what to do. It fences nobody and changes nothing: a
 pipeline runs on. What could not be looked at is said. Named as module:pipeline it also
 looks at the stores, and at a pipeline that has never run. Exit code 1 if there is a
-problem, 0 if there is none, whether or not there are notes.
+problem, or a check failed for want of an answer; else 0, whether or not there are notes.
 
 examples:
   exactlyonce doctor order-totals
@@ -42,7 +42,7 @@ _CHECKPOINTING = (
     "checkpoint-interval", "checkpoint-timeout", "tolerable-failed", "restart-budget", "transaction-timeout"
 )  # fmt: skip
 FOUND = 1
-"""The exit code where something is wrong."""
+"""The exit code where something is wrong, or may be, for it could not be looked at."""
 
 
 def add(commands: Commands) -> None:
@@ -82,7 +82,7 @@ def doctor(args: argparse.Namespace) -> int:
         print(json.dumps({"pipeline": name, "running": subject.sign_of_life or None, **findings.as_json()}))
     else:
         print(*_as_text(subject, findings), sep="\n")
-    return FOUND if findings.problems else 0
+    return FOUND if findings.problems or findings.failed else 0
 
 
 def _as_text(subject: Subject, findings: Findings) -> Iterator[str]:
@@ -92,8 +92,10 @@ def _as_text(subject: Subject, findings: Findings) -> Iterator[str]:
     yield ""
     yield from findings.as_text(width)
     notes = len(findings.diagnoses) - findings.problems
-    verdict = text.counted(findings.problems, "problem") if findings.problems else "nothing is wrong"
-    said = [verdict] + ([text.counted(notes, "note")] if notes else [])
+    failed = [f"{text.counted(findings.failed, 'check')} failed"] if findings.failed else []
+    none = "nothing else is known to be wrong" if failed else "nothing is wrong"
+    verdict = text.counted(findings.problems, "problem") if findings.problems else none
+    said = [*failed, verdict, *([text.counted(notes, "note")] if notes else [])]
     yield ""
     yield f"{subject.name}: {', '.join(said)}; {text.counted(len(findings.checked), 'check')} made, " + (
         f"{len(findings.unchecked)} not made or not whole." if findings.unchecked else "all of them."

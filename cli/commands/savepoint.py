@@ -11,6 +11,7 @@ import msgspec
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
+from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.history import History
@@ -52,6 +53,7 @@ def add(commands: Commands) -> None:
 
 def savepoint(args: argparse.Namespace) -> int:
     """Ask, wait, export, and say what became of it."""
+    from exactlyonce.checkpoint.records.storage_url import storage_url
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli import asking
     from exactlyonce.cli.committing import to_stderr
@@ -59,11 +61,15 @@ def savepoint(args: argparse.Namespace) -> int:
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     pipeline = pipeline_name(args)
-    if args.to:
-        _require_folder(args.to)
+    if args.to is not None:
+        storage_url(args.to, "--to")
     history = read_history(config.confluent(), pipeline)
-    runs = asking.living_run(history) is not None
-    manifest = asking.savepoint(config, pipeline, timeout_ms, stop=args.stop) if runs else _newest(history, args)
+    living = asking.living_run(history)
+    runs = living is not None
+    if living is not None:
+        manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop)
+    else:
+        manifest = _newest(history, args)
     try:
         url = _export(config, manifest, args.to) if args.to else ""
     except ExactlyOnceError:
@@ -93,14 +99,6 @@ def _newest(history: History, args: argparse.Namespace) -> Manifest:
     return history.latest
 
 
-def _require_folder(url: str) -> None:
-    """ConfigError unless *url* names a folder."""
-    from exactlyonce.checkpoint.records.storage_url import storage_url
-
-    if not storage_url(url):
-        raise ConfigError("--to is the URL of a folder: file:///folder, hdfs://host:port/folder or s3://bucket/prefix.")
-
-
 def _export(config: ClientConfig, manifest: Manifest, url: str) -> str:
     """Write the finalized checkpoint of *manifest* into a new folder below *url*; the URL of that."""
     from exactlyonce.checkpoint.store.topic import find_topic
@@ -119,7 +117,7 @@ def _export(config: ClientConfig, manifest: Manifest, url: str) -> str:
 def _as_json(manifest: Manifest, url: str) -> str:
     document = {
         "pipeline": manifest.pipeline, "checkpoint": manifest.checkpoint, "completed_at_ms": manifest.completed_at_ms,
-        "state_bytes": sum(each.state_bytes for each in manifest.operators), "offsets": manifest.offsets,
+        "state_bytes": manifest.state_bytes, "offsets": manifest.offsets,
         "url": url or None,
     }  # fmt: skip
     return msgspec.json.encode(document).decode()
@@ -130,9 +128,7 @@ def _kept(manifest: Manifest) -> str:
 
 
 def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: bool) -> list[str]:
-    from exactlyonce.engines.local.reporting import size
-
-    state = size(sum(each.state_bytes for each in manifest.operators))
+    state = shown_bytes(manifest.state_bytes)
     what = "Savepoint" if taken else "The pipeline does not run: its newest checkpoint"
     lines = [
         f"{what} {manifest.checkpoint} of {manifest.pipeline}, {text.moment(manifest.completed_at_ms)}: {state} of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.sn import sn_by_source
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -70,31 +73,36 @@ def show(args: argparse.Namespace) -> int:
     elif not found:
         print(f"{history.pipeline} has no savepoints in its topic.")
     else:
-        columns = (">id", "state", "completed", ">state size", "read up to")
-        rows = [_row(each, finalized=each.checkpoint in history.finalized) for each in found]
-        print(*text.table(columns, rows), sep="\n")
+        print(*as_text(found, history.finalized, text.terminal_width()), sep="\n")
     return 0
 
 
 def _as_json(manifest: Manifest, *, finalized: bool) -> dict[str, Any]:
     return {
         "checkpoint": manifest.checkpoint, "state": "finalized" if finalized else "decided",
-        "completed_at_ms": manifest.completed_at_ms, "state_bytes": _state_bytes(manifest),
+        "completed_at_ms": manifest.completed_at_ms, "state_bytes": manifest.state_bytes,
         "parallelism": manifest.parallelism, "max_parallelism": manifest.max_parallelism, "offsets": manifest.offsets,
     }  # fmt: skip
 
 
-def _row(manifest: Manifest, *, finalized: bool) -> text.Row:
-    from exactlyonce.engines.local.reporting import size
-
-    read = " ".join(f"{each.topic}[{each.partition}]={each.offset}" for each in manifest.offsets)
-    state = "finalized" if finalized else "decided"
-    moment = text.moment(manifest.completed_at_ms)
-    return (str(manifest.checkpoint), state, moment, size(_state_bytes(manifest)), read)
-
-
-def _state_bytes(manifest: Manifest) -> int:
-    return sum(each.state_bytes for each in manifest.operators)
+def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) -> Iterator[str]:
+    """Savepoints for people, each with Sn of its sources below: lines of at most *width* columns, where a word fits."""
+    rows = [
+        (
+            *(str(each.checkpoint), "finalized" if each.checkpoint in finalized else "decided"),
+            *(text.moment(each.completed_at_ms), shown_bytes(each.state_bytes)),
+        )
+        for each in found
+    ]
+    header, *lines = text.table((">id", "state", "completed", ">state size"), rows)
+    yield header
+    indent = " " * header.index("state")
+    for each, line in zip(found, lines, strict=True):
+        yield line
+        labels = sn_by_source(each)
+        label_width = max(map(len, labels), default=0) + 2
+        for label, places in labels.items():
+            yield from text.labelled(label, places, label_width, width, indent)
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -128,6 +136,7 @@ def verify(args: argparse.Namespace) -> int:
 def _verify_exported(url: str, pipeline: str) -> int:
     from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 
+    _require_url(url)
     try:
         found = ExportedSavepoint.at(url)
         damage = found.damage()
@@ -143,9 +152,17 @@ def _verify_exported(url: str, pipeline: str) -> int:
     return 0
 
 
+def _require_url(text: str) -> None:
+    """ConfigError unless *text*, which is no number, is the URL of a storage."""
+    from exactlyonce.checkpoint.records.storage_url import storage_url
+
+    storage_url(text, "N|URL", or_else="the number of a savepoint, as it is listed")
+
+
 def _delete_exported(url: str, pipeline: str) -> int:
     from exactlyonce.engines.savepoints.exported import ExportedSavepoint
 
+    _require_url(url)
     found = ExportedSavepoint.at(url)
     if found.saved.pipeline != pipeline:
         raise ConfigError(f"{url} is a savepoint of {found.saved.pipeline}, not of {pipeline}. Nothing was deleted.")

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.arguments import (
+    Commands,
+    add_cluster,
+    add_command,
+    add_pipeline_name,
+    at_least_one,
+    client,
+    pipeline_name,
+)
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -47,7 +56,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--at", metavar="N", type=int, help="at checkpoint N (default: the newest)")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each key")
     help_text = f"at most so many keys (default: all in JSON, {_LINES:,} in a table)"
-    parser.add_argument("--limit", metavar="N", type=int, help=help_text)
+    parser.add_argument("--limit", metavar="N", type=at_least_one, help=help_text)
     add_cluster(parser)
 
 
@@ -78,7 +87,6 @@ def state(args: argparse.Namespace) -> int:
 
 
 def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator[str]:
-    from exactlyonce.engines.local.reporting import size
     from exactlyonce.engines.savepoints.kept_state import kept_state
 
     found = [(each, kept_state(manifest, each.operator, blocks).head()) for each in manifest.operators]
@@ -95,7 +103,7 @@ def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator
         yield "No operator keeps state."
         return
     rows = [
-        (each.operator, size(each.state_bytes), str(each.parallelism), type_text(head.schema) if head else "empty")
+        (each.operator, shown_bytes(each.state_bytes), str(each.parallelism), type_text(head.schema if head else None))
         for each, head in found
     ]
     yield from ("", *text.table(("operator", ">size", ">subtasks", "state"), rows))
@@ -106,36 +114,39 @@ def _print(manifest: Manifest, kept: KeptState, args: argparse.Namespace) -> Non
     schema = head.schema if head else None
     entries = kept.entries() if args.key is None else kept.of_key(args.key)
     if args.json:
-        for line in _lines(manifest, kept.operator, schema, islice(entries, args.limit)):
+        for line in lines(manifest.checkpoint, kept.operator, schema, islice(entries, args.limit)):
             print(line)
         return
     limit = _LINES if args.limit is None else args.limit
     some = list(islice(entries, limit + 1))
     print(f"{kept.operator} of {manifest.pipeline} at checkpoint {manifest.checkpoint}: {type_text(schema)}")
     if some:
-        print("", *text.table((">group", "key", "state"), [_row(each, schema) for each in some[:limit]]), sep="\n")
+        print("", *text.table((">group", "key", "state"), [row(each, schema) for each in some[:limit]]), sep="\n")
     else:
         print("No key has a state." if args.key is None else "This key has no state.")
     if len(some) > limit:
         print("and more: --limit N shows N keys, --json all.")
 
 
-def _lines(manifest: Manifest, operator: str, schema: Any, entries: Iterable[KeptEntry]) -> Iterator[str]:
+def lines(checkpoint: int, operator: str, schema: Any, entries: Iterable[KeptEntry]) -> Iterator[str]:
+    """A line of JSON for each key."""
     from exactlyonce.engines.savepoints.kept_state import decoded
+    from exactlyonce.state.json_text import json_text
 
     for each in entries:
         line = {
-            "operator": operator, "checkpoint": manifest.checkpoint, "key_group": each.group,
+            "operator": operator, "checkpoint": checkpoint, "key_group": each.group,
             "key": decoded(each.key), "state": decoded(each.state, schema),
         }  # fmt: skip
-        yield msgspec.json.encode(line).decode()
+        yield json_text(line)
 
 
-def _row(entry: KeptEntry, schema: Any) -> text.Row:
+def row(entry: KeptEntry, schema: Any) -> text.Row:
+    """A key's cells of the table."""
     from exactlyonce.engines.savepoints.kept_state import decoded
+    from exactlyonce.state.json_text import json_text
 
-    shown = (msgspec.json.encode(each).decode() for each in (decoded(entry.key), decoded(entry.state, schema)))
-    return (str(entry.group), *shown)
+    return (str(entry.group), json_text(decoded(entry.key)), json_text(decoded(entry.state, schema)))
 
 
 def type_text(schema: Any) -> str:

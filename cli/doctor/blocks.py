@@ -15,6 +15,7 @@ from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey, standing, survey
 from exactlyonce.engines.blocks import Storages
+from exactlyonce.pipeline.sizes import shown_bytes
 
 
 def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
@@ -22,10 +23,10 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
     history, newest = subject.history, subject.newest
     if history is None or newest is None:
         return
-    topic = find_topic(subject.config.confluent(), subject.name)
-    with closing(Storages(subject.config, topic)) as storages:
-        what = "all blocks" if deep else "indexes of blocks, and orphans behind the last checkpoint"
-        with findings.checking(what):
+    what = "all blocks" if deep else "indexes of blocks, and orphans behind the last checkpoint"
+    with findings.checking(what):
+        topic = find_topic(subject.config.confluent(), subject.name)
+        with closing(Storages(subject.config, topic)) as storages:
             found = survey(storages, history, deep=deep)
             damaged = _damaged_blocks(storages, found, history) if deep else {}
             _damage(subject, storages, found, damaged, findings)
@@ -37,9 +38,9 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
                     "blocks", f"{place} cannot be read", whose="the checkpoint topic's",
                     do="look at the disks of the brokers; blocks that lie there cannot be removed",
                 )  # fmt: skip
-        if not deep:
-            why = f"{text.counted(len(found.claimed), 'block')}: --deep reads them all"
-            findings.not_checked("the bytes of blocks, and orphans before the last checkpoint", why)
+            if not deep:
+                why = f"{text.counted(len(found.claimed), 'block')}: --deep reads them all"
+                findings.not_checked("the bytes of blocks, and orphans before the last checkpoint", why)
 
 
 def _damaged_blocks(storages: Storages, found: BlockSurvey, history: History) -> dict[BlockRef, str]:
@@ -117,7 +118,7 @@ def _orphans(subject: Subject, newest: Manifest, found: BlockSurvey, findings: F
 
 
 def _counted(refs: list[BlockRef]) -> str:
-    return f"{text.counted(len(refs), 'block')} ({sum(ref.size for ref in refs):,} bytes)"
+    return f"{text.counted(len(refs), 'block')} ({shown_bytes(sum(ref.size for ref in refs))})"
 
 
 def _makers(refs: list[BlockRef]) -> str:

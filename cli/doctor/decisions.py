@@ -7,6 +7,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.cli import text
 from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.subject import Subject
+from exactlyonce.cli.open_transactions import unfinalized_committables
 from exactlyonce.pipeline.errors import Halt
 
 
@@ -33,7 +34,7 @@ def check_decisions(subject: Subject, findings: Findings) -> None:
     findings.checked.append(f"decisions in {topic}")
     _damage(subject, subject.history, findings)
     if subject.history.unfinalized is not None:
-        _unfinalized(subject, subject.history.unfinalized, findings)
+        _unfinalized(subject, subject.history, subject.history.unfinalized, findings)
 
 
 def _damage(subject: Subject, history: History, findings: Findings) -> None:
@@ -51,18 +52,19 @@ def _damage(subject: Subject, history: History, findings: Findings) -> None:
         )  # fmt: skip
 
 
-def _unfinalized(subject: Subject, manifest: Manifest, findings: Findings) -> None:
+def _unfinalized(subject: Subject, history: History, manifest: Manifest, findings: Findings) -> None:
     """A checkpoint that is decided, and whose output may not be visible yet."""
-    waiting = [each for each in (*subject.waiting, *subject.staged.waiting) if each.is_decided]
+    decided = [each for each in subject.waiting or () if each.is_decided]
+    count = len(unfinalized_committables(history)) + len(manifest.staged)
     runs, now_ms = subject.sign_of_life, subject.now_ms
-    lefts = [left for each in subject.waiting if each.is_decided and (left := each.left_ms(now_ms)) is not None]
-    lost = [each for each in subject.waiting if each.is_decided and each.state in ("CompleteAbort", "Dead", "gone")]
+    lefts = [left for each in decided if (left := each.left_ms(now_ms)) is not None]
+    lost = [each for each in decided if each.state in ("CompleteAbort", "Dead", "gone")]
     age = text.duration(max(0, now_ms - manifest.completed_at_ms))
     what = (
         f"Checkpoint {manifest.checkpoint} was decided {age} ago and is not finalized: "
         f"{text.counted(manifest.records_committed, 'record')} may not be visible yet"
     )
-    whose = f"{text.counted(len(waiting), 'committable')} of this pipeline"
+    whose = f"{text.counted(count, 'committable')} of this pipeline"
     if lost:
         whose += f"; {len(lost)} of them aborted by the broker: {', '.join(each.name for each in lost)}"
     if lefts:

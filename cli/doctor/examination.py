@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.topic import topic_name
+from exactlyonce.checkpoint.store.topic import find_topic, topic_name
 from exactlyonce.cli import traces as found_traces
 from exactlyonce.cli.doctor.blocks import check_blocks
 from exactlyonce.cli.doctor.decisions import check_decisions
@@ -23,7 +24,7 @@ from exactlyonce.cli.traces import Traces
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 
 TIMEOUT_MS = 10_000
@@ -39,6 +40,8 @@ def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Tr
         return Traces(name, None, None, "", ())
     except ConfigError as error:  # the topic is there, and we may not read it
         return Traces(name, topic_name(name), None, str(error), ())
+    except (BrokerUnavailable, BrokerRefused) as error:  # to one question; who answers to none is nothing to examine
+        return Traces(name, find_topic(config.confluent(), name).name, None, str(error), ())
 
 
 def examine(
@@ -57,14 +60,12 @@ def examine(
         transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
         topics = stack.enter_context(closing(Topics(config)))
         questions = stack.enter_context(closing(Questions(config)))
-        subject = Subject(config, traces, graph, settings, now_ms, [], StagedOutput())
+        subject = Subject(config, traces, graph, settings, now_ms, None, StagedOutput())
         with findings.checking("open transactions of the pipeline"):
             subject.waiting = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
         with findings.checking("output that waits for stores"):
             subject.staged = find_staged(config, traces, graph)
-        facts: dict[str, TopicFacts | None] = {}
-        if subject.topics:
-            facts = questions.topics(subject.topics)
+        facts = topic_facts(questions, subject.topics, findings)
         check_decisions(subject, findings)
         ReadersCheck(subject, topics, transactions, findings, older_than_ms).run()
         check_inputs(subject, topics, facts, findings)
@@ -73,3 +74,12 @@ def examine(
         check_stores(subject, findings)
         check_blocks(subject, findings, deep=deep)
     return subject, findings
+
+
+def topic_facts(questions: Questions, topics: Iterable[str], findings: Findings) -> dict[str, TopicFacts | None]:
+    """What there is of each of *topics*; None: there is none. One about which no answer came is left out."""
+    facts: dict[str, TopicFacts | None] = {}
+    for topic in topics:
+        with findings.checking(f"topic {topic}"):
+            facts[topic] = questions.topic(topic)
+    return facts

@@ -1,7 +1,7 @@
 """The findings of an examination: what is wrong, whose it is, what to do; and what could not be looked at.
 
-Invariant: a check that was not made, or not whole, is among `unchecked` with the reason: silence means that it was made
-and found nothing.
+Invariants: a check that was not made, or not whole, is among `unchecked` with the reason: silence means that it was
+made and found nothing. A question that fails takes no other check with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from exactlyonce.cli import text
 from exactlyonce.pipeline.errors import BrokerRefused, Halt, UserError
@@ -42,13 +43,21 @@ class Diagnosis:
             yield f"    {'run':<{_LABEL_WIDTH}}{command}"
 
 
+class Unchecked(NamedTuple):
+    """What was not looked at, or not whole."""
+
+    what: str
+    why: str
+    failed: bool = False
+    """It was to be looked at, and a question about it had no answer, or was refused."""
+
+
 @dataclass
 class Findings:
     """All of one examination."""
 
     diagnoses: list[Diagnosis] = field(default_factory=list)
-    unchecked: list[tuple[str, str]] = field(default_factory=list)
-    """What was not looked at, or not whole, and why."""
+    unchecked: list[Unchecked] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     """What was looked at."""
 
@@ -57,15 +66,20 @@ class Findings:
         """How many things are wrong."""
         return sum(each.level == PROBLEM for each in self.diagnoses)
 
+    @property
+    def failed(self) -> int:
+        """How many checks could not be made, though they were to be."""
+        return sum(each.failed for each in self.unchecked)
+
     def add(
         self, about: str, what: str, *, do: str, run: Iterable[str] = (), whose: str = "", level: str = PROBLEM
     ) -> None:
         """Something was found."""
         self.diagnoses.append(Diagnosis(about=about, what=what, whose=whose, do=do, run=tuple(run), level=level))
 
-    def not_checked(self, what: str, why: str) -> None:
+    def not_checked(self, what: str, why: str, *, failed: bool = False) -> None:
         """Something was not looked at."""
-        self.unchecked.append((what, why))
+        self.unchecked.append(Unchecked(what, why, failed))
 
     @contextmanager
     def checking(self, what: str) -> Iterator[None]:
@@ -73,7 +87,7 @@ class Findings:
         try:
             yield
         except (UserError, BrokerRefused, Halt) as error:
-            self.not_checked(what, str(error))
+            self.not_checked(what, str(error), failed=True)
         else:
             self.checked.append(what)
 
@@ -83,7 +97,7 @@ class Findings:
             "problems": self.problems,
             "findings": [vars(each) for each in self.diagnoses],
             "checked": self.checked,
-            "not_checked": [{"what": what, "why": why} for what, why in self.unchecked],
+            "not_checked": [each._asdict() for each in self.unchecked],
         }
 
     def as_text(self, width: int) -> Iterator[str]:
@@ -95,5 +109,5 @@ class Findings:
                     yield ""
         if self.checked:
             yield from text.labelled("checked", "; ".join(self.checked), 13, width, "")
-        for what, why in self.unchecked:
-            yield from text.labelled("not checked", f"{what}: {why}", 13, width, "")
+        for what, why, failed in sorted(self.unchecked, key=attrgetter("failed")):
+            yield from text.labelled("failed" if failed else "not checked", f"{what}: {why}", 13, width, "")

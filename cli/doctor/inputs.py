@@ -19,7 +19,7 @@ SOON_SHARE = 4
 def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:
     """Compare what is there with what the checkpoints have noted."""
     for topic in subject.inputs:
-        if facts.get(topic) is None:
+        if topic in facts and facts[topic] is None:
             findings.add(
                 "inputs", f"Topic {topic} is missing", whose="the topic's (input)",
                 do="create it, or correct its name in the pipeline",

@@ -5,7 +5,6 @@ Invariant: what a broker does not say is None, and is not taken for "nothing" or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,10 +48,9 @@ class Questions:
     def __init__(self, config: ClientConfig) -> None:
         self._wire = Wire(config, timeout_ms=TIMEOUT_MS)
 
-    def topics(self, names: Iterable[str]) -> dict[str, TopicFacts | None]:
-        """By name; None: there is none. Of one that we may not see, nothing but that is known."""
-        wanted = list(names)
-        return self._wire.retrying(lambda: self._topics(wanted), f"Asking for {', '.join(wanted)}")
+    def topic(self, name: str) -> TopicFacts | None:
+        """None: there is none. Of one that we may not see, nothing but that is known."""
+        return self._wire.retrying(lambda: self._topic(name), f"Asking for topic {name}")
 
     def group_operations(self, group: str) -> frozenset[str] | None:
         """What we may do with a consumer group; None: there is none yet, or the broker does not say."""
@@ -62,12 +60,12 @@ class Questions:
         """Let go of the connections."""
         self._wire.close()
 
-    def _topics(self, names: list[str]) -> dict[str, TopicFacts | None]:
-        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    def _topic(self, name: str) -> TopicFacts | None:
+        wanted = [MetadataRequest.MetadataRequestTopic(name=name)]
         answer = self._wire.ask(
             MetadataRequest(topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
         )
-        return {topic.name: _facts(topic) for topic in answer.topics}
+        return _facts(answer.topics[0])
 
     def _group(self, group: str) -> frozenset[str] | None:
         question = FindCoordinatorRequest(key_type=CoordinatorType.GROUP.value, coordinator_keys=[group])

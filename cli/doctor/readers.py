@@ -135,10 +135,12 @@ class ReadersCheck:
 
     def _own(self, held: _Held, owner: _Owner, *, lost: bool) -> None:
         subject, now_ms = self.subject, self.subject.now_ms
-        waits = next((each for each in subject.waiting if each.name == owner.name), None)
+        waits = next((each for each in subject.waiting or () if each.name == owner.name), None)
         decided = waits is not None and waits.is_decided
         left_ms = waits.left_ms(now_ms) if waits is not None else None
         said = f"decided in checkpoint {waits.decided_in}" if waits and decided else "decided by no checkpoint"
+        if subject.waiting is None:
+            said = "which was not looked for among the decisions"
         whose = f"{owner.name} of this pipeline, {said}, open for {self._open(held, owner)}{owner.left(now_ms)}"
         if lost:
             self.findings.add(
@@ -149,6 +151,8 @@ class ReadersCheck:
             self.findings.add(
                 "readers", held.shown, whose=whose, level=NOTE, do="nothing: the pipeline runs, and ends it"
             )
+        elif subject.waiting is None:
+            self.findings.add("readers", held.shown, whose=whose, do="run the pipeline: it commits or aborts it")
         else:
             verb = "commit" if decided else "abort"
             self.findings.add(

@@ -55,7 +55,9 @@ class RightsCheck:
     def _topic(self, topic: str, needed: tuple[str, ...]) -> None:
         facts, what = self.facts.get(topic), f"rights on topic {topic}"
         if facts is None:
-            self.findings.not_checked(what, "it is missing; whoever creates it needs Create")
+            asked = topic in self.facts or topic not in self.subject.topics
+            why = "it is missing; whoever creates it needs Create" if asked else "no broker has told of the topic"
+            self.findings.not_checked(what, why, failed=not asked)
             return
         with self.findings.checking(what):
             self._compare("topic", topic, needed, facts.operations, what)

@@ -19,7 +19,7 @@ def check_stores(subject: Subject, findings: Findings) -> None:
         why = "these are known by the pipeline's module alone: give module:pipeline"
         findings.not_checked("outputs since the last checkpoint, and stores of sinks that are not exactly once", why)
     for sink, why in subject.staged.unasked.items():
-        findings.not_checked(f"the store of sink {sink}", why)
+        findings.not_checked(f"the store of sink {sink}", why, failed=sink in subject.staged.failed)
     for sink, view in subject.staged.views.items():
         findings.checked.append(f"the store of sink {sink}")
         if view.problem:

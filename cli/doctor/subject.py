@@ -28,8 +28,8 @@ class Subject:
     settings: CheckpointSettings
     """As the run has them, as far as they were given."""
     now_ms: int
-    waiting: list[WaitingOutput]
-    """What waits in Kafka."""
+    waiting: list[WaitingOutput] | None
+    """What waits in Kafka; None: the brokers have not told."""
     staged: StagedOutput
     """What waits for stores, and what they show."""
 

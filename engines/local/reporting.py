@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.messages import Acknowledge, Progress
 from exactlyonce.engines.local.workers import WorkerHandle
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
 WAITING_INTERVAL_S = 60.0
@@ -89,7 +90,7 @@ class TerminalReporter:
         )
         if self._last:
             last = self._last
-            line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {size(last['bytes'])}"
+            line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {shown_bytes(last['bytes'])}"
         else:
             line += f"   {figures['state']}"
         width = shutil.get_terminal_size().columns - 1
@@ -100,18 +101,6 @@ class TerminalReporter:
     def close(self) -> None:
         self._erase()
         self._stream.flush()
-
-
-def size(count: int) -> str:
-    """Bytes for people.
-
-    >>> size(2_500_000)
-    '2.5 MB'
-    """
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
 
 
 class Report:
@@ -169,7 +158,7 @@ class Report:
             sync_ms=round(max((each.sync_ms for each in acks), default=0.0), 1),
             async_ms=round(max((each.async_ms for each in acks), default=0.0), 1),
             bytes=manifest.written_bytes,
-            state_bytes=sum(each.state_bytes for each in manifest.operators),
+            state_bytes=manifest.state_bytes,
             committables=len(manifest.committables) + len(manifest.staged),
             records_committed=manifest.records_committed,
             longest_gap_ms=round(gap_ms, 1),

@@ -32,7 +32,7 @@ def committable(subtask: int, *counts: int) -> Committable:
 
 
 def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoint") -> Manifest:
-    """Checkpoint *checkpoint* of `p`, with two sources and 1.5 MB of state."""
+    """Checkpoint *checkpoint* of `p`, with two sources and 1.5 million bytes of state."""
     offsets = [SourceOffset("in", "orders", "id", partition, 10 * checkpoint) for partition in range(2)]
     offsets.append(SourceOffset("rates", "exchange-rates", "id", 0, 5))
     operators = (OperatorSnapshot("totals", 1, 1_500_000, ()),)
@@ -73,7 +73,7 @@ def test_text(history: History) -> None:
         ["Sn", "of", "in"],
         ["Sn", "of", "rates"],
     ]
-    assert lines[0].endswith("  113 ms   2.0 kB      1.5 MB")
+    assert lines[0].endswith("  113 ms   2.0 kB      1.4 MB")
     assert lines[1] == "    committables  1 committed, 1 repaired; 35 records"
     assert lines[2] == "    Sn of in      orders[0]=410 orders[1]=410"
     assert lines[5] == "    committables  1 decided; 1,000 records"

@@ -21,17 +21,24 @@ from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.cli import traces as traces_module
 from exactlyonce.cli.doctor import blocks as doctor_blocks
+from exactlyonce.cli.doctor import examination
 from exactlyonce.cli.doctor import readers as doctor_readers
 from exactlyonce.cli.doctor import stores as doctor_stores
-from exactlyonce.cli.doctor.examination import examine, traces_of
+from exactlyonce.cli.doctor.examination import examine, topic_facts, traces_of
 from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
+from exactlyonce.cli.doctor.inputs import check_inputs
+from exactlyonce.cli.doctor.questions import Questions, TopicFacts
 from exactlyonce.cli.doctor.readers import ReadersCheck
+from exactlyonce.cli.doctor.rights import RightsCheck
 from exactlyonce.cli.staged_output import StagedOutput
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey
+from exactlyonce.cli.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -243,12 +250,12 @@ class Brokers:
         return dict.fromkeys(names, self.owner)
 
 
-def held(owner: TransactionState | None) -> Diagnosis:
+def held(owner: TransactionState | None, waiting: Sequence[WaitingOutput] | None = ()) -> Diagnosis:
     """What is found where *owner* holds readers back, an hour after it began."""
     found = Findings()
     brokers: Any = Brokers(owner)
     subject: Any = SimpleNamespace(
-        topics=["t"], name="p", named="p", now_ms=3_601_000, waiting=[], sign_of_life="",
+        topics=["t"], name="p", named="p", now_ms=3_601_000, waiting=waiting, sign_of_life="",
         config=ClientConfig({"bootstrap.servers": "127.0.0.1:1"}),
     )  # fmt: skip
     ReadersCheck(subject, brokers, brokers, found, 60_000).run()
@@ -307,8 +314,8 @@ def test_orphans_that_no_run_looks_for() -> None:
     subject, newest = cast(Any, _Subject()), cast(Any, _Newest())
     doctor_blocks._orphans(subject, newest, seen, found)
     assert [(each.level, each.what[:20]) for each in found.diagnoses] == [
-        (NOTE, "1 block (10 bytes) o"),
-        (PROBLEM, "1 block (10 bytes) o"),
+        (NOTE, "1 block (10 B) of no"),
+        (PROBLEM, "1 block (10 B) of no"),
     ]
     assert "incarnation 1 attempt 0" in found.diagnoses[0].whose
 
@@ -357,5 +364,101 @@ def test_what_could_not_be_looked_at() -> None:
         raise DamagedBlock("gone", block(1, 1))
     with found.checking("settings"):
         pass
-    assert (found.unchecked, found.checked) == ([("rights", "gone")], ["settings"])
-    assert "not checked  rights: gone" in list(found.as_text(80))
+    found.not_checked("bytes", "by --deep alone")
+    assert found.unchecked == [("rights", "gone", True), ("bytes", "by --deep alone", False)]
+    assert found.checked == ["settings"]
+    assert list(found.as_text(80))[1:] == ["not checked  bytes: by --deep alone", "failed       rights: gone"]
+    assert found.failed == 1
+
+
+class Deaf(Questions):
+    """Brokers that do not answer what they are asked about topic "b"; there is "a", and no "c"."""
+
+    def __init__(self) -> None:
+        """Nothing is connected."""
+
+    def topic(self, name: str) -> TopicFacts | None:
+        if name == "b":
+            raise BrokerUnavailable("Asking for topic b failed: no broker answers.")
+        operations = frozenset({"Read", "Write", "DescribeConfigs"})
+        return TopicFacts(name, "id", (1,), (1,), operations) if name == "a" else None
+
+
+def test_a_question_without_an_answer() -> None:
+    """It fails alone: the other topics are known, and the one that was asked for is neither missing nor in order."""
+    found = Findings()
+    facts = topic_facts(Deaf(), ["a", "b", "c"], found)
+    assert list(facts) == ["a", "c"]
+    subject: Any = SimpleNamespace(inputs=["a", "b", "c"], topics=["a", "b", "c"], newest=None, name="p")
+    check_inputs(subject, cast(Any, None), facts, found)
+    assert [each.what for each in found.diagnoses] == ["Topic c is missing"]
+    rights = RightsCheck(subject, Deaf(), cast(Any, None), facts, found)
+    for topic in facts.keys() | {"b"}:
+        rights._topic(topic, ("Read",))
+    assert "rights on topic a" in found.checked
+    assert {each.what: each.failed for each in found.unchecked} == {
+        "topic b": True, "rights on topic b": True, "rights on topic c": False,
+    }  # fmt: skip
+    assert found.unchecked[0].why == "Asking for topic b failed: no broker answers."
+
+
+def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one question for them has no answer, the rest is examined, and the log is said to be unread; where no
+    broker answers at all there is nothing to examine."""
+    config, there = ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), TopicInfo("p.checkpoints", "id", 2, 1)
+
+    def unanswered(*_: object) -> Any:
+        raise BrokerUnavailable("Listing transactions failed.")
+
+    monkeypatch.setattr(traces_module, "find", unanswered)
+    monkeypatch.setattr(examination, "find_topic", lambda *_: there)
+    traces = traces_of(config, "p", None)
+    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "Listing transactions failed.")
+    monkeypatch.setattr(examination, "find_topic", unanswered)
+    with pytest.raises(BrokerUnavailable):
+        traces_of(config, "p", None)
+
+
+def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That check fails, and nothing is said of what it would have counted."""
+
+    def away(*_: object) -> TopicInfo:
+        raise BrokerUnavailable("no broker answers")
+
+    monkeypatch.setattr(doctor_blocks, "find_topic", away)
+    found = Findings()
+    subject: Any = SimpleNamespace(
+        history=object(), newest=object(), name="p", config=ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
+    )
+    doctor_blocks.check_blocks(subject, found, deep=False)
+    assert [(each.why, each.failed) for each in found.unchecked] == [("no broker answers", True)]
+
+
+def test_whose_transaction_it_is_where_no_decision_was_looked_at() -> None:
+    """One of ours whose fate is not known is not to be aborted by hand."""
+    ongoing = TransactionState("eo:p:out:0:1.0:0", "Ongoing", 3, 1, 900_000, 1_000, (("t", 0),))
+    assert held(ongoing).run == ("exactlyonce transactions abort p",)
+    unknown = held(ongoing, waiting=None)
+    assert (unknown.run, unknown.do) == ((), "run the pipeline: it commits or aborts it")
+
+
+@pytest.mark.broker
+def test_a_check_that_fails_beside_the_others(orders: Orders, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other checks find is shown, with what was asked in vain and why; the exit code is not 0."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    silent, asked = f"{orders.name}-totals", Questions.topic
+
+    def topic(self: Questions, name: str) -> TopicFacts | None:
+        if name == silent:
+            raise BrokerUnavailable(f"Asking for topic {name} failed: no broker answers.")
+        return asked(self, name)
+
+    monkeypatch.setattr(Questions, "topic", topic)
+    ended = here("doctor", orders.name)
+    shown = " ".join(ended.out.split())
+    assert ended.code == 1
+    assert f"failed topic {silent}: Asking for topic {silent} failed: no broker answers." in shown
+    assert f"rights on topic {orders.name}-orders" in shown
+    assert f"{orders.name}: 2 checks failed, nothing else is known to be wrong; " in shown
+    failed = [each for each in json.loads(here("doctor", orders.name, "--json").out)["not_checked"] if each["failed"]]
+    assert [each["what"] for each in failed] == [f"topic {silent}", f"rights on topic {silent}"]

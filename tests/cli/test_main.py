@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -11,14 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exactlyonce.cli.commands import explain
-from exactlyonce.cli.main import main
+from exactlyonce.cli.main import main, parser
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMANDS = (
-    "", "init", "broker", "broker start", "run", "backfill", "catch-up", "replay", "audit", "explain", "checkpoints",
+    "", "init", "broker", "broker start", "run", "cancel", "backfill", "catch-up", "replay", "audit", "explain",
+    "checkpoints", "savepoint", "savepoints", "savepoints list", "savepoints verify", "savepoints delete", "state",
     "transactions", "transactions describe", "transactions commit", "transactions abort", "doctor", "reset",
 )  # fmt: skip
 CANARY = "canary-5f2e"
@@ -36,6 +39,14 @@ def test_help_is_the_documented_one(command: Command, name: str) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert f"```text\n$ exactlyonce {f'{name} ' if name else ''}--help\n{ended.out}```\n" in DOCUMENTED.read_text()
     assert max(map(len, ended.out.splitlines())) <= 100
+
+
+def test_no_command_is_left_out() -> None:
+    """Every command is among those whose help is compared, and so is every action whose help is documented."""
+    (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
+    documented = set(re.findall(r"^\$ exactlyonce (.*?) ?--help$", DOCUMENTED.read_text(), re.MULTILINE))
+    assert documented == set(COMMANDS)
+    assert set(commands.choices) <= set(COMMANDS)
 
 
 def test_help_loads_no_client(command: Command) -> None:
@@ -81,6 +92,12 @@ def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str)
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "once"), "no restart strategy 'once'"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "none:tries=1"), "has no option 'tries'"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), 'configuration property: "linger"'),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--state-memory", "1gb"), "Set state_backend ("),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--from-savepoint", "x"), "(--from-savepoint): it is no"),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--checkpoint-storage", "x"), "(--checkpoint-storage): it"),
+        (("savepoint", "a", "--bootstrap-servers", "h:1", "--to", "topic"), "--to: it is no URL. Write file:///folder"),
+        (("savepoints", "verify", "a", "x"), "N|URL: it is no URL"),
+        (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write file:///folder"),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
         (("reset", "a"), "No Kafka cluster is named."),
         (("init", "m.py"), "The operating system refused: [Errno 17] File exists: 'm.py'"),

@@ -12,6 +12,8 @@ import pytest
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
+from exactlyonce.cli import asking
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Command
 
@@ -68,6 +70,21 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
     assert len(orders.totals()) == 700
     state = orders.command("state", orders.name, "totals", "--at", str(last), "--json")
     assert [json.loads(line)["state"] for line in state.out.splitlines()] == [100] * 7
+
+
+def test_two_who_ask_for_the_end(orders: Orders) -> None:
+    """One whose request the run has not seen gets the savepoint behind which it has ended, if that end was asked for;
+    else the command says which it is, and that it has taken none."""
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    with orders.running() as process:
+        living = asking.living_run(history(orders))  # as the other one has seen it, too
+        assert living is not None
+        last = taken(orders, "--stop")
+        assert process.wait(LIMIT_S) == 0
+    found = asking.savepoint(config, orders.name, living, 60_000, stop=True)
+    assert (found.checkpoint, found.kind) == (last, "savepoint")
+    with pytest.raises(asking.NotAnswered, match=rf"Its last checkpoint is {last}, a savepoint, which is kept"):
+        asking.savepoint(config, orders.name, living, 60_000, stop=False)
 
 
 def test_a_request_whose_asker_is_gone(orders: Orders) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import pytest
 
-from exactlyonce.cli.commands.state import type_text
-from exactlyonce.engines.savepoints.kept_state import decoded
+from exactlyonce.cli.commands.state import lines, row, type_text
+from exactlyonce.cli.main import main
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
 
@@ -41,6 +43,23 @@ def test_type_text() -> None:
     """Types are shown as a person would write them."""
     assert type_text(describe(dict[str, list[int] | None])) == "dict[str, list[int] | null]"
     assert type_text(describe(tuple[int, str])) == "tuple[int, str]"
+
+
+def test_dicts_by_tuples() -> None:
+    """A state whose keys JSON has no name for is shown whole, in a table and as a line: each key as its own JSON."""
+    schema = describe(dict[tuple[str, int], list[int]])
+    entry = KeptEntry(3, canonical_key("shop"), msgspec.msgpack.encode({("ann", 1): [4], ("bob", 2): []}), 1)
+    assert row(entry, schema) == ("3", '"shop"', r'{"[\"ann\",1]":[4],"[\"bob\",2]":[]}')
+    (line,) = lines(41, "totals", schema, [entry])
+    assert json.loads(line)["state"] == {'["ann",1]': [4], '["bob",2]': []}
+
+
+@pytest.mark.parametrize("limit", ["-1", "0", "two"])
+def test_limit_that_limits_nothing(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit is a number of keys; what is none is refused before anything is asked."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["state", "p", "totals", f"--limit={limit}"])
+    assert f"argument --limit: {limit!r}: write a whole number, 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.broker

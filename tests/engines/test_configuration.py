@@ -45,8 +45,41 @@ def test_where_state_is_kept(tmp_path: Path) -> None:
     file = written(tmp_path, '[state]\nbackend = "rocksdb"\nmemory = "2gb"\nfolder = "/fast"\n')
     state = options_from({"config": file}).state
     assert (state.backend, state.memory_bytes, str(state.path)) == ("rocksdb", 2 << 30, "/fast")
-    state = options_from({"config": file, "state_memory": "64mb", "state_backend": "hashmap"}).state
-    assert (state.backend, state.memory_bytes, state.folder) == ("hashmap", 64 << 20, "/fast")
+    state = options_from({"config": file, "state_memory": "64mb"}).state
+    assert (state.backend, state.memory_bytes, state.folder) == ("rocksdb", 64 << 20, "/fast")
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "named"),
+    [
+        ("", {"state_memory": "64mb"}, "state_memory (--state-memory): that"),
+        ("", {"state_folder": "/fast", "state_backend": "hashmap"}, "state_folder (--state-folder): that"),
+        ("[state]\nmemory = '2gb'\nfolder = '/fast'", {}, "[state] memory and [state] folder: that"),
+        ("[state]\nmemory = '2gb'\nbackend = 'hashmap'", {"state_backend": "hashmap"}, "[state] memory: that"),
+        (
+            "[state]\nmemory = '2gb'\nbackend = 'rocksdb'",
+            {"state_backend": "hashmap", "state_memory": "1gb"},
+            "state_memory (--state-memory): that",
+        ),
+    ],
+)
+def test_settings_of_a_backend_that_is_not_taken(
+    text: str, given: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    """A run refuses them, with what to do: they would do nothing. A command that keeps no state does not mind."""
+    options = options_from({"config": written(tmp_path, text), **given})
+    with pytest.raises(ConfigError) as error:
+        options.state.check()
+    assert str(error.value).startswith(f"{named} is for rocksdb, and state_backend (--state-backend) is hashmap")
+
+
+@pytest.mark.parametrize("backend", ["", "backend = 'rocksdb'\n"])
+def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
+    """A backend that is given to one run wins over what the file says for another one."""
+    file = written(tmp_path, f"[state]\n{backend}memory = '2gb'\nfolder = '{tmp_path}'")
+    options_from({"config": file, "state_backend": "hashmap"}).state.check()
+    state = options_from({"config": file, "state_backend": "rocksdb"}).state
+    assert (state.contradicting, state.memory_bytes) == ((), 2 << 30)
 
 
 @pytest.mark.parametrize(

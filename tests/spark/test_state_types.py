@@ -150,6 +150,7 @@ def test_all_of_it_as_json() -> None:
         (Decimal, Decimal("1e20"), '"1E+20"'),
         (Packed, Packed(1), '{"a":1,"b":"b"}'),
         (int, 1 << 63, str(1 << 63)),
+        (dict[tuple[str, int], Packed], {("bob", 2): Packed(1)}, '{"[\\"bob\\",2]":{"a":1,"b":"b"}}'),
     ]
     for type_, state, text in states:
         (batch,) = columns(type_, in_json=True).batches([entry("ann", state)])

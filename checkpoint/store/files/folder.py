@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+STORAGE, CHECKPOINT_STORAGE = "The storage", "The checkpoint storage"
+"""What a folder is for, as its errors begin: the second where `--checkpoint-storage` has named it."""
+
 
 class Folder(Protocol):
-    """The files of one pipeline."""
+    """The files of one pipeline, or of one exported savepoint."""
 
     @property
     def url(self) -> str:

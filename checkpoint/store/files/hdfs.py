@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from exactlyonce.checkpoint.store.files.folder import STORAGE
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
@@ -32,11 +33,12 @@ _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed
 
 
 class HdfsFolder:
-    """The `Folder` *path* of the name node or the name service *host*."""
+    """The `Folder` *path* of the name node or the name service *host*. Errors begin with *what* it is for."""
 
-    def __init__(self, host: str, path: str) -> None:
+    def __init__(self, host: str, path: str, what: str = STORAGE) -> None:
         self._host, self._path = host, f"/{path}"
         self.url = f"hdfs://{host}/{path}"
+        self._named = f"{what} {self.url}"
         self._lock = threading.Lock()
         self._made: Any = None
 
@@ -114,7 +116,7 @@ class HdfsFolder:
         """Made with the first request: not every process of a pipeline has one."""
         with self._lock:
             if self._made is None:
-                with needing("hdfs", "hdfs-native", f"The checkpoint storage {self.url}"):
+                with needing("hdfs", "hdfs-native", f"{self._named}"):
                     import hdfs_native
                 self._made = hdfs_native.Client(f"hdfs://{self._host}", CLIENT)
             return self._made
@@ -127,8 +129,8 @@ class HdfsFolder:
         except Exception as error:  # the library raises what its errors are made of, as whatever class fits
             said = _said(error)
             if isinstance(error, PermissionError) or any(each in str(error) for each in _REFUSED):
-                raise ConfigError(f"The checkpoint storage {self.url} refuses: {said}") from error
-            raise StorageUnavailable(f"The checkpoint storage {self.url} does not answer: {said}") from error
+                raise ConfigError(f"{self._named} refuses: {said}") from error
+            raise StorageUnavailable(f"{self._named} does not answer: {said}") from error
 
 
 def _said(error: Exception) -> str:

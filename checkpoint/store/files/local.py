@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from exactlyonce.checkpoint.store.files.folder import STORAGE
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 _REFUSED = {
@@ -23,16 +24,17 @@ _PROBE = "probe"
 
 
 class LocalFolder:
-    """The `Folder` below *root*, which must exist; *inner* is made."""
+    """The `Folder` below *root*, which must exist; *inner* is made. Errors begin with *what* it is for."""
 
-    def __init__(self, root: Path, inner: str) -> None:
+    def __init__(self, root: Path, inner: str, what: str = STORAGE) -> None:
         self._root = root
         self._path = root / inner
         self.url = f"file://{self._path}"
+        self._what, self._named = what, f"{what} {self.url}"
 
     def check(self) -> None:
         if not self._root.is_dir():
-            raise ConfigError(f"The checkpoint storage file://{self._root} is not there: make the folder, or mount it.")
+            raise ConfigError(f"{self._what} file://{self._root} is not there: make the folder, or mount it.")
         with self._explained():
             for folder in (*reversed(self._path.relative_to(self._root).parents), self._path.relative_to(self._root)):
                 made = self._root / folder
@@ -95,7 +97,7 @@ class LocalFolder:
     def _require_mounted(self) -> None:
         """What is missing with the whole storage is away, and not lost."""
         if not self._root.is_dir():
-            raise StorageUnavailable(f"The checkpoint storage file://{self._root} is not there: is it mounted?")
+            raise StorageUnavailable(f"{self._what} file://{self._root} is not there: is it mounted?")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -104,13 +106,13 @@ class LocalFolder:
         except OSError as error:
             if error.errno in _REFUSED:
                 raise ConfigError(
-                    f"The checkpoint storage {self.url} refuses: {error.strerror}. Give user {os.geteuid()} the right "
+                    f"{self._named} refuses: {error.strerror}. Give user {os.geteuid()} the right "
                     f"to write there, or name another one."
                 ) from error
             if error.errno in _FULL:
-                raise StorageUnavailable(f"The checkpoint storage {self.url} is full: make room there.") from error
+                raise StorageUnavailable(f"{self._named} is full: make room there.") from error
             raise StorageUnavailable(
-                f"The checkpoint storage {self.url} does not answer: {error.strerror or type(error).__name__}."
+                f"{self._named} does not answer: {error.strerror or type(error).__name__}."
             ) from error
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import parts_of
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.files.folder import Folder
+from exactlyonce.checkpoint.store.files.folder import CHECKPOINT_STORAGE, STORAGE, Folder
 from exactlyonce.checkpoint.store.files.hdfs import HdfsFolder
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.s3 import S3Folder
@@ -18,18 +18,19 @@ _TOPIC_SUFFIX = ".checkpoints"
 
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     """The storage of the pipeline whose decisions are in *topic*, below *url*, as `storage_url` has made it."""
-    return FileStorage(folder_of(url, f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic.topic_id}"))
+    inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic.topic_id}"
+    return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
 
 
-def folder_of(url: str, inner: str) -> Folder:
-    """The folder *inner* below *url*, as `storage_url` has made it."""
+def folder_of(url: str, inner: str, what: str = STORAGE) -> Folder:
+    """The folder *inner* below *url*, as `storage_url` has made it; its errors begin with *what* it is for."""
     scheme, host, path = parts_of(url)
     joined = f"{path}/{inner}" if path else inner
     match scheme:
         case "file":
-            return LocalFolder(Path("/", path), inner)
+            return LocalFolder(Path("/", path), inner, what)
         case "s3":
-            return S3Folder(host, joined)
+            return S3Folder(host, joined, what)
         case "hdfs":
-            return HdfsFolder(host, joined)
+            return HdfsFolder(host, joined, what)
     raise InvariantViolation(f"no storage for {url}")

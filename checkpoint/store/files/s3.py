@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from exactlyonce.checkpoint.store.files.folder import STORAGE
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
@@ -34,11 +35,12 @@ _WRONG = (
 
 
 class S3Folder:
-    """The `Folder` of the keys that begin with *prefix* and a slash, in *bucket*."""
+    """The `Folder` of the keys that begin with *prefix* and a slash, in *bucket*. Errors begin with *what* it is."""
 
-    def __init__(self, bucket: str, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, what: str = STORAGE) -> None:
         self._bucket, self._prefix = bucket, f"{prefix}/"
         self.url = f"s3://{bucket}/{prefix}"
+        self._named = f"{what} {self.url}"
         self._lock = threading.Lock()
         self._made: Any = None
 
@@ -99,7 +101,7 @@ class S3Folder:
         """Made with the first request: not every process of a pipeline has one."""
         with self._lock:
             if self._made is None:
-                with needing("s3", "s3fs", f"The checkpoint storage {self.url}"):
+                with needing("s3", "s3fs", f"{self._named}"):
                     import s3fs
 
                 config = {
@@ -133,7 +135,7 @@ class S3Folder:
             raise
         except (NoCredentialsError, PartialCredentialsError) as error:
             raise ConfigError(
-                f"The checkpoint storage {self.url} needs credentials, and there are none: set AWS_ACCESS_KEY_ID and "
+                f"{self._named} needs credentials, and there are none: set AWS_ACCESS_KEY_ID and "
                 f"AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role."
             ) from error
         except Exception as error:  # of botocore, aiohttp, ssl or asyncio, or an OSError that s3fs has made of one
@@ -142,23 +144,21 @@ class S3Folder:
                 code, text = cause.response["Error"].get("Code", ""), cause.response["Error"].get("Message", "")
                 raise _Answered(str(code), self._error(str(code), str(text))) from error
             raise StorageUnavailable(
-                f"The checkpoint storage {self.url} does not answer: {type(cause or error).__name__}."
+                f"{self._named} does not answer: {type(cause or error).__name__}."
             ) from error
 
     def _error(self, code: str, text: str) -> ExactlyOnceError:
         """What an answer means; its text is not shown where it may repeat a key or a signature."""
         if code in _NO_BUCKET:
-            return ConfigError(
-                f"There is no bucket {self._bucket}: make it, or correct the checkpoint storage {self.url}."
-            )
+            return ConfigError(f"There is no bucket {self._bucket}: make it, or correct {self.url}.")
         if code in _NO_RIGHT:
             return ConfigError(
-                f"The checkpoint storage {self.url} refuses the credentials that it was given ({code}): they need the "
+                f"{self._named} refuses the credentials that it was given ({code}): they need the "
                 f"rights to put, get, list and delete objects there."
             )
         if code in _WRONG:
-            return ConfigError(f"The checkpoint storage {self.url} refuses ({code}): {text}")
-        return StorageUnavailable(f"The checkpoint storage {self.url} answers with an error ({code}): {text}")
+            return ConfigError(f"{self._named} refuses ({code}): {text}")
+        return StorageUnavailable(f"{self._named} answers with an error ({code}): {text}")
 
 
 class _Answered(Exception):

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.spark.source.read_options import KAFKA, count, flag, number
 from exactlyonce.pipeline.errors import ConfigError
@@ -62,6 +63,8 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     where = options[STATE].strip()
     exported = "://" in where
     _refuse_unknown(options, exported)
+    if exported:
+        storage_url(where, STATE)
     if not exported and (problem := name_problem(where)):
         raise ConfigError(
             f"state: the name of a pipeline, {problem}. Give the name, or the URL of an exported savepoint; the option "

@@ -16,6 +16,7 @@ import msgspec
 from pyspark.sql import types as spark
 
 from exactlyonce.engines.savepoints.kept_state import by_position, named
+from exactlyonce.state.json_text import json_text
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 DECIMAL = spark.DecimalType(38, 18)
@@ -110,7 +111,7 @@ _SCALARS = {
 
 def as_json(schema: Any) -> SparkColumn:
     """The column of values of *schema* as text."""
-    return SparkColumn(spark.StringType(), lambda value: msgspec.json.encode(named(value, schema)).decode())
+    return SparkColumn(spark.StringType(), lambda value: json_text(named(value, schema)))
 
 
 def _optional(schema: Any) -> SparkColumn:

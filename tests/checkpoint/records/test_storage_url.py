@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
+from exactlyonce.checkpoint.records.storage_url import TOPIC, parts_of, storage_setting, storage_url
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -39,4 +39,15 @@ def test_what_is_none(text: str) -> None:
     with pytest.raises(ConfigError, match=r"Write file:///folder, hdfs://\S+ or s3://bucket/prefix") as error:
         storage_url(text)
     assert "canary" not in str(error.value)
-    assert "storage (--checkpoint-storage)" in str(error.value)
+    assert str(error.value).startswith("The URL of a storage: ")
+
+
+def test_whose_it_is() -> None:
+    """The message names the option that it came from, and what else that takes."""
+    with pytest.raises(ConfigError, match=r"^storage \(--checkpoint-storage\): it is no .*; or topic, the default\.$"):
+        storage_setting("checkpoints")
+    assert storage_setting("topic") == storage_setting("") == TOPIC
+    with pytest.raises(ConfigError, match=r"^--to: there is no storage gs://\. Write [^;]*s3://bucket/prefix\.$"):
+        storage_url("gs://bucket/a", "--to")
+    with pytest.raises(ConfigError, match=r"^--to: it is no URL"):
+        storage_url("topic", "--to")

@@ -49,7 +49,7 @@ def problems(job: PreparedJob) -> list[Diagnosis]:
         config, traces_of(config, job.name, graph), graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0,
         deep=False,
     )  # fmt: skip
-    assert [what for what, _ in found.unchecked] == ["the bytes of blocks, and orphans before the last checkpoint"]
+    assert [each.what for each in found.unchecked] == ["the bytes of blocks, and orphans before the last checkpoint"]
     return [each for each in found.diagnoses if each.about in ("stores", "decisions")]
 
 

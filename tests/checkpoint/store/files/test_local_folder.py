@@ -16,8 +16,10 @@ import pytest
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
+from exactlyonce.checkpoint.store.files.opening import file_storage, folder_of
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
@@ -133,6 +135,15 @@ def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"file://.*/missing is not there: make the folder, or mount it"):
         LocalFolder(tmp_path / "missing", INNER).check()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_folder_is_for(tmp_path: Path) -> None:
+    """Only where it is the storage of checkpoints an error says so: a savepoint is exported to another place."""
+    missing = (tmp_path / "missing").as_uri()
+    with pytest.raises(ConfigError, match=rf"^The storage {missing} is not there"):
+        folder_of(missing, "totals-41-00").check()
+    with pytest.raises(ConfigError, match=rf"^The checkpoint storage {missing} is not there"):
+        file_storage(missing, TopicInfo("totals.checkpoints", "id", 2, 1)).check()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:

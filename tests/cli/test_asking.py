@@ -1,0 +1,67 @@
+"""The answers that a decision log gives to those who have asked its run for something."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
+from exactlyonce.cli.asking import ended_behind
+
+ENDED = Incarnation(incarnation=3, host="box", process=1, started_at_ms=0, heartbeat_ms=1_000, ended=True)
+SAVEPOINT = Manifest(
+    pipeline="p", checkpoint=41, incarnation=3, attempt=0, kind="savepoint", base=40, previous=40, triggered_at_ms=0,
+    completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=1, block_partitions=5, block_end_offsets=(),
+    written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(), requests=("another",),
+)  # fmt: skip
+
+
+def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = True) -> History:
+    """A log with an incarnation, and its checkpoints."""
+    found = History("p")
+    found.admit(incarnation)
+    for each in manifests:
+        found.admit(each)
+        if finalized:
+            found.admit(Finalized(each.checkpoint, each.incarnation, 0, ()))
+    return found
+
+
+def test_a_run_that_has_ended_behind_a_savepoint() -> None:
+    """Whoever asked for a savepoint and the end has got both, though another request was seen; also if a run has begun
+    since that has decided nothing."""
+    found = history(ENDED, SAVEPOINT)
+    assert ended_behind(found, 3) == ended_behind(found, 2) == SAVEPOINT
+    found.admit(msgspec.structs.replace(ENDED, incarnation=4, ended=False))
+    assert ended_behind(found, 3) == SAVEPOINT
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        history(msgspec.structs.replace(ENDED, ended=False), SAVEPOINT),
+        history(msgspec.structs.replace(ENDED, cancelled="request"), SAVEPOINT),
+        history(ENDED, SAVEPOINT, finalized=False),
+        history(ENDED, msgspec.structs.replace(SAVEPOINT, kind="final")),
+        history(ENDED, SAVEPOINT, msgspec.structs.replace(SAVEPOINT, checkpoint=42, previous=41, kind="final")),
+        history(msgspec.structs.replace(ENDED, incarnation=4), SAVEPOINT),
+        history(ENDED),
+    ],
+    ids=["goes on", "cancelled", "not finalized", "no savepoint", "more since", "another one's", "nothing"],
+)
+def test_an_end_that_is_none_behind_a_savepoint(found: History) -> None:
+    """What is not proven by the log is not taken for what was asked for."""
+    assert ended_behind(found, 3) is None
+
+
+def test_a_savepoint_of_a_run_before() -> None:
+    """It was there when the request was made: the run that was asked has ended without one."""
+    assert ended_behind(history(ENDED, SAVEPOINT), 4) is None
+
+
+def test_a_newer_decision_that_cannot_be_read() -> None:
+    """It may hold more than the savepoint does."""
+    found = history(ENDED, SAVEPOINT)
+    found.checkpoint_latest = 42
+    assert ended_behind(found, 3) is None
