@@ -1,4 +1,4 @@
-"""What of a savepoint fits a pipeline, by the ids of operators, sources and loops, and as they are mapped.
+"""A savepoint against a pipeline: what of it fits, by ids of operators, sources and loops, and as they are mapped.
 
 Invariant: whatever does not fit is an error that names it; nothing is left behind that nobody has given up.
 """

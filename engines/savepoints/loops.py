@@ -1,4 +1,4 @@
-"""What went round the loops of a pipeline at a savepoint, record by record: nothing here knows a frame's graph.
+"""Records that went round the loops of a pipeline at a savepoint, one by one: nothing here knows the graph of a frame.
 
 Invariants: of a loop and a subtask, records keep their order; those of a subtask stay together at any parallelism, as
 they do at a restart.
