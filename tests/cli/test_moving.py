@@ -150,6 +150,8 @@ def test_a_move_that_is_given_up(way: str, orders: Orders, roots: tuple[Path, Pa
     assert lies_in(orders, new) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
     """What a pipeline has left may be away, also for good: it goes on, says so, and removes what is left once the
     storage is back."""

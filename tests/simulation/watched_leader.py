@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 from topologies import MAX_PARALLELISM
 
@@ -38,7 +37,7 @@ class WatchedLeader(Leader):
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
         self._sweep = self.transactions.sweep
-        patch.object(self.transactions, "sweep", self._watched_sweep).start()
+        vars(self.transactions)["sweep"] = self._watched_sweep
 
     def _watched_sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
         older = self.world.oracle.older(self.incarnation.incarnation, self.attempt)
