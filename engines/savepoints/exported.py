@@ -40,31 +40,25 @@ FILE_BYTES = 16 * 1024 * 1024
 """Of keys and states in one file, about: a file is made and read as a whole."""
 FILE_RECORDS = 50_000
 """Likewise, of what goes round a loop."""
-_STATES = parse_schema(
-    {
-        "type": "record",
-        "name": "State",
-        "namespace": "exactlyonce",
-        "fields": [
-            {"name": "key_group", "type": "int"},
-            {"name": "key", "type": "bytes", "doc": "msgpack, canonical"},
-            {"name": "state", "type": "bytes", "doc": "msgpack"},
-        ],
-    }
+
+
+def _record(name: str, *fields: dict[str, str]) -> Any:
+    return parse_schema({"type": "record", "name": name, "namespace": "exactlyonce", "fields": [*fields]})
+
+
+_STATES = _record(
+    "State",
+    {"name": "key_group", "type": "int"},
+    {"name": "key", "type": "bytes", "doc": "msgpack, canonical"},
+    {"name": "state", "type": "bytes", "doc": "msgpack"},
 )
-_GOING_ROUND = parse_schema(
-    {
-        "type": "record",
-        "name": "GoingRound",
-        "namespace": "exactlyonce",
-        "fields": [
-            {"name": "subtask", "type": "int"},
-            {"name": "record", "type": "bytes", "doc": "msgpack"},
-            {"name": "topic", "type": "string", "doc": "of the message that it stems from"},
-            {"name": "partition", "type": "int"},
-            {"name": "offset", "type": "long"},
-        ],
-    }
+_GOING_ROUND = _record(
+    "GoingRound",
+    {"name": "subtask", "type": "int"},
+    {"name": "record", "type": "bytes", "doc": "msgpack"},
+    {"name": "topic", "type": "string", "doc": "of the message that it stems from"},
+    {"name": "partition", "type": "int"},
+    {"name": "offset", "type": "long"},
 )
 
 

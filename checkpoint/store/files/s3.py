@@ -101,7 +101,7 @@ class S3Folder:
         """Made with the first request: not every process of a pipeline has one."""
         with self._lock:
             if self._made is None:
-                with needing("s3", "s3fs", f"{self._named}"):
+                with needing("s3", "s3fs", self._named):
                     import s3fs
 
                 config = {
