@@ -51,16 +51,18 @@ class Large:
         bench.cluster.create(self.source, self.sink)
         bench.cluster.feed(self.source, once_each(0, keys, keys))
 
-    def job(self, backend: str, budget_bytes: int, *arguments: str, interval: str = "1s", name: str = "") -> Job:
-        """Run it, from its last checkpoint on; another *name* is another pipeline."""
-        state = ("--state-backend", backend, "--state-memory", str(budget_bytes), "--state-folder", self.folder)
+    def job(self, budget_bytes: int | None, *arguments: str, interval: str = "1s", name: str = "") -> Job:
+        """Run it, from its last checkpoint on; another *name* is another pipeline. No budget: in the hash map."""
+        state: tuple[str, ...] = ("--state-backend", "hashmap")
+        if budget_bytes is not None:
+            state = ("--state-backend", "rocksdb", "--state-memory", str(budget_bytes), "--state-folder", self.folder)
         params = {"name": name or self.sink, "source": self.source, "sink": self.sink}
         return Job(self.bench.cluster.servers, "profiles", *state, *arguments, interval=interval, **params)
 
-    def over_all(self, backend: str, budget_bytes: int) -> Ran:
+    def over_all(self, budget_bytes: int | None) -> Ran:
         """From the beginning to the end of the input."""
         name, sizes = f"{self.sink}-{uuid.uuid4().hex[:6]}", list[tuple[Event, int]]()
-        with self.job(backend, budget_bytes, "--until", "latest", name=name) as job:
+        with self.job(budget_bytes, "--until", "latest", name=name) as job:
             while not sizes or sizes[-1][0]["lag"] or not sizes[-1][0]["records_in"]:
                 event = job.next(lambda event: event["event"] == "checkpoint")
                 sizes.append((event, job.worker_bytes()))
@@ -97,9 +99,9 @@ def ratios(bench: Bench) -> Iterator[Figure]:
             empty_bytes = _empty_bytes(state)
             pairs = []
             for _ in range(bench.rounds or 1):
-                in_memory = state.over_all("hashmap", 1 << 30)
+                in_memory = state.over_all(None)
                 budget_bytes = (in_memory.loaded_bytes - empty_bytes) // divisor
-                pairs.append((in_memory, state.over_all("rocksdb", budget_bytes), budget_bytes))
+                pairs.append((in_memory, state.over_all(budget_bytes), budget_bytes))
         detail = "; ".join(
             f"{tiered.rate:,.0f} against {whole.rate:,.0f} records/s, {budget / 1e6:.0f} MB"
             for whole, tiered, budget in pairs
@@ -121,7 +123,7 @@ def _within_budget(memory: list[tuple[int, int]]) -> Iterator[Figure]:
 
 def _empty_bytes(state: Large) -> int:
     """What a worker takes before its first record."""
-    with state.job("hashmap", 1 << 30, name=f"{state.sink}-empty") as job:
+    with state.job(None, name=f"{state.sink}-empty") as job:
         job.next(lambda event: event.get("step") == "restored")
         return job.worker_bytes()
 
@@ -131,13 +133,13 @@ def restores(bench: Bench) -> Iterator[Figure]:
     the first record where the files are there."""
     keys = bench.size(MANY, 500_000)
     with large(bench, keys) as state:
-        with state.job("rocksdb", 1 << 30, "--until", "latest", "--parallelism", "2", interval="5s") as job:
+        with state.job(1 << 30, "--until", "latest", "--parallelism", "2", interval="5s") as job:
             last = job.finish()[-1]
         gigabytes = keys * STATE_BYTES / 1e9
         for lazily in (True, False):
             if lazily:
                 shutil.rmtree(state.folder)
-            with state.job("rocksdb", 1 << 30, "--parallelism", "2") as job:
+            with state.job(1 << 30, "--parallelism", "2") as job:
                 if lazily:
                     bench.cluster.feed(state.source, uniform(20_000, keys))
                     first_s = (job.first_record_ms() - job.started_ms) / 1000
@@ -159,11 +161,11 @@ def checkpoints(bench: Bench) -> Iterator[Figure]:
     """A steady load over many keys, a checkpoint each second."""
     keys = bench.size(MANY, 500_000)
     with large(bench, keys) as state:
-        with state.job("rocksdb", 1 << 30, "--until", "latest", "--parallelism", "2", interval="5s") as job:
+        with state.job(1 << 30, "--until", "latest", "--parallelism", "2", interval="5s") as job:
             job.finish()
         feeder = [sys.executable, "paced.py", bench.cluster.servers, state.source, str(keys), str(CHANGED_PER_S), "0"]
         with (
-            state.job("rocksdb", 1 << 30, "--parallelism", "2") as job,
+            state.job(1 << 30, "--parallelism", "2") as job,
             subprocess.Popen(feeder, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as feeding,
         ):
             try:

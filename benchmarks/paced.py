@@ -24,12 +24,14 @@ TURN_S = 0.005
 TURN_RECORDS = 10_000
 BATCH_RECORDS = 1_000
 DIFFERENT_RECORDS = 100_000
+"""At least; a fifth of the customers, where that is more. They come round and round."""
 FULL_WAIT_S = 0.01
 
 
 def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: float) -> tuple[int, list[float]]:
     """The number of records, and how many seconds late the first one of each turn was."""
-    producer, orders = cluster.producer(), itertools.cycle(unfinished(DIFFERENT_RECORDS, customers))
+    different = max(DIFFERENT_RECORDS, customers // 5)
+    producer, orders = cluster.producer(), itertools.cycle(unfinished(different, customers))
     print("feeding", flush=True)
     sent, late_s, began = 0, [], time.monotonic()
     while (elapsed := time.monotonic() - began) < seconds or not _is_enough():
