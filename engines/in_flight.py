@@ -20,7 +20,7 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.plan import ShuffleEdge, feedback_edges
+from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
 from exactlyonce.state.errors import DamagedState
@@ -42,6 +42,11 @@ class InFlightFrame(NamedTuple):
     def edge(self) -> str:
         """Of the channel."""
         return self.channel.rpartition(":")[0]
+
+    @property
+    def loop(self) -> str:
+        """The loop that it went round; empty where it was on its way in a shuffle."""
+        return self.edge.removeprefix(LOOP_MARK) if self.edge.startswith(LOOP_MARK) else ""
 
 
 def encode(frames: Iterable[InFlightFrame]) -> Iterator[bytes | None]:
@@ -115,7 +120,7 @@ def restored(
             if each.edge in loops:
                 ours = each.frame if is_ours else None
                 if ours is not None and not same:
-                    _require_kept(BatchCodec(graph.node(each.edge.partition(">")[2]).type), each, manifest)
+                    _require_kept(BatchCodec(graph.node(each.loop).type), each, manifest)
             elif not same:
                 raise _has_no_place(each, manifest)
             elif common:
@@ -130,7 +135,7 @@ def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest) ->
     if codec.encode(codec.decode(each.frame)) != each.frame:
         raise GraphError(
             f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} holds records that went round loop "
-            f"{each.edge.partition('>')[2]!r}, written as another type than it has now: they would not be what they "
+            f"{each.loop!r}, written as another type than it has now: they would not be what they "
             f"were. Give the loop its old type; or run the pipeline as it was with --until latest, which ends once "
             f"nothing goes round."
         )
@@ -138,11 +143,10 @@ def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest) ->
 
 def _has_no_place(frame: InFlightFrame, manifest: Manifest) -> GraphError:
     checkpoint = f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r}"
-    edge, _, loop = frame.edge.partition(">")
-    if not edge:
+    if frame.loop:
         return GraphError(
-            f"{checkpoint} holds records that went round loop {loop!r}, which the pipeline has no longer. Give it a "
-            f"loop of this id again; or run it as it was with --until latest, which ends once nothing goes round."
+            f"{checkpoint} holds records that went round loop {frame.loop!r}, which the pipeline has no longer. Give "
+            f"it a loop of this id again; or run it as it was with --until latest, which ends once nothing goes round."
         )
     return GraphError(
         f"{checkpoint} is unaligned: it holds records that were on their way between operators, and the graph is "

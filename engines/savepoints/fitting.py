@@ -46,22 +46,13 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
     nobody gives up; `StateIncompatible`, which names operator and field, for state that the operator cannot read.
     """
     _require_mapped(saved, graph, asked.mapping)
-    there = {each.operator: each for each in saved.operators}
     now = {node.id: node for node in graph.stateful}
-    found: dict[str, SavedOperator] = {}
-    dropped = []
-    for old, operator in there.items():
-        new = asked.mapping.get(old, old)
-        if new in now:
-            found[new] = operator
-        else:
-            dropped.append(old)
-    if dropped and not asked.allow_dropped:
-        raise GraphError(
-            f"The savepoint has state of {', '.join(map(repr, sorted(dropped)))}, and the pipeline no such operator. "
-            f"Give it its old id; or say what it is called now by --map {sorted(dropped)[0]}=NEW; or leave the state "
-            f"behind by --allow-dropped-state."
-        )
+    found = {asked.mapping.get(each.operator, each.operator): each for each in saved.operators}
+    dropped = sorted(each.operator for new, each in found.items() if new not in now)
+    _require_given_up(
+        dropped, asked, f"has state of {', '.join(map(repr, dropped))}, and the pipeline no such operator"
+    )
+    found = {new: each for new, each in found.items() if new in now}
     for new, operator in found.items():
         if operator.schema is not None:
             StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
@@ -74,13 +65,8 @@ def loops_fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict
     now = {node.id for node in graph.loops}
     found = {asked.mapping.get(each.loop, each.loop): each for each in saved.loops}
     dropped = {each.loop: each.records for new, each in found.items() if new not in now}
-    if dropped and not asked.allow_dropped:
-        some = min(dropped)
-        raise GraphError(
-            f"In the savepoint {dropped[some]} records go round loop {some!r}, and the pipeline has no such loop. Give "
-            f"it a loop of this id again; or say what it is called now by --map {some}=NEW; or leave the records "
-            f"behind by --allow-dropped-state."
-        )
+    rounds = ", ".join(f"{records} records that go round loop {loop!r}" for loop, records in sorted(dropped.items()))
+    _require_given_up(dropped, asked, f"has {rounds}, and the pipeline no such loop")
     return {new: each for new, each in found.items() if new in now}
 
 
@@ -94,6 +80,15 @@ def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> N
             head = KeptState(newest, snapshot, blocks).head()
         if head is not None and head.operator in now:
             StateType(head.operator, now[head.operator].kept).require_readable(head.schema, head.version)
+
+
+def _require_given_up(dropped: Collection[str], asked: Restoration, has: str) -> None:
+    """GraphError where something is *dropped* though nobody has said that it may be; the savepoint *has* it."""
+    if dropped and not asked.allow_dropped:
+        raise GraphError(
+            f"The savepoint {has}. Give it its old id; or say what it is called now by --map {min(dropped)}=NEW; or "
+            f"leave it behind by --allow-dropped-state."
+        )
 
 
 def _require_mapped(saved: Saved, graph: LogicalGraph, mapping: Mapping[str, str]) -> None:
@@ -164,12 +159,9 @@ def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple
         topic_id = around.inputs.described[each.topic].topic_id
         there = msgspec.structs.replace(each, topic_id=topic_id, leader_epoch=-1) if elsewhere else each
         kept.append(msgspec.structs.replace(there, source=source))
-    if dropped and not asked.allow_dropped:
-        raise GraphError(
-            f"The savepoint has read source {', '.join(map(repr, sorted(dropped)))}, which the pipeline does not have. "
-            f"Give it its old id; or say what it is called now by --map {sorted(dropped)[0]}=NEW; or leave it behind "
-            f"by --allow-dropped-state."
-        )
+    _require_given_up(
+        dropped, asked, f"has read source {', '.join(map(repr, sorted(dropped)))}, which the pipeline does not have"
+    )
     if elsewhere and kept:
         around.note(
             f"the savepoint was taken in another cluster, {saved.cluster_id}: topics are found by their names, and "

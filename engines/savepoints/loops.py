@@ -42,8 +42,8 @@ def records_by_loop(manifest: Manifest, blocks: Blocks) -> tuple[Counter[str], i
     """How many records went round each loop at the checkpoint of *manifest*, and how many a barrier had overtaken."""
     found, elsewhere = Counter[str](), 0
     for _, each in _frames(manifest, blocks):
-        if each.edge.startswith(LOOP_MARK):
-            found[each.edge.removeprefix(LOOP_MARK)] += records_in(each.frame)
+        if each.loop:
+            found[each.loop] += records_in(each.frame)
         else:
             elsewhere += records_in(each.frame)
     return found, elsewhere
@@ -52,7 +52,7 @@ def records_by_loop(manifest: Manifest, blocks: Blocks) -> tuple[Counter[str], i
 def entries_of(manifest: Manifest, blocks: Blocks, loop: str) -> Iterator[LoopEntry]:
     """All records that went round *loop*. Raises what says which block is damaged."""
     for subtask, each in _frames(manifest, blocks):
-        if each.edge == LOOP_MARK + loop:
+        if each.loop == loop:
             batch = _RAW.decode(each.frame)
             for record, origin in zip(batch.records, batch.origins, strict=True):
                 where = (origin.topic() or "", origin.partition() or 0, origin.offset() or 0)

@@ -177,7 +177,7 @@ def test_a_loop_that_is_gone(tmp_path: Path) -> None:
     """Its records are left behind only if that is what is asked for."""
     url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
     around = surroundings(graph(), storage, 1, [])
-    with pytest.raises(GraphError, match=r"2100 records go round loop 'again'.* --map again=NEW; .*dropped-state"):
+    with pytest.raises(GraphError, match=r"2100 records that go round loop 'again'.* --map again=NEW; .*dropped-state"):
         Restoring(Restoration(url), around, None)
     assert Restoring(Restoration(url, {}, allow_dropped=True), around, None).write(0, 1).channel_logs == ()
 
