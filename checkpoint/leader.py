@@ -390,9 +390,9 @@ class Leader:
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         """Refuse the checkpoint if a block of state, of records on their way, or of what is staged is not there."""
-        refs = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
-        refs.update(*(ack.channel_log.blocks for ack in plan.acks.values() if ack.channel_log is not None))
-        refs.update(*(each.blocks for each in plan.staged))
+        refs = [ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks]
+        refs += [ref for ack in plan.acks.values() if ack.channel_log is not None for ref in ack.channel_log.blocks]
+        refs += [ref for each in plan.staged for ref in each.blocks]
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None

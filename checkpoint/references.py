@@ -8,6 +8,7 @@ incarnation's are read (`FindReferences`). Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, StoredBlock
@@ -61,5 +62,5 @@ def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:
 
 def references_of(plan: PendingCheckpoint, manifest: Manifest) -> set[BlockRef]:
     """All blocks that *manifest*, made from *plan*, stands on."""
-    listed = {ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks}
-    return stands_on(manifest, listed.union(*(each.blocks for each in plan.staged)))
+    acknowledged = (each.blocks for ack in plan.acks.values() for each in ack.operators)
+    return stands_on(manifest, chain.from_iterable((*acknowledged, *(each.blocks for each in plan.staged))))

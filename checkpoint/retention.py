@@ -10,16 +10,19 @@ from collections.abc import Iterable
 
 from exactlyonce.checkpoint.records.manifest import StoredBlock
 
+Place = tuple[str, int, int, str]
+"""What no other block has: its storage, partition, offset and key."""
+
 
 class Ledger:
     """Blocks by the manifests that refer to them, and those that were written but belong to none yet."""
 
     def __init__(self, num_retained: int) -> None:
         self.num_retained = num_retained
-        self._needs: dict[int, frozenset[StoredBlock]] = {}
+        self._needs: dict[int, dict[Place, StoredBlock]] = {}
         self._kept: set[int] = set()
         self._released: set[int] = set()
-        self._unclaimed: dict[StoredBlock, int] = {}
+        self._unclaimed: dict[Place, tuple[int, StoredBlock]] = {}
 
     @property
     def retained(self) -> list[int]:
@@ -29,11 +32,11 @@ class Ledger:
     def written(self, checkpoint: int, blocks: Iterable[StoredBlock]) -> None:
         """*blocks* were written for *checkpoint*, whether or not it ever completes."""
         for block in blocks:
-            self._unclaimed.setdefault(block, checkpoint)
+            self._unclaimed.setdefault(_place(block), (checkpoint, block))
 
     def completed(self, checkpoint: int, blocks: Iterable[StoredBlock], *, keep: bool = False) -> None:
         """The manifest of *checkpoint* is durable and refers to *blocks*; *keep* for a savepoint."""
-        self._needs[checkpoint] = frozenset(blocks)
+        self._needs[checkpoint] = {_place(block): block for block in blocks}
         if keep:
             self._kept.add(checkpoint)
 
@@ -53,15 +56,17 @@ class Ledger:
         ordinary = [each for each in self.retained if each not in self._kept | self._released]
         recent = {*ordinary[-self.num_retained :], *self.retained[-1:], *self._kept, *pinned}
         dropped = [each for each in self.retained if each not in recent]
-        candidates = {block for each in dropped for block in self._needs.pop(each)}
-        candidates.update(block for block, n in self._unclaimed.items() if n <= latest)
-        for block in candidates:
-            self._unclaimed.pop(block, None)
-        needed = {_place(block) for each in self._needs.values() for block in each}
-        return tuple(dropped), tuple(sorted((block for block in candidates if _place(block) not in needed), key=_place))
+        candidates = {place: block for place, (written, block) in self._unclaimed.items() if written <= latest}
+        for each in dropped:
+            candidates |= self._needs.pop(each)
+        for place in self._unclaimed.keys() & candidates.keys():
+            del self._unclaimed[place]
+        dead = set(candidates)
+        for needs in self._needs.values():  # tens of thousands of blocks each: nothing is done one by one
+            dead -= needs.keys()
+        return tuple(dropped), tuple(candidates[place] for place in sorted(dead))
 
 
-def _place(block: StoredBlock) -> tuple[str, int, int, str]:
-    """What no other block has."""
+def _place(block: StoredBlock) -> Place:
     storage, ref = block
     return storage, ref.partition, ref.offset, ref.key

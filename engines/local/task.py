@@ -103,6 +103,8 @@ class Subtask:
         """How many of the snapshots under way capture what comes before barriers that have overtaken, or go round."""
         self.fetching = False
         """Whether stored state was read by the last `advance`, and not because a record wanted it."""
+        self.advancing = False
+        """Whether the last `advance` did anything: then nobody waits for records before the next one."""
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -269,6 +271,7 @@ class Subtask:
             moved = moved or progressed is not False
             if not progressed or self.monotonic_s() >= end:
                 break
+        self.advancing = moved
         return moved
 
     def _fetch(self, end: float) -> bool:

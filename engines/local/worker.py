@@ -33,7 +33,7 @@ from exactlyonce.pipeline.loading import load_reference
 IDLE_WAIT_S = 0.02
 BUSY_WAIT_S = 0.002
 SNAPSHOT_BUDGET_S = 0.004
-SNAPSHOT_SHARE = 0.5
+SNAPSHOT_SHARE = 1.0
 """Of the time that a turn spent on records, what snapshots may take if it is more: else the slower a batch, the longer
 would a snapshot take."""
 PROGRESS_INTERVAL_S = 0.25
@@ -157,12 +157,12 @@ class Worker:
             moved = channel.flush() or channel.fill() or moved
         for channel in built.outgoing:
             channel.hear()
-        fetching, began_s = any(task.fetching for task in built.subtasks), self.clients.monotonic_s()
+        advancing, began_s = any(task.advancing for task in built.subtasks), self.clients.monotonic_s()
         for task in reversed(built.subtasks):
             task.hurried = hurried
             waiting = moved or task.busy or any(sink.open_transactions for sink in task.sinks)
             wait_s = BUSY_WAIT_S if waiting else IDLE_WAIT_S
-            moved = task.step(0.0 if fetching else wait_s) or moved
+            moved = task.step(0.0 if advancing else wait_s) or moved
         budget_s = max(SNAPSHOT_BUDGET_S, SNAPSHOT_SHARE * (self.clients.monotonic_s() - began_s))
         self.activity.phase("flushing its sinks")
         for writer in built.writers:

@@ -47,7 +47,9 @@ _interval = struct.Struct(">HQ").pack
 _group_of = struct.Struct(">H").unpack_from
 _CHANGE_PREFIX = 10
 _LEVEL_0_FILES = 8
-"""Each time so many have come, they are merged with all that lies below: twice as many halve what that takes."""
+"""Each time so many have come, they are merged with all of level 1: twice as many halve what that takes."""
+_LEVEL_1_BYTES, _FILE_BYTES = 64 << 20, 8 << 20
+"""What lies below is merged file by file. By RocksDB's default, 256 MB, most of a state of a gigabyte was level 1."""
 LOADED_ENTRIES = 4096
 """In a slice."""
 Entry = tuple[bytes, bytes]
@@ -223,6 +225,8 @@ def _options(memory: Memory, buffer_bytes: int) -> Options:
     options.set_write_buffer_size(buffer_bytes)
     options.set_max_write_buffer_number(3)
     options.set_level_zero_file_num_compaction_trigger(_LEVEL_0_FILES)
+    options.set_max_bytes_for_level_base(_LEVEL_1_BYTES)
+    options.set_target_file_size_base(_FILE_BYTES)
     options.set_max_background_jobs(2)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_keep_log_file_num(1)
