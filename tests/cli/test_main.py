@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMANDS = (
-    "", "init", "broker", "broker start", "run", "cancel", "backfill", "catch-up", "replay", "audit", "explain",
-    "checkpoints", "savepoint", "savepoints", "savepoints list", "savepoints verify", "savepoints delete", "state",
-    "transactions", "transactions describe", "transactions commit", "transactions abort", "doctor", "reset",
+    "", "init", "broker", "broker start", "broker stop", "broker status", "run", "cancel", "backfill", "catch-up",
+    "replay", "audit", "explain", "checkpoints", "savepoint", "savepoints", "savepoints list", "savepoints verify",
+    "savepoints delete", "state", "transactions", "transactions list", "transactions describe", "transactions commit",
+    "transactions abort", "doctor", "reset",
 )  # fmt: skip
 CANARY = "canary-5f2e"
 
