@@ -33,7 +33,7 @@ from exactlyonce.pipeline.loading import load_reference
 IDLE_WAIT_S = 0.02
 BUSY_WAIT_S = 0.002
 SNAPSHOT_BUDGET_S = 0.004
-SNAPSHOT_SHARE = 1.0
+SNAPSHOT_SHARE = 0.5
 """Of the time that a turn spent on records, what snapshots may take if it is more: else the slower a batch, the longer
 would a snapshot take."""
 PROGRESS_INTERVAL_S = 0.25
