@@ -19,6 +19,7 @@ from rows import ALIGNED, ROWS, UNALIGNED, Crash, Request
 from running import Run, orders
 from unreferenced import unreferenced_blocks
 
+from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 HERE = Path(__file__).parent
@@ -169,8 +170,20 @@ class Life:
         run.process.terminate()
         assert run.wait() == 0, run.said
 
+    def forget(self) -> None:
+        """Make room on the servers, which thousands of cells share."""
+        names = [*self._inputs, *self._to_kafka]
+        topics = [*(f"{self.name}-{each}" for each in names), checkpoint_topic(self.name)]
+        admin = self.place.kafka.admin()
+        for deleted in admin.delete_topics(topics).values():
+            deleted.result(LIMIT_S)
+        for each in self._to_postgres:
+            self.place.postgres.execute(f"DROP TABLE {table(self.name, each)}")
+
     def close(self) -> None:
         """Nothing of it goes on."""
+        for reader in self._readers.values():
+            reader.end()
         for fault in self._faults:
             self.place.proxy.disarm(fault)
         for run in self.runs:
@@ -278,7 +291,9 @@ def live(cell: Cell, place: Place) -> int:
             life.lose(cell.way)
         life.feed()
         life.finish(parallelism=3 - cell.parallelism)
-        return life.assert_exact()
+        verified = life.assert_exact()
+        life.forget()
+        return verified
     finally:
         life.close()
         (life.place.folder / f"{life.name}.json").write_text(

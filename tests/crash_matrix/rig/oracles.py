@@ -79,14 +79,18 @@ class Reader(threading.Thread):
         for place, row in found:
             assert self.seen.setdefault(place, row) == row, f"{self._where}: what is at {place} has changed"
 
+    def end(self) -> None:
+        """Read no more."""
+        self._ended.set()
+        self.join()
+
     def assert_kept(self, now: Mapping[tuple[int, ...], Row]) -> None:
         """All that is there *now* is seen; end; and all that was seen is there."""
         deadline = time.monotonic() + LIMIT_S
         while self.is_alive() and now.keys() - self.seen.copy().keys():
             assert time.monotonic() < deadline, f"{self._where}: its reader has seen {len(self.seen)} of {len(now)}"
             time.sleep(0.05)
-        self._ended.set()
-        self.join()
+        self.end()
         if self._failure is not None:
             raise self._failure
         gone = [place for place, row in self.seen.items() if now.get(place) != row]
