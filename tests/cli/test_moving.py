@@ -74,6 +74,8 @@ def assert_whole(orders: Orders, storage: str, count: int) -> None:
     assert "of no checkpoint" not in doctor.out, doctor.out
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_there_and_back(orders: Orders, roots: tuple[Path, Path]) -> None:
     """From the topic to a folder, to another folder and back: without a savepoint it is refused with the very command;
     what was left goes as it expires, and a savepoint stays whole where it is until it is deleted."""
@@ -111,7 +113,7 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", ["into the topic", "out of the topic", "from folder to folder"])
 def test_a_kill_while_it_moves(way: str, place: str, orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def served(orders: Orders, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         each.close()
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["s3", "hdfs"])
 def test_exported_verified_restored_and_deleted(kind: str, served: Callable[[str], tuple[Orders, str]]) -> None:
     """Of a run that goes on, whose blocks lie there too: every file is read and compared; a pipeline begins from it, in

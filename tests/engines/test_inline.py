@@ -25,7 +25,8 @@ class Order(msgspec.Struct):
     total: int
 
 
-@pytest.mark.exhaustive(but=["False"])
+@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cleanly", [True, False])
 def test_nothing_is_left_behind(kafka: KafkaCluster, topic_name: str, cleanly: bool) -> None:
     """After every run there are no more threads and descriptors than after the first; the collector is as it was."""

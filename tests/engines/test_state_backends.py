@@ -31,6 +31,8 @@ def feed(kafka: KafkaCluster, topic: str, first: int, count: int = 4_000) -> lis
     return fed
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_switched_at_any_checkpoint(kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path) -> None:
     """Killed again and again, and run on with the other backend, another parallelism or both, totals are exact."""
     kafka.create_topic(f"{topic_name}-in", 3)

@@ -139,6 +139,7 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
     assert_finished(fed, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_backfill_from_a_savepoint(fed: Fed, tmp_path: Path) -> None:
     """Killed before the restored state is decided, the same command begins from the savepoint all the same; it goes on
     from there, at another parallelism, with one output."""
