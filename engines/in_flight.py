@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
-from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import common_groups, group_range
@@ -132,7 +132,11 @@ def restored(
 
 def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest) -> None:
     """Raise unless the records of *each* are of the type that the loop has now, without loss."""
-    if codec.encode(codec.decode(each.frame)) != each.frame:
+    try:
+        kept = codec.encode(codec.decode(each.frame)) == each.frame
+    except RecordError:
+        kept = False
+    if not kept:
         raise GraphError(
             f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} holds records that went round loop "
             f"{each.loop!r}, written as another type than it has now: they would not be what they "

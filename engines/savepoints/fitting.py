@@ -14,6 +14,7 @@ import msgspec
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.checkpoint.store.storage import Blocks
+from exactlyonce.engines import in_flight
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
@@ -72,7 +73,8 @@ def loops_fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict
 
 def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> None:
     """Raise `StateIncompatible` where an operator of *graph* cannot read its state of *newest*, which the pipeline goes
-    on from: so that no run that goes well is fenced for one that cannot."""
+    on from, and `GraphError` where records that were on their way have no place in *graph*: so that no run that goes
+    well is fenced for one that cannot."""
     now = {node.id: node for node in graph.stateful}
     for snapshot in newest.operators:
         head = None
@@ -80,6 +82,10 @@ def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> N
             head = KeptState(newest, snapshot, blocks).head()
         if head is not None and head.operator in now:
             StateType(head.operator, now[head.operator].kept).require_readable(head.schema, head.version)
+    if graph.fingerprint() != newest.fingerprint:
+        with suppress(DamagedRecord, DamagedState):
+            for subtask in range(newest.parallelism):
+                in_flight.restored(newest, graph, subtask, newest.parallelism, blocks)
 
 
 def _require_given_up(dropped: Collection[str], asked: Restoration, has: str) -> None:

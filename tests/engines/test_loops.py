@@ -181,3 +181,31 @@ def test_what_goes_round_goes_along_with_a_savepoint(
         (i, attempts(i)) for i in range(700) if i % 7 < 5
     ]
     assert sorted((each["order"], each["tries"]) for each in given_up) == [(i, 5) for i in range(700) if i % 7 >= 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('feedback("retry"', 'feedback("once-more"', "holds records that went round loop 'retry', which the pipeline"),
+        ("rest: int = 0", 'rest: str = ""', "holds records that went round loop 'retry', written as another type"),
+    ],
+)
+def test_a_pipeline_that_cannot_take_what_goes_round_fences_nobody(
+    old: str, new: str, why: str, kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any
+) -> None:
+    """Its loop has another id, or another type: it is refused, and the run that goes well goes on."""
+    topic = kafka.create_topic(f"{topic_name}-orders", 2)
+    kafka.produce(topic, [(str(i), json.dumps({"id": i, "total": i})) for i in range(700)])
+    code = (Path(EXAMPLES["PYTHONPATH"]) / "retry.py").read_text()
+    assert old in code
+    (tmp_path / "changed.py").write_text(code.replace(old, new))
+    arguments = ("--param", f"name={topic_name}", "--param", "pause=10m", *QUICK)
+    healthy = run("retry:pipeline", *arguments, env=EXAMPLES)
+    healthy.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] > 0)
+    healthy.await_event(lambda event: event["event"] == "checkpoint")
+    refused = run("changed:pipeline", *arguments, env={"PYTHONPATH": str(tmp_path)})
+    assert refused.wait() == 2, refused.said
+    assert why in " ".join(refused.said.split())
+    healthy.process.terminate()
+    assert healthy.wait() == 0, healthy.said
