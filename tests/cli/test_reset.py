@@ -198,6 +198,39 @@ def test_asks(orders: Orders, answer: str, code: int, left: bool) -> None:
 
 
 @pytest.mark.broker
+def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
+    """Nothing goes that was not shown, and no run that was not there: it is looked at again once one has agreed."""
+    run_once(orders)
+    for stopped in (False, True):
+        ours, theirs = pty.openpty()
+        line = [*orders.command.line, "reset", orders.name]
+        process = subprocess.Popen(
+            line, cwd=orders.command.folder, env=orders.command.environment, stdin=theirs, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        os.close(theirs)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        shown = ""
+        while "This stays:" not in shown:
+            shown += process.stdout.readline()
+        orders.write(70)
+        with orders.running() as job:
+            if stopped:
+                job.terminate()
+                assert job.wait(LIMIT_S) == 0
+            os.write(ours, b"yes\n")
+            _, said = process.communicate(timeout=LIMIT_S)
+            os.close(ours)
+            assert process.returncode == 2, said
+            assert ("has run since" if stopped else "may be running") in said
+            if not stopped:
+                job.terminate()
+                assert job.wait(LIMIT_S) == 0
+        assert has_checkpoints(orders)
+
+
+@pytest.mark.broker
 def test_refuses_while_it_runs(orders: Orders) -> None:
     """A pipeline that ran a moment ago is left alone, host and process are named; --force is for when it is dead."""
     with orders.running() as process:

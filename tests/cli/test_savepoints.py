@@ -109,6 +109,25 @@ def test_an_export_that_fails(orders: Orders, tmp_path: Path) -> None:
     assert f"savepoints delete {orders.name} {kept}`" in ended.err
 
 
+def test_an_export_of_a_run_with_long_intervals(orders: Orders, tmp_path: Path) -> None:
+    """Where it goes from the topic later than one waits for it, one is told where it was exported to all the same."""
+    (tmp_path / "backups").mkdir()
+    line = ("savepoint", orders.name, "--to", f"file://{tmp_path}/backups", "--timeout", "15s")
+    process = orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "10m")
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while (ended := orders.command(*line)).code == 2:  # at first there is no run that could be asked
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+    assert ended.code == 1, ended
+    (folder,) = (tmp_path / "backups").iterdir()
+    assert f"was exported to file://{folder}, which is whole" in " ".join(ended.err.split())
+    assert orders.command("savepoints", "verify", orders.name, f"file://{folder}").code == 0
+
+
 def test_a_run_that_ends_without_it(orders: Orders) -> None:
     """Whoever asked is told so, and a later run is not asked: the request was not for it."""
     with orders.running("--num-retained", "1") as process:
