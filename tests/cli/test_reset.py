@@ -14,6 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
+from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.cli.traces import Traces
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -155,6 +156,15 @@ def test_reset(orders: Orders) -> None:
     assert "none, and all state" in again.out
     assert last_checkpoint(run_once(orders))["records_committed"] == 700
     assert len(orders.totals()) == 1_400
+
+
+@pytest.mark.broker
+def test_the_topic_that_is_made_anew(orders: Orders) -> None:
+    """It has as many partitions as the one before."""
+    config = {"bootstrap.servers": orders.kafka.bootstrap_servers}
+    assert orders.command("run", "orders:pipeline", "--until", "latest", "--checkpoint-partitions", "3").code == 0
+    assert orders.command("reset", orders.name, "--yes").code == 0
+    assert find_topic(config, orders.name).partitions == 3
 
 
 @pytest.mark.broker
