@@ -475,4 +475,6 @@ class Leader:
             yield from each.conclude(self.manifest.checkpoint)
         condemned = bool(cancelled) and self.led.deletes and not self.log.history.savepoints
         with suppress(Fenced):  # then a newer one's heartbeats say as much
-            yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
+            outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
+            if cancelled:  # whoever asked waits for this record; a clean end is one without it, too
+                self._require(outcome)

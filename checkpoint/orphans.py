@@ -58,6 +58,8 @@ class KnownBlocks:
         self._begun_at: Offsets = ()
         self._seen_to: Offsets = ()
         """Ends behind which nothing is known of, which only grow: what is written later lies there."""
+        self._behind = -1
+        """The newest checkpoint when the attempt began."""
         self._look_again = False
         self._own_too = False
 
@@ -105,7 +107,7 @@ class KnownBlocks:
         self.ledger.written(newest.checkpoint, (yield from self._everything(start)))
         self._ends = {newest.checkpoint: self._begun_at}
         self._seen_to = self._begun_at
-        self._attempt, self._look_again, self._own_too = attempt, late, False
+        self._attempt, self._behind, self._look_again, self._own_too = attempt, newest.checkpoint, late, False
 
     def _everything(self, start: Offsets) -> Procedure[list[StoredBlock]]:
         """All that lies in any storage; in the topic, behind *start*."""
@@ -165,9 +167,13 @@ class KnownBlocks:
         self._look_again = self._own_too = True
 
     def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
-        """*manifest*, known to the ledger, is durable: what nobody needs any more may go, in the transaction that
-        finalizes it. *pinned* are checkpoints that something pending builds upon."""
-        if self._look_again:
+        """*manifest*, the newest that is known to the ledger, is durable: what nobody needs any more may go, in the
+        transaction that finalizes it, or in a later one. *pinned* are checkpoints that something pending builds upon.
+
+        The last look for what is late comes with the first checkpoint of the attempt: what arrives behind that is of a
+        zombie.
+        """
+        if self._look_again and manifest.checkpoint > self._behind:
             own_too, ends = self._own_too, self._begun_at
             found = yield from self._everything(ends)
             self.ledger.written(manifest.checkpoint, (each for each in found if own_too or self._is_older(each.ref)))

@@ -2,7 +2,8 @@
 
 Invariants: the answer is what the decision log says, and nothing else; a request is for the incarnation that lives, so
 that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone. Two who ask for
-the end of one run behind a savepoint get the same one, whichever request the run has seen.
+the end of one run behind a savepoint get the same one, and two who cancel a run have both done so, whichever request
+the run has seen.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
+from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
+from exactlyonce.checkpoint.store.topic import describe, topic_name
 from exactlyonce.cli.text import duration
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
 
 POLL_S = 0.5
 TURN_MS = 5_000
@@ -53,17 +56,26 @@ def savepoint(config: ClientConfig, pipeline: str, living: Incarnation, timeout_
 def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int) -> None:
     """Have the run of *pipeline* delete a savepoint."""
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=DELETE, checkpoint=checkpoint)
-    _answered(config, pipeline, asked, lambda history: checkpoint not in history.manifests or None, timeout_ms)
+
+    def answer(history: History) -> bool | None:
+        return (history.incarnation_latest > 0 and checkpoint not in history.manifests) or None
+
+    _answered(config, pipeline, asked, answer, timeout_ms)
 
 
-def cancel(config: ClientConfig, pipeline: str, timeout_ms: int) -> History:
-    """Have the run of *pipeline* end as cancelled: the log that says so."""
+def cancel(config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int) -> History:
+    """Have the run of *pipeline*, seen as *living*, end as cancelled: the log that says so, whoever asked for it."""
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=CANCEL)
 
     def answer(history: History) -> History | None:
-        return history if any(each.cancelled == asked.id for each in history.incarnations.values()) else None
+        return history if cancelled_since(history, living.incarnation) else None
 
     return _answered(config, pipeline, asked, answer, timeout_ms)
+
+
+def cancelled_since(history: History, since: int) -> bool:
+    """Whether an incarnation, *since* or a later one, was cancelled: one that has begun after it is nobody's to end."""
+    return any(each.cancelled for each in history.incarnations.values() if each.incarnation >= since)
 
 
 def living_run(history: History) -> Incarnation | None:
@@ -98,11 +110,11 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
     with closing(Mailbox(config.confluent(), pipeline)) as mailbox:
         try:
             while True:
-                history = read_history(config.confluent(), pipeline)
+                history = _log(config, pipeline)
                 if (found := answer(history)) is not None:
                     return found
                 living = living_run(history)
-                if living is None and not _made(history, asked):
+                if living is None and history.incarnation_latest and not _made(history, asked):
                     raise NotAnswered(_over(history))
                 if living is not None:
                     _require_listener(pipeline, living)
@@ -113,6 +125,16 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                 Event().wait(POLL_S)
         finally:
             _take_away(config, pipeline, mailbox, asked)
+
+
+def _log(config: ClientConfig, pipeline: str) -> History:
+    """What is decided; nothing while somebody deletes it, and until the incarnation is there that says so."""
+    try:
+        return read_history(config.confluent(), pipeline)
+    except TopicError:
+        if describe(store_client.admin(config.confluent()), topic_name(pipeline)) is None:
+            return History(pipeline)
+        return read_history(config.confluent(), pipeline)  # it has been made anew; or else this says why not
 
 
 def _made(history: History, asked: Asked) -> bool:
@@ -150,7 +172,7 @@ def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Ask
 
 def _over(history: History) -> str:
     latest, newest = history.checkpoint_latest, history.latest
-    what = f"Its last checkpoint is {latest}"
+    what = f"Its last checkpoint is {latest}" if latest >= 0 else "Its checkpoints are deleted"
     if newest is not None and newest.is_savepoint and newest.checkpoint == latest:
         what += ", a savepoint, which is kept, taken for another request"
     return (

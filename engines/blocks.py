@@ -14,12 +14,14 @@ from exactlyonce.checkpoint.orphans import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.records.storage_url import TOPIC, described
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.references import indexes_of, stands_on
+from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
 from exactlyonce.checkpoint.store.blocks import TopicStorage
 from exactlyonce.checkpoint.store.files.opening import file_storage
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks, BlockStorage, DamagedBlock, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
@@ -68,6 +70,23 @@ class Storages:
         """Let go of all connections."""
         for each in self._open.values():
             each.close()
+
+
+def require_own_place(storages: Storages, history: History, storage: str) -> None:
+    """ConfigError where *storage*, into which checkpoints are about to move, is a place that they are kept in already,
+    by another name: a link, a second mount, another name of a server. What is needed by one name would be an orphan by
+    the other."""
+    if storage == TOPIC or storage == history.storage:
+        return
+    left = {ref.key: each.storage for each in history.retained if each.storage != storage for ref in named_by(each)}
+    found = next((ref.key for ref in storages.of(storage).since(()).blocks if ref.key in left), None) if left else None
+    if found is not None:
+        raise ConfigError(
+            f"{storage} has block {found}, which a checkpoint in {described(left[found])} stands on: it is the same "
+            f"place by another name, or a copy of it. Nothing was changed.\n"
+            f"  Keep the old name: --checkpoint-storage {left[found] or 'topic'}; or move to an empty place, the topic "
+            f"or another folder, and from there to this one."
+        )
 
 
 @dataclass(frozen=True)

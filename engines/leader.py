@@ -38,7 +38,7 @@ from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace, as_fields
-from exactlyonce.engines.blocks import NewestBlocks, Storages
+from exactlyonce.engines.blocks import NewestBlocks, Storages, require_own_place
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.erasing.erase import erase_condemned
@@ -144,6 +144,7 @@ class PipelineLeader:
         led = self._led(stores)
         led.require_same_storage(history.latest)
         self._storages.of(options.checkpoint.storage).check()
+        require_own_place(self._storages, history, options.checkpoint.storage)
         if history.latest is not None and not led.goes_on_from_savepoint(history.latest):
             require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)

@@ -24,7 +24,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
 
-PARTITIONS_MIN = 2
+PARTITIONS, PARTITIONS_MIN = 5, 2
 _VISIBLE_TIMEOUT_S = 60.0
 _HOUR_MS = 60 * 60 * 1000
 
@@ -70,7 +70,7 @@ def topic_name(pipeline: str) -> str:
     return f"{pipeline}.checkpoints"
 
 
-def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = 5) -> TopicInfo:
+def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = PARTITIONS) -> TopicInfo:
     """Create the checkpoint topic of *pipeline* unless it exists, check it, and say what it is.
 
     Raises `TopicError` with the command that fixes a topic which is not as it must be, `BrokerUnavailable` within about

@@ -15,6 +15,7 @@ from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.history import History
+    from exactlyonce.checkpoint.records.manifest import Incarnation
 
 _EXAMPLES = """\
 End the run of a pipeline, on whatever machine, without a last checkpoint. A checkpoint
@@ -56,37 +57,44 @@ def cancel(args: argparse.Namespace) -> int:
     pipeline = pipeline_name(args)
     topic, history = find_topic(config.confluent(), pipeline), read_history(config.confluent(), pipeline)
     if not history.condemned:  # else somebody has begun to delete it, and died
-        _require_run(history)
-        history = asking.cancel(config, pipeline, timeout_ms)
+        history = asking.cancel(config, pipeline, _required_run(history), timeout_ms)
     if history.condemned:
         erase_condemned(config, topic, history, to_stderr)
     print(_as_json(history) if args.json else _as_text(history))
     return 0
 
 
-def _require_run(history: History) -> None:
-    """ConfigError where there is nobody to ask."""
+def _required_run(history: History) -> Incarnation:
+    """The one that is to end; ConfigError where there is nobody to ask."""
     from exactlyonce.cli.asking import living_run
     from exactlyonce.engines.spark.sink.position import KIND
 
     if history.latest is not None and history.latest.kind == KIND:
         raise ConfigError(f"{history.pipeline} is a sink of Spark: stop its query instead.")
-    if living_run(history) is None:
+    living = living_run(history)
+    if living is None:
         raise ConfigError(f"{history.pipeline} does not run: there is nothing to cancel. Nothing was changed.")
+    return living
+
+
+def _deleted(history: History) -> bool:
+    """Whether the checkpoints of the run that was cancelled are gone: by this command, or by somebody else before, for
+    a run has one at least."""
+    return history.condemned or history.latest is None
 
 
 def _retained(history: History) -> list[int]:
-    return [] if history.condemned else [each.checkpoint for each in history.retained]
+    return [] if _deleted(history) else [each.checkpoint for each in history.retained]
 
 
 def _as_json(history: History) -> str:
-    document = {"pipeline": history.pipeline, "checkpoints": _retained(history), "deleted": history.condemned}
+    document = {"pipeline": history.pipeline, "checkpoints": _retained(history), "deleted": _deleted(history)}
     return msgspec.json.encode(document).decode()
 
 
 def _as_text(history: History) -> str:
     ended = f"{history.pipeline} is cancelled: nothing is open, and what was not decided is forgotten."
-    if history.condemned:
+    if _deleted(history):
         return f"{ended} Its checkpoints are deleted, as it was set to: the next run begins anew."
     savepoints = ", ".join(map(str, history.savepoints))
     noted = f", with the savepoints {savepoints}" if savepoints else ""

@@ -41,22 +41,42 @@ def add(commands: Commands) -> None:
 def reset(args: argparse.Namespace) -> int:
     """Show, ask, erase."""
     from exactlyonce.cli.traces import erase, find
-    from exactlyonce.engines.system_clock import SystemClock
 
     config = client(args)
     traces = find(config, pipeline_name(args))
     _show(traces, config.bootstrap_servers)
-    sign = traces.sign_of_life(SystemClock().now_ms())
-    if sign and not args.force:
-        raise ConfigError(f"{traces.pipeline} may be running: {sign}. Stop it first, or add --force if it has ended.")
-    if not args.yes and not _agreed(traces.pipeline):
-        print("Nothing was changed.")
-        return _DECLINED
+    _require_dead(traces, args)
+    if not args.yes:
+        if not _agreed(traces.pipeline):
+            print("Nothing was changed.")
+            return _DECLINED
+        shown, traces = traces, find(config, traces.pipeline)  # nobody knows for how long it was looked at
+        _require_dead(traces, args)
+        _require_same(shown, traces)
     kept = erase(config, traces, print)
     if kept:
         print(f"Group {traces.pipeline} is in use by a consumer: its offsets in {', '.join(kept)} were left.")
     print(f"{traces.pipeline} has forgotten everything; its next run begins anew.")
     return 0
+
+
+def _require_dead(traces: Traces, args: argparse.Namespace) -> None:
+    from exactlyonce.engines.system_clock import SystemClock
+
+    sign = traces.sign_of_life(SystemClock().now_ms())
+    if sign and not args.force:
+        raise ConfigError(f"{traces.pipeline} may be running: {sign}. Stop it first, or add --force if it has ended.")
+
+
+def _require_same(shown: Traces, now: Traces) -> None:
+    """ConfigError where something has happened since it was shown what goes."""
+    if _newest(shown) != _newest(now):
+        raise ConfigError(f"Nothing was changed: {now.pipeline} has run since it was shown what goes. Look again.")
+
+
+def _newest(traces: Traces) -> tuple[int, int] | None:
+    history = traces.history
+    return None if history is None else (history.incarnation_latest, history.checkpoint_latest)
 
 
 def _show(traces: Traces, bootstrap_servers: str) -> None:

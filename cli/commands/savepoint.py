@@ -77,7 +77,14 @@ def savepoint(args: argparse.Namespace) -> int:
             to_stderr(f"Savepoint {manifest.checkpoint} was taken, and could not be exported. {_kept(manifest)}")
         raise
     if url and runs and not args.stop:
-        asking.delete(config, pipeline, manifest.checkpoint, timeout_ms)
+        try:
+            asking.delete(config, pipeline, manifest.checkpoint, timeout_ms)
+        except ExactlyOnceError:
+            to_stderr(
+                f"Savepoint {manifest.checkpoint} was exported to {url}, which is whole. In the topic it goes with the "
+                f"next checkpoint if the run has heard of it, and else {_kept(manifest).removeprefix('It ')}"
+            )
+            raise
     print(_as_json(manifest, url) if args.json else "\n".join(_as_text(manifest, url, args, taken=runs)))
     return 0
 

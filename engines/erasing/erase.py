@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.checkpoint.store.topic import PARTITIONS, PARTITIONS_MIN, prepare_topic
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -92,7 +92,7 @@ def erase(
         with closing(Topics(config)) as topics:
             topics.delete(as_topic(topic))
         hit("erasing-topic")
-    _begin_anew(config, pipeline, above, cancelled)
+    _begin_anew(config, pipeline, topic, above, cancelled)
     return kept
 
 
@@ -102,8 +102,10 @@ def _mark(config: ClientConfig, pipeline: str, topic: TopicInfo, incarnation: in
         drive(TransactionalWriter(erased_id(pipeline, incarnation), topic.name, SystemClock()).open(), asking.perform)
 
 
-def _begin_anew(config: ClientConfig, pipeline: str, above: int, cancelled: str) -> None:
-    topic = prepare_topic(config.confluent(), pipeline)
+def _begin_anew(config: ClientConfig, pipeline: str, erased: TopicInfo | None, above: int, cancelled: str) -> None:
+    """In a topic with as many partitions as the one that was *erased*."""
+    partitions = max(erased.partitions, PARTITIONS_MIN) if erased is not None else PARTITIONS
+    topic = prepare_topic(config.confluent(), pipeline, partitions)
     if read_history(config.confluent(), pipeline).incarnation_latest:
         return  # somebody was faster
     log = DecisionLog(pipeline, topic, SystemClock())

@@ -6,9 +6,9 @@
         _metadata.json              {"format": 1, "saved": what it says of itself, with all files, "sha256": of that}
 
 Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
-so that a part of an export is never taken for one and no changed byte goes unnoticed; a name is written once; no
-committable is in it. Where something goes round a loop, its format is 2, so that nobody leaves that behind who does not
-know of it.
+so that a part of an export is never taken for one and no changed byte goes unnoticed; such a part is removed, as far as
+what broke it off allows; a name is written once; no committable is in it. Where something goes round a loop, its format
+is 2, so that nobody leaves that behind who does not know of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from exactlyonce.checkpoint.store.files.opening import folder_of
 from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.savepoints.loops import LoopEntry
-from exactlyonce.pipeline.errors import ConfigError, Halt
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt
 
 METADATA = "_metadata.json"
 FORMAT = 2
@@ -78,8 +78,13 @@ def export(savepoint: Savepoint, url: str) -> str:
     name = f"{saved.pipeline}-{saved.checkpoint}-{secrets.token_hex(4)}"
     folder = folder_of(base, name)
     folder.check()
-    operators = tuple(_exported(savepoint, each, folder) for each in saved.operators)
-    loops = tuple(_exported_loop(savepoint, each, folder) for each in saved.loops)
+    try:
+        operators = tuple(_exported(savepoint, each, folder) for each in saved.operators)
+        loops = tuple(_exported_loop(savepoint, each, folder) for each in saved.loops)
+    except (ExactlyOnceError, KeyboardInterrupt):
+        with suppress(ExactlyOnceError):  # a part of one is nobody's, and may be what has filled the disk
+            _empty(folder)
+        raise
     whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators, loops=loops))
     document = _Metadata(FORMAT if loops else _WITHOUT_LOOPS, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
     folder.put(METADATA, msgspec.json.encode(document), _aside())
@@ -227,8 +232,12 @@ class ExportedSavepoint:
     def remove(self) -> None:
         """Remove it: first the file that makes it a savepoint."""
         self._folder.remove([METADATA])
-        self._folder.remove([name for name, _ in self._folder.files()])
-        self._folder.remove_folder()
+        _empty(self._folder)
+
+
+def _empty(folder: Folder) -> None:
+    folder.remove([name for name, _ in folder.files()])
+    folder.remove_folder()
 
 
 def _decoded(url: str, content: bytes) -> tuple[Saved, str]:

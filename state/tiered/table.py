@@ -214,11 +214,14 @@ class TieredTable(BatchTable[S]):
         """Read a slice more of what was stored."""
         if not self._shelf.unread or self.full:
             return False
+        self._fetch_slice()
+        return True
+
+    def _fetch_slice(self) -> None:
         if self._fetched is None:
             self._fetched = self._read_slices(self._neighbours())
         if next(self._fetched, _DONE) is _DONE:
             self._fetched = None
-        return True
 
     def _neighbours(self) -> tuple[int, ...]:
         """Key groups to read together: the blocks of neighbours lie together, or are the same."""
@@ -234,7 +237,7 @@ class TieredTable(BatchTable[S]):
         """Read key groups that records want."""
         wanted = set(groups)
         while self._loading in wanted and self._loading in self._shelf.unread:
-            self.fetch()  # to load one twice would undo what changes between
+            self._fetch_slice()  # to load one twice would undo what changes between; a full disk stops no batch
         if wanted := wanted & self._shelf.unread:
             for _ in self._read_slices(tuple(wanted)):
                 pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from exactlyonce.checkpoint.orphans import KnownBlocks
@@ -103,6 +104,24 @@ def test_a_storage_that_is_away_is_let_be_for_this_life() -> None:
     kept.run(blocks.begin_attempt(newest, 3, 1))
     assert kept.run(blocks.expire(newest)) == ((), ())
     assert {each.storage for each in kept.asked[1:]} == {NEW}
+
+
+def test_what_is_late_is_looked_for_behind_the_first_checkpoint_of_an_attempt() -> None:
+    """Not before: a savepoint that is deleted while the workers restore their state uses up no look."""
+    kept = Kept({OLD: [], NEW: [block(NEW, 2)]}, {1: [], 2: [block(NEW, 2)]})
+    blocks, history = known(NEW), moved()
+    newest = history.latest
+    assert newest is not None
+    kept.run(blocks.recover(history, 3))
+    kept.run(blocks.begin_attempt(newest, 3, 1))
+    assert kept.run(blocks.expire(newest)) == ((), ())
+    kept.lies[NEW].append(block(NEW, 9))
+    first = msgspec.structs.replace(newest, checkpoint=3, incarnation=3, attempt=1)
+    blocks.completed(3, [block(NEW, 2).ref])
+    assert kept.run(blocks.expire(first)) == ((1,), (block(NEW, 9),))
+    asked = len(kept.asked)
+    kept.run(blocks.expire(first))
+    assert len(kept.asked) == asked
 
 
 @pytest.mark.parametrize("present", [NEW, TOPIC])

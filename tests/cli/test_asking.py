@@ -7,7 +7,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
-from exactlyonce.cli.asking import ended_behind
+from exactlyonce.cli.asking import cancelled_since, ended_behind
 
 ENDED = Incarnation(incarnation=3, host="box", process=1, started_at_ms=0, heartbeat_ms=1_000, ended=True)
 SAVEPOINT = Manifest(
@@ -65,3 +65,11 @@ def test_a_newer_decision_that_cannot_be_read() -> None:
     found = history(ENDED, SAVEPOINT)
     found.checkpoint_latest = 42
     assert ended_behind(found, 3) is None
+
+
+def test_a_run_that_was_cancelled() -> None:
+    """By whomever; that an older one was says nothing of the one that was to end."""
+    found = history(msgspec.structs.replace(ENDED, cancelled="another"), SAVEPOINT)
+    assert cancelled_since(found, 3)
+    assert not cancelled_since(found, 4)
+    assert not cancelled_since(history(ENDED, SAVEPOINT), 3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +15,12 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.cli import asking
 from exactlyonce.cli.committing import leading
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.conftest import Command
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Orders
@@ -104,6 +108,35 @@ def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
     again = orders.command("run", "orders:pipeline", "--until", "latest")
     assert again.code == 0, again.err
     assert len(orders.totals()) == visible + 700
+
+
+@pytest.mark.parametrize("options", [(), DELETING], ids=["kept", "deleted"])
+def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """One whose request the run has not seen has cancelled it as well, also if the other has begun to delete all that
+    says so: it waits until that is over."""
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    armed = {"EXACTLYONCE_FAILPOINTS": "erasing-topic=stop", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+    first = Command(orders.command.folder, {**orders.command.environment, **armed})
+    with orders.running(*options) as process, ThreadPoolExecutor(1) as other:
+        living = asking.living_run(history(orders))  # as the other one has seen it, too
+        assert living is not None
+        cancelling = first.start("cancel", orders.name, "--json")
+        assert process.wait(LIMIT_S) == 0
+        deadline = time.monotonic() + LIMIT_S
+        while options and not (fired / "erasing-topic").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # a file of another process has no event to wait for
+        found = other.submit(asking.cancel, config, orders.name, living, LIMIT_S * 1000)
+        if options:
+            with pytest.raises(TimeoutError):
+                found.result(5)
+            cancelling.send_signal(signal.SIGCONT)
+        out, err = cancelling.communicate(timeout=LIMIT_S)
+        assert cancelling.returncode == 0, err
+        assert json.loads(out)["deleted"] == bool(options)
+        assert (found.result(LIMIT_S).latest is None) == bool(options)
 
 
 def test_a_savepoint_keeps_all(orders: Orders) -> None:

@@ -152,6 +152,24 @@ def test_a_move_that_is_given_up(way: str, orders: Orders, roots: tuple[Path, Pa
     assert lies_in(orders, new) == 0
 
 
+def test_another_name_of_the_same_place(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
+    """It is refused before anything is changed: what checkpoints need by one name would be an orphan by the other."""
+    (tmp_path / "link").symlink_to(roots[0])
+    old, new = f"file://{roots[0]}", f"file://{tmp_path}/link"
+    number = stopped_by_savepoint(orders, old)
+    orders.write(70)
+    refused = moved(orders, number, new)
+    assert refused.code == 2, refused
+    assert f"a checkpoint in {old} stands on: it is the same place by another name" in said(refused), refused.err
+    newest = history(orders).newest_incarnation
+    assert newest is not None
+    assert newest.incarnation == 1
+    assert run(orders, "--checkpoint-storage", old).code == 0
+    assert_whole(orders, old, 770)
+    verified = orders.command("savepoints", "verify", orders.name, str(number))
+    assert (verified.code, "is whole" in verified.out) == (0, True), verified
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:

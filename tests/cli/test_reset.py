@@ -14,6 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
+from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.cli.traces import Traces
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -158,6 +159,15 @@ def test_reset(orders: Orders) -> None:
 
 
 @pytest.mark.broker
+def test_the_topic_that_is_made_anew(orders: Orders) -> None:
+    """It has as many partitions as the one before."""
+    config = {"bootstrap.servers": orders.kafka.bootstrap_servers}
+    assert orders.command("run", "orders:pipeline", "--until", "latest", "--checkpoint-partitions", "3").code == 0
+    assert orders.command("reset", orders.name, "--yes").code == 0
+    assert find_topic(config, orders.name).partitions == 3
+
+
+@pytest.mark.broker
 def test_nothing_to_reset(orders: Orders) -> None:
     """A pipeline that has left nothing is an error: its name may be misspelt."""
     ended = orders.command("reset", orders.name, "--yes")
@@ -195,6 +205,39 @@ def test_asks(orders: Orders, answer: str, code: int, left: bool) -> None:
     assert process.returncode == code
     assert ("Nothing was changed." in out) == left
     assert has_checkpoints(orders) == left
+
+
+@pytest.mark.broker
+def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
+    """Nothing goes that was not shown, and no run that was not there: it is looked at again once one has agreed."""
+    run_once(orders)
+    for stopped in (False, True):
+        ours, theirs = pty.openpty()
+        line = [*orders.command.line, "reset", orders.name]
+        process = subprocess.Popen(
+            line, cwd=orders.command.folder, env=orders.command.environment, stdin=theirs, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        os.close(theirs)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        shown = ""
+        while "This stays:" not in shown:
+            shown += process.stdout.readline()
+        orders.write(70)
+        with orders.running() as job:
+            if stopped:
+                job.terminate()
+                assert job.wait(LIMIT_S) == 0
+            os.write(ours, b"yes\n")
+            _, said = process.communicate(timeout=LIMIT_S)
+            os.close(ours)
+            assert process.returncode == 2, said
+            assert ("has run since" if stopped else "may be running") in said
+            if not stopped:
+                job.terminate()
+                assert job.wait(LIMIT_S) == 0
+        assert has_checkpoints(orders)
 
 
 @pytest.mark.broker

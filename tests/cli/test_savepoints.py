@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.cli import asking
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.pipeline.errors import StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Command
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Orders
+    from tests.cli.conftest import Here, Orders
 
 pytestmark = pytest.mark.broker
 
@@ -107,6 +109,47 @@ def test_an_export_that_fails(orders: Orders, tmp_path: Path) -> None:
         (kept,) = [each.checkpoint for each in history(orders).retained if each.is_savepoint]
     assert ended.code == 2
     assert f"savepoints delete {orders.name} {kept}`" in ended.err
+
+
+def test_an_export_that_is_broken_off(
+    orders: Orders, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has written is removed: on a disk that is full it would stand in the way of the next."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    (tmp_path / "backups").mkdir()
+    line = ("savepoint", orders.name, "--to", f"file://{tmp_path}/backups")
+    put = LocalFolder.put
+
+    def full(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
+        put(self, name, content, aside)
+        raise StorageUnavailable(f"{self.url} is full: make room there.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFolder, "put", full)
+        failed = here(*line)
+        assert failed.code != 0
+        assert "is full" in failed.err
+    assert list((tmp_path / "backups").iterdir()) == []
+    assert here(*line).code == 0
+
+
+def test_an_export_of_a_run_with_long_intervals(orders: Orders, tmp_path: Path) -> None:
+    """Where it goes from the topic later than one waits for it, one is told where it was exported to all the same."""
+    (tmp_path / "backups").mkdir()
+    line = ("savepoint", orders.name, "--to", f"file://{tmp_path}/backups", "--timeout", "15s")
+    process = orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "10m")
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while (ended := orders.command(*line)).code == 2:  # at first there is no run that could be asked
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+    assert ended.code == 1, ended
+    (folder,) = (tmp_path / "backups").iterdir()
+    assert f"was exported to file://{folder}, which is whole" in " ".join(ended.err.split())
+    assert orders.command("savepoints", "verify", orders.name, f"file://{folder}").code == 0
 
 
 def test_a_run_that_ends_without_it(orders: Orders) -> None:

@@ -93,6 +93,24 @@ def test_a_record_wants_what_is_being_read(
         assert after.items() == {key_of(each): 1 for each in range(30_000)} | {key_of(number): 2}
 
 
+def test_a_record_wants_what_is_being_read_while_the_disk_is_full(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that is under way goes through, and so does the loop that says what is full: it does not wait in there
+    for room."""
+    monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
+    after = process(indexes=written(process), checkpoint=1)
+    table: Any = after.tables[0]
+    while table._loading is None:
+        assert table.fetch()
+    wanted = next(number for number in KEYS if group_of(number) == table._loading)
+    looks = iter(range(1_000))
+    monkeypatch.setattr(LocalStore, "no_room", lambda self: f"it is full, look {next(looks)}")
+    assert not table.fetch()
+    assert table.get(key_of(wanted)) == 1
+    assert not table.fetch()
+
+
 def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks) -> None:
     """A snapshot refers to the blocks of key groups that nobody has wanted, and has what records changed of others."""
     indexes = written(process)

@@ -1,0 +1,52 @@
+"""The end of an incarnation: what its last record says, and what follows where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.led import Led
+from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.requests import KnownOutputs, drive
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.pipeline.errors import BrokerUnavailable
+from tests.checkpoint.conftest import RealLog, Store
+
+pytestmark = pytest.mark.broker
+
+
+def leader(store: Store, log: RealLog) -> Leader:
+    """Of the incarnation that has begun in *log*'s topic, and that deletes its checkpoints when it is cancelled."""
+    led = Led(
+        pipeline=store.pipeline, host="here", process=1, cluster_id="", transaction_version=2,
+        transaction_timeout_ms=60_000, fingerprint="", max_parallelism=1, parallelism=1, deletes=True,
+    )  # fmt: skip
+    return Leader(led, log, KnownBlocks(CheckpointSettings()), store.clock, lambda text: None)
+
+
+def conclude(leader: Leader, log: RealLog, cancelled: str = "") -> None:
+    """It has no outputs."""
+    drive(leader.conclude(cancelled), lambda ask: () if isinstance(ask, KnownOutputs) else log._performer(ask))
+
+
+def test_a_cancellation_that_is_not_recorded(store: Store) -> None:
+    """A run that could not write that it was cancelled has not ended as cancelled: whoever asked waits for the record,
+    and the next incarnation is asked again."""
+    first = store.living()
+    first.appended(store.manifest(0))
+    first.appended(store.mark(0))
+    log = store.log(append_timeout_ms=2_000)
+    found = leader(store, log)
+    log.do(found.open())
+    found.resume(1)
+    store.kafka.configure_topic(store.topic.name, max_message_bytes=10)
+    while log.beaten() is Outcome.DONE:
+        pass  # a broker takes to a setting a little later
+    with pytest.raises(BrokerUnavailable):
+        conclude(found, log, "request")
+    conclude(found, log)
+    seen = store.seen()
+    assert seen is not None
+    assert not seen.condemned
+    assert not seen.incarnations[1].ended
