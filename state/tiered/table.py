@@ -214,11 +214,14 @@ class TieredTable(BatchTable[S]):
         """Read a slice more of what was stored."""
         if not self._shelf.unread or self.full:
             return False
+        self._fetch_slice()
+        return True
+
+    def _fetch_slice(self) -> None:
         if self._fetched is None:
             self._fetched = self._read_slices(self._neighbours())
         if next(self._fetched, _DONE) is _DONE:
             self._fetched = None
-        return True
 
     def _neighbours(self) -> tuple[int, ...]:
         """Key groups to read together: the blocks of neighbours lie together, or are the same."""
@@ -231,10 +234,10 @@ class TieredTable(BatchTable[S]):
         return tuple(groups)
 
     def _read(self, groups: Iterable[int]) -> None:
-        """Read key groups that records want."""
+        """Read key groups that records want, and that cannot wait for room on the disk."""
         wanted = set(groups)
         while self._loading in wanted and self._loading in self._shelf.unread:
-            self.fetch()  # to load one twice would undo what changes between
+            self._fetch_slice()  # to load one twice would undo what changes between
         if wanted := wanted & self._shelf.unread:
             for _ in self._read_slices(tuple(wanted)):
                 pass
@@ -244,13 +247,13 @@ class TieredTable(BatchTable[S]):
         for found in self._stored.reading(groups):
             if found is not None and found[0] in self._shelf.unread:
                 group, read = found
-                self._loading = group
+                begun, self._loading = self._loading, group  # while a record wants another, one may be begun already
                 yield from self._store.load(group, read.states)
                 self._shelf.counts[group] = len(read.states)
                 for checkpoint, entries in read.increments:
                     self._shelf.merging.incremented(group, checkpoint, entries)
                 self._shelf.unread.discard(group)
-                self._loading = None
+                self._loading = begun
             yield
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
