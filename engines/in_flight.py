@@ -98,7 +98,8 @@ def restored(
 ) -> list[InFlightFrame]:
     """What *subtask* of *parallelism*, of whichever task, takes before anything else, in this order.
 
-    Where streams are counted twice, what is nearer to the sinks goes first: it was sent before what is behind it.
+    Where streams are counted twice, what is nearer to the sinks goes first: it was sent before what is behind it. What
+    went round loops comes last: no barrier waits for that.
     """
     if not manifest.channel_logs:
         return []
@@ -127,7 +128,7 @@ def restored(
                 ours = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
             if ours is not None:
                 found.append(InFlightFrame(each.channel, ours))
-    return sorted(found, key=lambda each: -places[each.edge])
+    return sorted(found, key=lambda each: (each.edge in loops, -places[each.edge]))
 
 
 def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest) -> None:
