@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
 from exactlyonce.checkpoint.store.storage import Blocks
-from exactlyonce.engines.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.batch_codec import BatchCodec, is_same, records_in
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
@@ -115,7 +115,7 @@ def restored(
     for log in sorted(manifest.channel_logs, key=lambda each: (each.subtask, each.task)):
         before = group_range(log.subtask, manifest.parallelism, groups)
         common = common_groups(before, group_range(subtask, parallelism, groups))
-        is_ours = bool(loops) and log.subtask % parallelism == subtask
+        is_ours = (bool(loops) or not same) and log.subtask % parallelism == subtask
         for each in frames_of(log, reader) if common or is_ours else ():
             ours: bytes | None = None
             if each.edge in loops:
@@ -133,7 +133,7 @@ def restored(
 
 def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest) -> None:
     """Raise unless the records of *each* are of the type that the loop has now, without loss."""
-    if codec.encode(codec.decode(each.frame)) != each.frame:
+    if not is_same(each.frame, codec.encode(codec.decode(each.frame))):
         raise GraphError(
             f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} holds records that went round loop "
             f"{each.loop!r}, written as another type than it has now: they would not be what they "

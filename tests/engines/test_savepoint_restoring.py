@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOpera
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
-from exactlyonce.engines.savepoints.loops import LoopEntry
+from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -193,6 +194,31 @@ def test_a_loop_of_another_type(tmp_path: Path) -> None:
     url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
     with pytest.raises(GraphError, match=r"'again', written as another type than Order.*Expected.*orders\[0\] off"):
         Restoring(Restoration(url), surroundings(looping(Order), storage, 1, []), None)
+
+
+class Tagged(msgspec.Struct):
+    """Of which a set may be written in another order, and a float as the integer that it was given as."""
+
+    weight: float
+    tags: set[str]
+
+
+class Labelled(msgspec.Struct):
+    """`Tagged`, and a field more."""
+
+    weight: float
+    tags: set[str]
+    label: str = ""
+
+
+def test_a_loop_of_the_same_type() -> None:
+    """Is the same however its records were written; one with a field more is another."""
+    written = msgspec.msgpack.encode({"weight": 2, "tags": ["b", "a", "c"]})
+    for tags in permutations("abc"):
+        again = msgspec.msgpack.encode({"weight": 2, "tags": tags})
+        require_same("again", Tagged, [LoopEntry(0, again, "orders", 0, 0)], "savepoint")
+    with pytest.raises(GraphError, match="it would not be what it was"):
+        require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint")
 
 
 def test_an_older_version_does_not_leave_behind_what_goes_round(tmp_path: Path) -> None:
