@@ -47,6 +47,15 @@ def graph(max_parallelism: int = 128) -> LogicalGraph:
     return pipeline.build()
 
 
+def versioned() -> LogicalGraph:
+    """`graph`, whose state is of version 2."""
+    pipeline = Pipeline("totals")
+    source = pipeline.source("right", KafkaSource("orders", value=bytes))
+    counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2)
+    counted.sink("out", KafkaSink("totals"))
+    return pipeline.build()
+
+
 def saved(sources: tuple[str, ...], operators: tuple[str, ...]) -> Saved:
     """A savepoint of so many sources, all of one topic, and operators."""
     return Saved(
@@ -121,6 +130,27 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_
     assert sorted(found) == sorted(each._replace(group=key_group(each.key, max_parallelism)) for each in states)
     assert (restored.offsets, len(restored.operators[0].index)) == (kept.offsets, 3)
     assert url in notes[0]
+    storage.close()
+
+
+def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
+    """As a checkpoint has them whose pipeline has gone on with another version: files are no more than it takes, and
+    every state is restored with its own."""
+    keys = [canonical_key(b"%d" % number) for number in range(1_000)]
+    states = sorted(
+        KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
+        for number, key in enumerate(keys)
+    )
+    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 2),))
+    url = export(Given(kept, states), f"file://{tmp_path}")
+    exported = ExportedSavepoint.at(url)
+    assert sorted(each.version for each in exported.operator("counts").files) == [1, 2]
+    assert sorted(exported.entries("counts")) == states
+    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+    around = surroundings(versioned(), storage, 3, [])
+    restored = Restoring(Restoration(url), around, None).write(0, 1)
+    manifest = manifest_of("totals", operators=restored.operators)
+    assert sorted(kept_state(manifest, "counts", storage).entries()) == states
     storage.close()
 
 
