@@ -204,6 +204,16 @@ def test_what_goes_round_is_written_anew(
     storage.close()
 
 
+def test_a_loop_in_which_nothing_went_round(tmp_path: Path) -> None:
+    """May be mapped like any: who begins the pipeline need not know whether it was empty."""
+    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+    url = export(Given(saved(("right",), ()), []), f"file://{tmp_path}")
+    around = surroundings(looping(loop="renamed"), storage, 1, [])
+    assert Restoring(Restoration(url, {"again": "renamed"}), around, None).write(0, 1).channel_logs == ()
+    with pytest.raises(GraphError, match="--map again=right: the savepoint has no state and no source of 'again'"):
+        Restoring(Restoration(url, {"again": "right"}), around, None)
+
+
 def test_a_loop_that_is_gone(tmp_path: Path) -> None:
     """Its records are left behind only if that is what is asked for."""
     url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
