@@ -262,7 +262,7 @@ class Subtask:
             log = self.order.cut(exact=exact)
         for channel in chain(chain.from_iterable(self.outputs), self.fed):
             channel.send_barrier(frame)
-        for each in self.inputs:
+        for each in (*self.inputs, *filter(None, [self.restored])):
             each.trust()
         for sink in self.sinks:
             sink.barrier(frame.checkpoint)

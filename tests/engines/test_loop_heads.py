@@ -14,6 +14,7 @@ from exactlyonce.engines.local import task
 from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.graph import Kind, Node
@@ -50,9 +51,11 @@ class Head:
         )
 
     def restored(self, records: Sequence[str]) -> RestoredInput | None:
+        if not records:
+            return None
         frames = [CODEC.encode(Batch([record], [ORIGIN], None)) for record in records]
         edges = {">loop": RestoredChannel(CODEC, self.push)}
-        return RestoredInput(deque(InFlightFrame(">loop:3", each) for each in frames), edges) if frames else None
+        return RestoredInput(deque(InFlightFrame(">loop:3", each) for each in frames), edges, cautious=True)
 
     def now_s(self) -> float:
         return 0.0
@@ -135,7 +138,7 @@ def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
 
 
 def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
-    """Else a checkpoint could come too late each time, and what was tried until then be tried again for ever."""
+    """Else a checkpoint could come too late each time, and what was tried until then be tried again each time."""
     head = Head(restored=["o1", "o2", "o3"])
     frame = BarrierFrame(1, 0)
     head.subtask.triggered(frame, None, final=True)
@@ -145,3 +148,4 @@ def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
     assert head.subtask.alignment.checkpoint_latest == 1
     assert head.subtask.restored is not None
     assert [each.channel for each in head.subtask.restored.left()] == [">loop:3"]
+    assert head.subtask.restored.slices.pace.most == BATCH_RECORDS_MAX, "it may be handed out faster now"
