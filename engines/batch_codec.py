@@ -106,6 +106,30 @@ def records_in(frame: bytes) -> int:
     return int.from_bytes(frame[2 : 4 if head == 0xDC else 6], "big")
 
 
+def is_same(written: bytes, again: bytes) -> bool:
+    """Whether msgpack, read by a type and written *again*, says what it said when it was *written*. A set has no order
+    of its own, and a float may have been written as the integer that it is.
+
+    >>> encode = msgspec.msgpack.encode
+    >>> is_same(encode({"n": 1, "tags": ["a", "b"]}), encode({"n": 1.0, "tags": ["b", "a"]}))
+    True
+    >>> is_same(encode({"n": 1, "m": 2}), encode({"n": 1}))
+    False
+    """
+    if written == again:
+        return True
+    one, other = map(msgspec.msgpack.decode, (written, again))
+    return bool(_canonical(one) == _canonical(other))
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _canonical(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return sorted(map(_canonical, value), key=msgspec.msgpack.Encoder(order="deterministic").encode)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes] | None, list[str], bytes, bytes, bytes])
 

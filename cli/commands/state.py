@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.checkpoint.store.storage import Blocks
     from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
+    from exactlyonce.state.index import IndexHead
 
 _EXAMPLES = """\
 Show the state that a pipeline keeps: without OPERATOR which operators keep some, with it
@@ -111,24 +112,24 @@ def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator
 
 def _print(manifest: Manifest, kept: KeptState, args: argparse.Namespace) -> None:
     head = kept.head()
-    schema = head.schema if head else None
     entries = kept.entries() if args.key is None else kept.of_key(args.key)
     if args.json:
-        for line in lines(manifest.checkpoint, kept.operator, schema, islice(entries, args.limit)):
+        for line in lines(manifest.checkpoint, kept.operator, head, islice(entries, args.limit)):
             print(line)
         return
     limit = _LINES if args.limit is None else args.limit
     some = list(islice(entries, limit + 1))
-    print(f"{kept.operator} of {manifest.pipeline} at checkpoint {manifest.checkpoint}: {type_text(schema)}")
+    type_ = type_text(head.schema if head else None)
+    print(f"{kept.operator} of {manifest.pipeline} at checkpoint {manifest.checkpoint}: {type_}")
     if some:
-        print("", *text.table((">group", "key", "state"), [row(each, schema) for each in some[:limit]]), sep="\n")
+        print("", *text.table((">group", "key", "state"), [row(each, head) for each in some[:limit]]), sep="\n")
     else:
         print("No key has a state." if args.key is None else "This key has no state.")
     if len(some) > limit:
         print("and more: --limit N shows N keys, --json all.")
 
 
-def lines(checkpoint: int, operator: str, schema: Any, entries: Iterable[KeptEntry]) -> Iterator[str]:
+def lines(checkpoint: int, operator: str, head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[str]:
     """A line of JSON for each key."""
     from exactlyonce.engines.savepoints.kept_state import decoded
     from exactlyonce.state.json_text import json_text
@@ -136,17 +137,22 @@ def lines(checkpoint: int, operator: str, schema: Any, entries: Iterable[KeptEnt
     for each in entries:
         line = {
             "operator": operator, "checkpoint": checkpoint, "key_group": each.group,
-            "key": decoded(each.key), "state": decoded(each.state, schema),
+            "key": decoded(each.key), "state": decoded(each.state, _schema_of(each, head)),
         }  # fmt: skip
         yield json_text(line)
 
 
-def row(entry: KeptEntry, schema: Any) -> text.Row:
+def _schema_of(entry: KeptEntry, head: IndexHead | None) -> Any:
+    """None where *entry* was written by an older version: the schema in *head* is that of the newest."""
+    return head.schema if head is not None and entry.version == head.version else None
+
+
+def row(entry: KeptEntry, head: IndexHead | None) -> text.Row:
     """A key's cells of the table."""
     from exactlyonce.engines.savepoints.kept_state import decoded
     from exactlyonce.state.json_text import json_text
 
-    return (str(entry.group), json_text(decoded(entry.key)), json_text(decoded(entry.state, schema)))
+    return (str(entry.group), json_text(decoded(entry.key)), json_text(decoded(entry.state, _schema_of(entry, head))))
 
 
 def type_text(schema: Any) -> str:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import Readable, SourceReader
 from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
 from exactlyonce.engines.local.pace import (
@@ -268,6 +268,14 @@ class RestoredInput:
 
     def __post_init__(self) -> None:
         self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        self.waiting = sum(records_in(each.frame) for each in self.frames)
+        """How many records are not processed."""
+
+    @property
+    def goes_round(self) -> bool:
+        """Whether what comes next went round a loop; all behind it did so too."""
+        next_ = InFlightFrame(self.name, b"") if self.slices.rest is not None else self.frames[0]
+        return bool(next_.loop)
 
     @property
     def push(self) -> Push:
@@ -302,6 +310,7 @@ class RestoredInput:
 
     def processed(self) -> None:
         self.slices.processed()
+        self.waiting -= self.slices.count
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX

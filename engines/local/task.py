@@ -3,11 +3,12 @@
 Invariants: a batch goes through all operators before the next is taken; exactly once, nothing of an input is taken
 between its barrier and the snapshot; the snapshot's synchronous part and the barrier's passing-on happen in one step,
 so that no record comes between them; acknowledgements are sent in order. What was on its way at the restored checkpoint
-is taken before anything else.
+is taken before anything else of its channel: what went round a loop before what comes round it, all other before
+anything at all.
 
-No snapshot waits for a loop: from it until the barrier has gone round, what comes round is captured too. Between two
-batches of what is new comes one of what goes round, where there is one; too much of that, and nothing new is taken but
-what lies before a barrier.
+No snapshot waits for a loop: from it until the barrier has gone round, what comes round is captured too, and what is
+left of what went round at the restored checkpoint. Between two batches of what is new comes one of what goes round,
+where there is one; too much of that, and nothing new is taken but what lies before a barrier.
 
 A barrier that may overtake is told by the worker as well, and takes its snapshot when it is due, wherever the barriers
 in the channels are and whether or not there is room for outputs. What has not been taken then, and lies before those
@@ -79,7 +80,7 @@ class Subtask:
     incremental: bool = True
     """Whether a snapshot holds only what has changed, unless it is a savepoint's."""
     restored: RestoredInput | None = None
-    """None where nothing was on its way, and once all of it is taken."""
+    """None where nothing was on its way, and once all of it is taken; what went round loops comes last."""
     hurried: bool = False
     """Whether a barrier is under way in this worker that has overtaken or goes round a loop: slices are short then."""
 
@@ -114,7 +115,8 @@ class Subtask:
     @property
     def going_round(self) -> int:
         """How many records wait to come round a loop."""
-        return sum(each.waiting for each in self._loops)
+        restored = self.restored.waiting if self.restored is not None and self.restored.goes_round else 0
+        return restored + sum(each.waiting for each in self._loops)
 
     @property
     def busy(self) -> bool:
@@ -148,13 +150,12 @@ class Subtask:
         room = self.room
         if not room:
             return False
-        if self.restored is not None:
-            self._process(self.restored, self.restored.next(wait_s, room, hurried=self.hurried))
-            if self.restored.over:
-                self.restored = None
-            return True
+        if self.restored is not None and not self.restored.goes_round:
+            return self._take_restored(self.restored, room)
         rounds = self._rounds()
         for source in self._in_turn(rounds):
+            if isinstance(source, RestoredInput):
+                return self._take_restored(source, room)
             if self.alignment.is_held(source.name):
                 continue
             item = source.next(0.0 if rounds else wait_s, room, hurried=self.hurried)
@@ -169,10 +170,20 @@ class Subtask:
             return True
         return False
 
-    def _rounds(self) -> list[FeedbackInput]:
-        """The loops of which something is to be taken."""
+    def _take_restored(self, restored: RestoredInput, room: int) -> bool:
+        """Take a batch of what was on its way at the restored checkpoint."""
+        self._came_round = restored.goes_round
+        self._process(restored, restored.next(0.0, room, hurried=self.hurried))
+        if restored.over:
+            self.restored = None
+        return True
+
+    def _rounds(self) -> Sequence[Input]:
+        """The loops of which something is to be taken; first what went round them at the restored checkpoint."""
         if self._last is not None and self.alignment.checkpoint_latest >= self._last:
             return []
+        if self.restored is not None:
+            return [self.restored]
         return [each for each in self._loops if each.ready and not self.alignment.is_held(each.name)]
 
     @property
@@ -180,7 +191,7 @@ class Subtask:
         """Whether too much goes round for anything new, but for what lies before a barrier that is awaited."""
         return not self._due and self.going_round > ROUND_RECORDS_MAX
 
-    def _in_turn(self, rounds: Sequence[FeedbackInput]) -> Iterator[Input]:
+    def _in_turn(self, rounds: Sequence[Input]) -> Iterator[Input]:
         """The inputs, in the order in which something is to be taken of them."""
         if not self._came_round:
             yield from rounds
@@ -191,7 +202,7 @@ class Subtask:
         if self._came_round:
             yield from rounds
 
-    def _process(self, source: Input | RestoredInput, batch: Batch) -> None:
+    def _process(self, source: Input, batch: Batch) -> None:
         if self.order is not None:
             for partition, count in source.runs():
                 self.order.note(source.name, partition, count)
@@ -251,7 +262,7 @@ class Subtask:
             log = self.order.cut(exact=exact)
         for channel in chain(chain.from_iterable(self.outputs), self.fed):
             channel.send_barrier(frame)
-        for each in self.inputs:
+        for each in (*self.inputs, *filter(None, [self.restored])):
             each.trust()
         for sink in self.sinks:
             sink.barrier(frame.checkpoint)

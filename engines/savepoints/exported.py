@@ -1,7 +1,8 @@
 """An exported savepoint: a folder of Avro container files, and the file that makes them a savepoint.
 
     <pipeline>-<checkpoint>-<random>/
-        <operator>-<number>.avro    records of key_group, key (canonical), state (msgpack); all of one version
+        <operator>-<number>.avro    records of key_group, key (canonical), state (msgpack); all of one version, by key
+                                    group, and those of a version likewise from file to file
         <loop>-<number>.avro        records of subtask, record (msgpack), and its origin's topic, partition, offset
         _metadata.json              {"format": 1, "saved": what it says of itself, with all files, "sha256": of that}
 
@@ -16,9 +17,12 @@ from __future__ import annotations
 import hashlib
 import io
 import secrets
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import groupby, islice
+from heapq import merge
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -28,7 +32,7 @@ from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.opening import folder_of
 from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
+from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt
 
@@ -106,9 +110,17 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
 
 
 def _portions(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
-    """What goes into one file each: of one version, and not too much."""
-    for _, same in groupby(entries, key=lambda entry: entry.version):
-        yield from portions(same, FILE_BYTES)
+    """What goes into one file each: of one version, in their order, and not too much. Of a checkpoint that is no
+    savepoint, any state may be of another version than the next."""
+    some: defaultdict[int, list[KeptEntry]] = defaultdict(list)
+    sizes = Counter[int]()
+    for entry in entries:
+        some[entry.version].append(entry)
+        sizes[entry.version] += len(entry.key) + len(entry.state)
+        if sizes[entry.version] >= FILE_BYTES:
+            yield some.pop(entry.version)
+            del sizes[entry.version]
+    yield from some.values()
 
 
 def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: Folder) -> SavedLoop:
@@ -167,8 +179,10 @@ class ExportedSavepoint:
         return f"savepoint {self.saved.checkpoint} of {self.saved.pipeline} at {self._url}"
 
     def entries(self, operator: str) -> Iterator[KeptEntry]:
-        for each in self.operator(operator).files:
-            yield from self.read(each)
+        by_version = attrgetter("version")
+        files = groupby(sorted(self.operator(operator).files, key=by_version), key=by_version)
+        some = [chain.from_iterable(map(self.read, [*same])) for _, same in files]
+        return merge(*some, key=attrgetter("group"))
 
     def going_round(self, loop: str) -> Iterator[LoopEntry]:
         for saved in self.saved.loops:

@@ -15,7 +15,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.storage import Blocks
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, is_same, records_in
 from exactlyonce.engines.in_flight import InFlightFrame, frames_of
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.plan import LOOP_MARK
@@ -82,7 +82,7 @@ def require_same(loop: str, type_: Any, entries: Iterable[LoopEntry], savepoint:
     for each in entries:
         why = "it would not be what it was"
         try:
-            if encode(decode(each.record)) == each.record:
+            if is_same(each.record, encode(decode(each.record))):
                 continue
         except msgspec.ValidationError as error:
             why = str(error)

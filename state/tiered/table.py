@@ -234,10 +234,10 @@ class TieredTable(BatchTable[S]):
         return tuple(groups)
 
     def _read(self, groups: Iterable[int]) -> None:
-        """Read key groups that records want."""
+        """Read key groups that records want, and that cannot wait for room on the disk."""
         wanted = set(groups)
         while self._loading in wanted and self._loading in self._shelf.unread:
-            self._fetch_slice()  # to load one twice would undo what changes between; a full disk stops no batch
+            self._fetch_slice()  # to load one twice would undo what changes between
         if wanted := wanted & self._shelf.unread:
             for _ in self._read_slices(tuple(wanted)):
                 pass
@@ -247,13 +247,13 @@ class TieredTable(BatchTable[S]):
         for found in self._stored.reading(groups):
             if found is not None and found[0] in self._shelf.unread:
                 group, read = found
-                self._loading = group
+                begun, self._loading = self._loading, group  # while a record wants another, one may be begun already
                 yield from self._store.load(group, read.states)
                 self._shelf.counts[group] = len(read.states)
                 for checkpoint, entries in read.increments:
                     self._shelf.merging.incremented(group, checkpoint, entries)
                 self._shelf.unread.discard(group)
-                self._loading = None
+                self._loading = begun
             yield
 
     # --- snapshots ----------------------------------------------------------------------------------------------------

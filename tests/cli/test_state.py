@@ -13,6 +13,7 @@ from exactlyonce.cli.main import main
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
+from exactlyonce.state.index import IndexHead
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Orders
@@ -49,9 +50,21 @@ def test_dicts_by_tuples() -> None:
     """A state whose keys JSON has no name for is shown whole, in a table and as a line: each key as its own JSON."""
     schema = describe(dict[tuple[str, int], list[int]])
     entry = KeptEntry(3, canonical_key("shop"), msgspec.msgpack.encode({("ann", 1): [4], ("bob", 2): []}), 1)
-    assert row(entry, schema) == ("3", '"shop"', r'{"[\"ann\",1]":[4],"[\"bob\",2]":[]}')
-    (line,) = lines(41, "totals", schema, [entry])
+    head = IndexHead("totals", 41, 128, schema)
+    assert row(entry, head) == ("3", '"shop"', r'{"[\"ann\",1]":[4],"[\"bob\",2]":[]}')
+    (line,) = lines(41, "totals", head, [entry])
     assert json.loads(line)["state"] == {'["ann",1]': [4], '["bob",2]': []}
+
+
+def test_states_of_an_older_version() -> None:
+    """What was written before the version was raised, and has not changed since, is shown as it was written: today's
+    schema says nothing of it."""
+    head = IndexHead("totals", 41, 128, describe(Pair), version=2)
+    old, new = (KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), version) for version in (1, 2))
+    assert [row(each, head)[2] for each in (old, new)] == ["[7,8]", '{"first":7,"second":8}']
+    head = IndexHead("totals", 41, 128, describe(tuple[int, int, int]), version=2)
+    (line,) = lines(41, "totals", head, [old])
+    assert json.loads(line)["state"] == [7, 8]
 
 
 @pytest.mark.parametrize("limit", ["-1", "0", "two"])

@@ -84,3 +84,18 @@ def test_a_loop_of_another_type() -> None:
     """Records that can be read as it, but not without loss, are refused, with what to do."""
     with pytest.raises(GraphError, match=r"round loop 'back', written as another type .* Give the loop its old type"):
         Log().restored(graph(Renamed, "orders"))
+
+
+def test_a_loop_that_is_gone() -> None:
+    """Its records are not left behind, also where the subtask that had them has no key groups."""
+    log = Log()
+    (one,) = log.manifest.channel_logs
+    log.manifest = msgspec.structs.replace(
+        log.manifest, parallelism=2, max_parallelism=1, channel_logs=(msgspec.structs.replace(one, subtask=1),)
+    )
+    pipeline = Pipeline("p", max_parallelism=1)
+    pipeline.source("orders", KafkaSource("in", value=Order)).sink("out", KafkaSink("out"))
+    without = pipeline.build()
+    assert in_flight.restored(log.manifest, without, 0, 2, log) == []
+    with pytest.raises(GraphError, match="records that went round loop 'back', which the pipeline has no longer"):
+        in_flight.restored(log.manifest, without, 1, 2, log)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local import task
 from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
-from exactlyonce.engines.local.inputs import ChannelInput
+from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.graph import Kind, Node
@@ -22,7 +26,8 @@ ORIGIN = Coordinates("in", 0, 0)
 class Head:
     """A subtask with a channel of what is new, and a loop that nobody feeds but the test."""
 
-    def __init__(self, pause_ms: int = 0) -> None:
+    def __init__(self, pause_ms: int = 0, restored: Sequence[str] = ()) -> None:
+        """*restored*: what went round at the restored checkpoint, each a frame of its own."""
         self.taken: list[str] = []
         self.new = LocalChannel()
         self.loop = LoopChannel(Node("loop", Kind.FEEDBACK, pause_ms=pause_ms), Node("end", Kind.MAP), self.now_s)
@@ -42,7 +47,15 @@ class Head:
             acknowledge=lambda message: None,
             order=None,
             monotonic_s=self.now_s,
+            restored=self.restored(restored),
         )
+
+    def restored(self, records: Sequence[str]) -> RestoredInput | None:
+        if not records:
+            return None
+        frames = [CODEC.encode(Batch([record], [ORIGIN], None)) for record in records]
+        edges = {">loop": RestoredChannel(CODEC, self.push)}
+        return RestoredInput(deque(InFlightFrame(">loop:3", each) for each in frames), edges, cautious=True)
 
     def now_s(self) -> float:
         return 0.0
@@ -113,3 +126,26 @@ def test_nothing_comes_round_behind_the_last_barrier() -> None:
     head.new.send_barrier(frame)
     assert head.steps() == []
     assert head.subtask.busy
+
+
+def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
+    """And between any two of what is new, as ever."""
+    head = Head(restored=["o1", "o2", "o3"])
+    head.send(head.new, "n1", "n2")
+    head.send(head.loop, "r1", "r2")
+    assert head.subtask.going_round == 5
+    assert head.steps() == ["o1", "n1", "o2", "n2", "o3", "r1", "r2"]
+
+
+def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
+    """Else a checkpoint could come too late each time, and what was tried until then be tried again each time."""
+    head = Head(restored=["o1", "o2", "o3"])
+    frame = BarrierFrame(1, 0)
+    head.subtask.triggered(frame, None, final=True)
+    head.send(head.new, "n1")
+    head.new.send_barrier(frame)
+    assert head.steps() == ["o1", "n1", "o2"]
+    assert head.subtask.alignment.checkpoint_latest == 1
+    assert head.subtask.restored is not None
+    assert [each.channel for each in head.subtask.restored.left()] == [">loop:3"]
+    assert head.subtask.restored.slices.pace.most == BATCH_RECORDS_MAX, "it may be handed out faster now"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOpera
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
-from exactlyonce.engines.savepoints.loops import LoopEntry
+from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -43,6 +44,15 @@ def graph(max_parallelism: int = 128) -> LogicalGraph:
     pipeline = Pipeline("totals", max_parallelism=max_parallelism)
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
     source.key_by(lambda record: record).stateful_map("counts", count).sink("out", KafkaSink("totals"))
+    return pipeline.build()
+
+
+def versioned() -> LogicalGraph:
+    """`graph`, whose state is of version 2."""
+    pipeline = Pipeline("totals")
+    source = pipeline.source("right", KafkaSource("orders", value=bytes))
+    counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2)
+    counted.sink("out", KafkaSink("totals"))
     return pipeline.build()
 
 
@@ -123,6 +133,27 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_
     storage.close()
 
 
+def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
+    """As a checkpoint has them whose pipeline has gone on with another version: files are no more than it takes, and
+    every state is restored with its own."""
+    keys = [canonical_key(b"%d" % number) for number in range(1_000)]
+    states = sorted(
+        KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
+        for number, key in enumerate(keys)
+    )
+    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 2),))
+    url = export(Given(kept, states), f"file://{tmp_path}")
+    exported = ExportedSavepoint.at(url)
+    assert sorted(each.version for each in exported.operator("counts").files) == [1, 2]
+    assert sorted(exported.entries("counts")) == states
+    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+    around = surroundings(versioned(), storage, 3, [])
+    restored = Restoring(Restoration(url), around, None).write(0, 1)
+    manifest = manifest_of("totals", operators=restored.operators)
+    assert sorted(kept_state(manifest, "counts", storage).entries()) == states
+    storage.close()
+
+
 def looping(type_: Any = int, loop: str = "again") -> LogicalGraph:
     """Source `right`, united with what comes round *loop*."""
     pipeline = Pipeline("totals")
@@ -173,6 +204,16 @@ def test_what_goes_round_is_written_anew(
     storage.close()
 
 
+def test_a_loop_in_which_nothing_went_round(tmp_path: Path) -> None:
+    """May be mapped like any: who begins the pipeline need not know whether it was empty."""
+    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+    url = export(Given(saved(("right",), ()), []), f"file://{tmp_path}")
+    around = surroundings(looping(loop="renamed"), storage, 1, [])
+    assert Restoring(Restoration(url, {"again": "renamed"}), around, None).write(0, 1).channel_logs == ()
+    with pytest.raises(GraphError, match="--map again=right: the savepoint has no state and no source of 'again'"):
+        Restoring(Restoration(url, {"again": "right"}), around, None)
+
+
 def test_a_loop_that_is_gone(tmp_path: Path) -> None:
     """Its records are left behind only if that is what is asked for."""
     url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
@@ -193,6 +234,31 @@ def test_a_loop_of_another_type(tmp_path: Path) -> None:
     url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
     with pytest.raises(GraphError, match=r"'again', written as another type than Order.*Expected.*orders\[0\] off"):
         Restoring(Restoration(url), surroundings(looping(Order), storage, 1, []), None)
+
+
+class Tagged(msgspec.Struct):
+    """Of which a set may be written in another order, and a float as the integer that it was given as."""
+
+    weight: float
+    tags: set[str]
+
+
+class Labelled(msgspec.Struct):
+    """`Tagged`, and a field more."""
+
+    weight: float
+    tags: set[str]
+    label: str = ""
+
+
+def test_a_loop_of_the_same_type() -> None:
+    """Is the same however its records were written; one with a field more is another."""
+    written = msgspec.msgpack.encode({"weight": 2, "tags": ["b", "a", "c"]})
+    for tags in permutations("abc"):
+        again = msgspec.msgpack.encode({"weight": 2, "tags": tags})
+        require_same("again", Tagged, [LoopEntry(0, again, "orders", 0, 0)], "savepoint")
+    with pytest.raises(GraphError, match="it would not be what it was"):
+        require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint")
 
 
 def test_an_older_version_does_not_leave_behind_what_goes_round(tmp_path: Path) -> None:

@@ -93,22 +93,42 @@ def test_a_record_wants_what_is_being_read(
         assert after.items() == {key_of(each): 1 for each in range(30_000)} | {key_of(number): 2}
 
 
-def test_a_record_wants_what_is_being_read_while_the_disk_is_full(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch that is under way goes through, and so does the loop that says what is full: it does not wait in there
-    for room."""
+def while_one_is_read(process: Process, monkeypatch: pytest.MonkeyPatch) -> tuple[Subtasks, int, int]:
+    """Subtasks at checkpoint 1 that have read a part of a key group; a number of it, and one of another."""
     monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
     after = process(indexes=written(process), checkpoint=1)
     table: Any = after.tables[0]
     while table._loading is None:
         assert table.fetch()
-    wanted = next(number for number in KEYS if group_of(number) == table._loading)
-    looks = iter(range(1_000))
-    monkeypatch.setattr(LocalStore, "no_room", lambda self: f"it is full, look {next(looks)}")
-    assert not table.fetch()
-    assert table.get(key_of(wanted)) == 1
-    assert not table.fetch()
+    begun = next(number for number in KEYS if group_of(number) == table._loading)
+    other = next(number for number in KEYS if group_of(number) in table._shelf.unread - {table._loading})
+    return after, begun, other
+
+
+def test_records_want_another_while_one_is_read(
+    process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a key group that is read in part, what a record changes stays, also if another one was wanted before it."""
+    after, begun, other = while_one_is_read(process, monkeypatch)
+    after.put({other: 2})
+    after.put({begun: 3})
+    after.write(after.freeze(2, 1))
+    while after.tables[0].fetch():
+        pass
+    expected = {key_of(each): 1 for each in range(30_000)} | {key_of(other): 2, key_of(begun): 3}
+    savepoint = after.write(after.freeze(3, 2, whole=True))
+    assert Subtasks(HashMapBackend(), blocks, checkpoint=3, indexes=savepoint).items() == expected
+    assert after.items() == expected
+
+
+@pytest.mark.timeout(120, method="thread")
+def test_a_record_wants_what_is_read_while_the_disk_is_full(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that was on its way does not wait for room: its worker would obey nobody meanwhile."""
+    after, begun, other = while_one_is_read(process, monkeypatch)
+    monkeypatch.setattr(LocalStore, "no_room", lambda self: "it is full")
+    after.put({begun: 2, other: 3})
+    assert not after.tables[0].fetch(), "what no record wants waits"
+    assert [after.tables[0].get(key_of(number)) for number in (begun, other)] == [2, 3]
 
 
 def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks) -> None:
