@@ -85,6 +85,9 @@ class SimulatedCoordinator:
         """Whether the broker thread is in a procedure."""
         self.cancelled_behind: int | None = None
         """The last checkpoint that may be decided, once somebody has cancelled the run."""
+        self.reads_more = False
+        """Whether an input got a partition meanwhile. The real run to an end takes none; here it is read, and nobody
+        waits for its end."""
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()

@@ -372,6 +372,8 @@ class FaultInjector:
                 self.world.seen["partitions added"] += 1
                 self.world.note(f"{source} gets a partition")
                 self.world.broker.add_partitions(topic_of(source), len(each.partitions))
+                if self.world.coordinator is not None:
+                    self.world.coordinator.reads_more = True
         if self._remakes and not self.world.finished:
             self.made_anew = topic_of(self.rng.choice(sorted(self.world.inputs)))
             self.made_anew_ms = self.world.clock.now_ms()

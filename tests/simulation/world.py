@@ -379,7 +379,8 @@ class World:
         demand(not made_anew, "an input topic that was made anew is read on")
         rounds = bool(end.manifest.channel_logs)
         cancelled = coordinator.cancelled_behind is not None
-        demand(coordinator.core.stopping or cancelled or not rounds, "a bounded run ends while records go round")
+        may = coordinator.core.stopping or cancelled or coordinator.reads_more
+        demand(may or not rounds, "a bounded run ends while records go round")
         if coordinator.cancelled_behind is not None:
             self.seen["cancelled"] += 1
             late = end.manifest.checkpoint > coordinator.cancelled_behind
