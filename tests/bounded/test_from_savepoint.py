@@ -21,6 +21,7 @@ from exactlyonce.testing.cluster import LIMIT_S
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.exhaustive
 def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     """At another parallelism, once: the same call, repeated, goes on from where the first one has ended."""
     pipeline, exports = loaded("broad"), tmp_path / "exports"

@@ -99,6 +99,7 @@ def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, t
     assert sorted(copies) == sorted(given)
 
 
+@pytest.mark.exhaustive
 def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_path: Path) -> None:
     """A second run along the first one's logs gives the same outputs in order, with origins, and writes no block."""
     fed.feed(9_000)

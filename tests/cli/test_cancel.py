@@ -154,6 +154,7 @@ def test_a_savepoint_keeps_all(orders: Orders) -> None:
     assert len(orders.totals()) == 700
 
 
+@pytest.mark.exhaustive(but=["erasing-blocks-run"])
 @pytest.mark.slow
 @pytest.mark.parametrize("finisher", ["run", "cancel", "reset"])
 @pytest.mark.parametrize("place", ["erasing-blocks", "erasing-topic"])

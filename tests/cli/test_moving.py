@@ -132,6 +132,7 @@ def test_a_kill_while_it_moves(way: str, place: str, orders: Orders, roots: tupl
     assert (verified.code, "is whole" in verified.out) == (0, True), verified
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["into the topic", "out of the topic"])
 def test_a_move_that_is_given_up(way: str, orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
     """Before its manifest is durable nothing has moved: the pipeline goes on where it was, and what had been written
@@ -198,6 +199,7 @@ def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_pa
     assert_whole(orders, new, 784)
 
 
+@pytest.mark.exhaustive
 def test_an_export_begins_in_any_storage(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
     """It stands for itself: whatever the storage of the run that it came from, it is restored into that of the new."""
     url = exported(orders, tmp_path / "backups")

@@ -207,6 +207,7 @@ def test_asks(orders: Orders, answer: str, code: int, left: bool) -> None:
     assert has_checkpoints(orders) == left
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
     """Nothing goes that was not shown, and no run that was not there: it is looked at again once one has agreed."""

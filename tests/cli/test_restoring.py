@@ -52,6 +52,7 @@ def said(ended: Ended) -> str:
     return " ".join(ended.err.split())
 
 
+@pytest.mark.exhaustive
 def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> None:
     """From parallelism 3 to 1 and 2, once: the same command goes on, and what is there is not overwritten."""
     url = exported(orders, tmp_path / "backups")
@@ -131,6 +132,7 @@ def test_a_savepoint_of_the_topic(orders: Orders) -> None:
     assert len(orders.totals()) == 791, "it may be gone back to as often as one wants"
 
 
+@pytest.mark.exhaustive
 def test_operators_that_changed(orders: Orders, tmp_path: Path) -> None:
     """One that is gone is refused by name, and mapped or dropped as asked; one that is new begins empty."""
     url = exported(orders, tmp_path / "backups")
@@ -184,6 +186,7 @@ def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
         assert healthy.wait() == 0, "a run that cannot go on fences none that does"
 
 
+@pytest.mark.exhaustive
 def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> None:
     """All of it is shown and exported, whichever subtask had it; it is restored by one subtask, or for key groups."""
     by_partition = "order.customer, partitioned=True)"
@@ -206,6 +209,7 @@ def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> Non
         assert states(orders) == {f"c{number}": 100 + more for number in range(7)}
 
 
+@pytest.mark.exhaustive(but=["cut off"])
 @pytest.mark.parametrize("damage", ["a bit", "cut off", "missing", "metadata", "no metadata"])
 def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
     """Verifying names the file, and nothing is restored from it."""
@@ -230,6 +234,7 @@ def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
     assert history(orders).latest is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_another_cluster(orders: Orders, stoppable: OwnCluster, tmp_path: Path) -> None:
     """Topics are found by their names, which is said; records behind the offsets count on."""

@@ -89,6 +89,7 @@ def test_two_who_ask_for_the_end(orders: Orders) -> None:
         asking.savepoint(config, orders.name, living, 60_000, stop=False)
 
 
+@pytest.mark.exhaustive
 def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
     """It is in nobody's way for longer than the run takes to see it, though nobody takes it away."""
     with orders.running() as process:
@@ -133,6 +134,7 @@ def test_an_export_that_is_broken_off(
     assert here(*line).code == 0
 
 
+@pytest.mark.exhaustive
 def test_an_export_of_a_run_with_long_intervals(orders: Orders, tmp_path: Path) -> None:
     """Where it goes from the topic later than one waits for it, one is told where it was exported to all the same."""
     (tmp_path / "backups").mkdir()
@@ -164,6 +166,7 @@ def test_a_run_that_ends_without_it(orders: Orders) -> None:
     assert not any(each.is_savepoint for each in history(orders).retained)
 
 
+@pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["coordinator-triggered", "coordinator-decided"])
 def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, place: str) -> None:

@@ -165,6 +165,7 @@ def test_the_types_of_the_pipeline(spark: Any, shop: Shop) -> None:
         direct(shop.options(**shop.types(totals="sums")))
 
 
+@pytest.mark.exhaustive
 def test_an_exported_savepoint(spark: Any, shop: Shop, tmp_path: Path) -> None:
     """Its files are read by a task each, without a cluster; each damage is named, and nothing else is shown."""
     shop.run("--parallelism", "2")

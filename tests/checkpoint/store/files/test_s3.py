@@ -60,6 +60,7 @@ def test_what_is_put_again_is_no_error(s3: Any) -> None:
     assert folder.get("block") == b"first"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_more_than_a_listing_holds(s3: Any) -> None:
     """Listing and removing go on where an answer of the server ends, at a thousand files."""
@@ -99,6 +100,7 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
         S3Folder(BUCKET, "prod/x").check()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_server_that_is_silent(s3: Any) -> None:
     """A request without an answer ends, and is no damage; once the server goes on it is as it was."""
