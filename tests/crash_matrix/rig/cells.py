@@ -99,13 +99,14 @@ class Life:
             place.kafka.create_topic(f"{self.name}-{each}", IN_PARTITIONS)
         for each in self._to_kafka:
             topic = place.kafka.create_topic(f"{self.name}-{each}", OUT_PARTITIONS)
-            self._read(topic, TopicReader(place.kafka.bootstrap_servers, topic, OUT_PARTITIONS))
+            reader = TopicReader(place.kafka.bootstrap_servers, topic, OUT_PARTITIONS)
+            self._read(topic, reader, reader.close)
         for each in self._to_postgres:
             self._make_table(each)
             self._read(table(self.name, each), partial(self._in_postgres, each))
 
-    def _read(self, where: str, look: Callable[[], Iterable[Seen]]) -> None:
-        self._readers[where] = Reader(where, look)
+    def _read(self, where: str, look: Callable[[], Iterable[Seen]], close: Callable[[], None] = lambda: None) -> None:
+        self._readers[where] = Reader(where, look, close)
         self._readers[where].start()
 
     def _make_table(self, content: str) -> None:

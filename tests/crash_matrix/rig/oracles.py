@@ -61,9 +61,9 @@ class Seen(NamedTuple):
 class Reader(threading.Thread):
     """Reads a target all the time, as any reader may: what it has once seen never goes, changes or comes again."""
 
-    def __init__(self, where: str, look: Callable[[], Iterable[Seen]]) -> None:
+    def __init__(self, where: str, look: Callable[[], Iterable[Seen]], close: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._where, self._look = where, look
+        self._where, self._look, self._close = where, look, close
         self._ended = threading.Event()
         self._failure: Exception | None = None
         self.seen: dict[tuple[int, ...], Row] = {}
@@ -74,6 +74,8 @@ class Reader(threading.Thread):
                 self._note(self._look())
         except Exception as failure:  # raised where it is waited for
             self._failure = failure
+        finally:
+            self._close()
 
     def _note(self, found: Iterable[Seen]) -> None:
         for place, row in found:
@@ -114,6 +116,10 @@ class TopicReader:
         for message in self._consumer.consume(1000, timeout=0.1):
             if message.error() is None:  # whoever ends the reader waits until it has seen all
                 yield Seen((message.partition() or 0, message.offset() or 0), values(message.value()))
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self._consumer.close()
 
 
 def values(record: bytes | None) -> Row:
