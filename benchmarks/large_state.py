@@ -29,6 +29,8 @@ HERE = Path(__file__).parent
 MANY = 10_000_000
 STATE_BYTES = 100
 """Of a key and its state, packed; about."""
+BUDGET_BYTES = 1 << 30
+"""Of each worker, where the budget is not what is measured."""
 CHANGED_PER_S = 50_000
 SETTLING_S = 60
 """Until the process has read what it needs often, and has caught up with what was fed meanwhile."""
@@ -60,6 +62,11 @@ class Large:
             state = ("--state-backend", "rocksdb", "--state-memory", str(budget_bytes), "--state-folder", self.folder)
         params = {"name": name or self.sink, "source": self.source, "sink": self.sink}
         return Job(self.bench.cluster.servers, "profiles", *state, *arguments, interval=interval, **params)
+
+    def load(self, budget_bytes: int | None) -> Event:
+        """Read what there is, with two workers; the last checkpoint."""
+        with self.job(budget_bytes, "--until", "latest", "--parallelism", "2", interval="5s") as job:
+            return job.finish()[-1]
 
     def over_all(self, budget_bytes: int | None) -> Ran:
         """From the beginning to the end of the input."""
@@ -135,13 +142,12 @@ def restores(bench: Bench) -> Iterator[Figure]:
     the first record where the files are there."""
     keys = bench.size(MANY, 500_000)
     with large(bench, keys) as state:
-        with state.job(1 << 30, "--until", "latest", "--parallelism", "2", interval="5s") as job:
-            last = job.finish()[-1]
+        last = state.load(BUDGET_BYTES)
         gigabytes = keys * STATE_BYTES / 1e9
         for lazily in (True, False):
             if lazily:
                 shutil.rmtree(state.folder)
-            with state.job(1 << 30, "--parallelism", "2") as job:
+            with state.job(BUDGET_BYTES, "--parallelism", "2") as job:
                 if lazily:
                     bench.cluster.feed(state.source, uniform(20_000, keys))
                     first_s = (job.first_record_ms() - job.started_ms) / 1000
@@ -162,7 +168,7 @@ def restores(bench: Bench) -> Iterator[Figure]:
 def checkpoints(bench: Bench) -> Iterator[Figure]:
     """A steady load over many keys, a checkpoint each second, on either backend."""
     keys = bench.size(MANY, 500_000)
-    for backend, budget_bytes in (("hashmap", None), ("rocksdb", 1 << 30)):
+    for backend, budget_bytes in (("hashmap", None), ("rocksdb", BUDGET_BYTES)):
         with large(bench, keys) as state:
             found = _under_load(bench, state, budget_bytes)
         durations = [each["duration_ms"] for each in found]
@@ -174,8 +180,7 @@ def checkpoints(bench: Bench) -> Iterator[Figure]:
 
 def _under_load(bench: Bench, state: Large, budget_bytes: int | None) -> list[Event]:
     """The checkpoints of two minutes, once it has settled."""
-    with state.job(budget_bytes, "--until", "latest", "--parallelism", "2", interval="5s") as job:
-        job.finish()
+    state.load(budget_bytes)
     feeder = [sys.executable, "paced.py", bench.cluster.servers, state.source, str(state.keys), str(CHANGED_PER_S), "0"]
     with (
         state.job(budget_bytes, "--parallelism", "2", "--unaligned") as job,

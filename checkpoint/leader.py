@@ -26,7 +26,7 @@ from exactlyonce.checkpoint.led import Led, Retention
 from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, SAVEPOINT, Incarnation, Manifest, Restored
-from exactlyonce.checkpoint.references import operators_of, references_of
+from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
 from exactlyonce.checkpoint.requests import (
     BlockEndOffsets,
     CheckContinuity,
@@ -390,9 +390,8 @@ class Leader:
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         """Refuse the checkpoint if a block of state, of records on their way, or of what is staged is not there."""
-        refs = [ref for ack in plan.acks.values() for each in ack.operators for ref in each.blocks]
+        refs = [*listed_by(plan)]
         refs += [ref for ack in plan.acks.values() if ack.channel_log is not None for ref in ack.channel_log.blocks]
-        refs += [ref for each in plan.staged for ref in each.blocks]
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None

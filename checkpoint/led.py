@@ -9,7 +9,7 @@ from typing import Protocol
 from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
-from exactlyonce.checkpoint.records.storage_url import TOPIC, described
+from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.pipeline.errors import ConfigError
@@ -101,9 +101,9 @@ class Led:
         raise ConfigError(
             f"The checkpoints of {self.pipeline} are kept in {described(newest.storage)}, and this run was told to "
             f"keep them in {described(self.storage)}. Nothing was changed.\n"
-            f"  To go on as before: --checkpoint-storage {newest.storage or 'topic'}\n"
+            f"  To go on as before: --checkpoint-storage {setting_of(newest.storage)}\n"
             f"  To move them:{taken} `exactlyonce run PIPELINE --from-savepoint {number} --checkpoint-storage "
-            f"{self.storage or 'topic'}`"
+            f"{setting_of(self.storage)}`"
         )
 
     def require_not_condemned(self, history: History) -> None:

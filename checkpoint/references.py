@@ -8,7 +8,6 @@ incarnation's are read (`FindReferences`). Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, StoredBlock
@@ -60,7 +59,15 @@ def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:
     )
 
 
+def listed_by(plan: PendingCheckpoint) -> Iterator[BlockRef]:
+    """The blocks of state, and of what sinks have set aside, that the checkpoint of *plan* stands on."""
+    for ack in plan.acks.values():
+        for operator in ack.operators:
+            yield from operator.blocks
+    for staged in plan.staged:
+        yield from staged.blocks
+
+
 def references_of(plan: PendingCheckpoint, manifest: Manifest) -> set[BlockRef]:
     """All blocks that *manifest*, made from *plan*, stands on."""
-    acknowledged = (each.blocks for ack in plan.acks.values() for each in ack.operators)
-    return stands_on(manifest, chain.from_iterable((*acknowledged, *(each.blocks for each in plan.staged))))
+    return stands_on(manifest, listed_by(plan))

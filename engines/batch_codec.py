@@ -11,7 +11,7 @@ import msgspec
 
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import RecordError
-from exactlyonce.pipeline.keys import key_groups
+from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
 
 
@@ -126,7 +126,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _canonical(each) for key, each in value.items()}
     if isinstance(value, list):
-        return sorted(map(_canonical, value), key=msgspec.msgpack.Encoder(order="deterministic").encode)
+        return sorted(map(_canonical, value), key=canonical_key)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

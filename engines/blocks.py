@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.orphans import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.records.storage_url import TOPIC, described
+from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
 from exactlyonce.checkpoint.store.blocks import TopicStorage
@@ -84,8 +84,8 @@ def require_own_place(storages: Storages, history: History, storage: str) -> Non
         raise ConfigError(
             f"{storage} has block {found}, which a checkpoint in {described(left[found])} stands on: it is the same "
             f"place by another name, or a copy of it. Nothing was changed.\n"
-            f"  Keep the old name: --checkpoint-storage {left[found] or 'topic'}; or move to an empty place, the topic "
-            f"or another folder, and from there to this one."
+            f"  Keep the old name: --checkpoint-storage {setting_of(left[found])}; or move to an empty place, the "
+            f"topic or another folder, and from there to this one."
         )
 
 

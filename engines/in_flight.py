@@ -41,12 +41,23 @@ class InFlightFrame(NamedTuple):
     @property
     def edge(self) -> str:
         """Of the channel."""
-        return self.channel.rpartition(":")[0]
+        return edge_of(self.channel)
 
     @property
     def loop(self) -> str:
         """The loop that it went round; empty where it was on its way in a shuffle."""
-        return self.edge.removeprefix(LOOP_MARK) if self.edge.startswith(LOOP_MARK) else ""
+        return loop_of(self.channel)
+
+
+def edge_of(channel: str) -> str:
+    """The edge that *channel* is one of."""
+    return channel.rpartition(":")[0]
+
+
+def loop_of(channel: str) -> str:
+    """The loop that *channel* closes; empty for one of a shuffle."""
+    edge = edge_of(channel)
+    return edge.removeprefix(LOOP_MARK) if edge.startswith(LOOP_MARK) else ""
 
 
 def encode(frames: Iterable[InFlightFrame]) -> Iterator[bytes | None]:

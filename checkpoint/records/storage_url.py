@@ -28,6 +28,15 @@ def storage_setting(text: str) -> str:
     return storage_url(text, setting("storage"), or_else="topic, the default")
 
 
+def setting_of(storage: str) -> str:
+    """What that setting says for *storage*.
+
+    >>> setting_of(TOPIC), setting_of("file:///mnt/checkpoints")
+    ('topic', 'file:///mnt/checkpoints')
+    """
+    return storage or "topic"
+
+
 def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str = "") -> str:
     """*text* in its one spelling. ConfigError where it is no URL of a storage: *named* is the option that it came from,
     which may take something *or_else*.

@@ -74,7 +74,7 @@ def savepoint(args: argparse.Namespace) -> int:
         url = _export(config, manifest, args.to) if args.to else ""
     except ExactlyOnceError:
         if runs:
-            to_stderr(f"Savepoint {manifest.checkpoint} was taken, and could not be exported. {_kept(manifest)}")
+            to_stderr(f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}")
         raise
     if url and runs and not args.stop:
         try:
@@ -82,7 +82,7 @@ def savepoint(args: argparse.Namespace) -> int:
         except ExactlyOnceError:
             to_stderr(
                 f"Savepoint {manifest.checkpoint} was exported to {url}, which is whole. In the topic it goes with the "
-                f"next checkpoint if the run has heard of it, and else {_kept(manifest).removeprefix('It ')}"
+                f"next checkpoint if the run has heard of it, and else {_kept(manifest)}"
             )
             raise
     print(_as_json(manifest, url) if args.json else "\n".join(_as_text(manifest, url, args, taken=runs)))
@@ -131,7 +131,7 @@ def _as_json(manifest: Manifest, url: str) -> str:
 
 
 def _kept(manifest: Manifest) -> str:
-    return f"It is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`."
+    return f"is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`."
 
 
 def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: bool) -> list[str]:
@@ -144,7 +144,7 @@ def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: b
     if url:
         lines.append(f"Exported to {url}")
     if taken and (args.stop or not url):
-        lines.append(_kept(manifest))
+        lines.append(f"It {_kept(manifest)}")
     if args.stop:
         lines.append("The run has ended cleanly.")
     return lines

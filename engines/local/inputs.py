@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import Readable, SourceReader
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.in_flight import InFlightFrame
+from exactlyonce.engines.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
 from exactlyonce.engines.local.pace import (
     ALIGNED,
@@ -274,8 +274,7 @@ class RestoredInput:
     @property
     def goes_round(self) -> bool:
         """Whether what comes next went round a loop; all behind it did so too."""
-        next_ = InFlightFrame(self.name, b"") if self.slices.rest is not None else self.frames[0]
-        return bool(next_.loop)
+        return bool(loop_of(self.name if self.slices.rest is not None else self.frames[0].channel))
 
     @property
     def push(self) -> Push:
@@ -284,7 +283,7 @@ class RestoredInput:
 
     @property
     def _edge(self) -> RestoredChannel:
-        return self.edges[self.name.rpartition(":")[0]]
+        return self.edges[edge_of(self.name)]
 
     @property
     def over(self) -> bool:

@@ -262,8 +262,10 @@ class Subtask:
             log = self.order.cut(exact=exact)
         for channel in chain(chain.from_iterable(self.outputs), self.fed):
             channel.send_barrier(frame)
-        for each in (*self.inputs, *filter(None, [self.restored])):
+        for each in self.inputs:
             each.trust()
+        if self.restored is not None:
+            self.restored.trust()
         for sink in self.sinks:
             sink.barrier(frame.checkpoint)
         hit("worker-frozen")

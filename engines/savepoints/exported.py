@@ -17,8 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from heapq import merge
 from itertools import chain, groupby, islice
@@ -32,7 +31,7 @@ from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.opening import folder_of
 from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt
 
@@ -97,7 +96,7 @@ def export(savepoint: Savepoint, url: str) -> str:
 
 def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
     files: list[SavedFile] = []
-    for entries in _portions(savepoint.entries(operator.operator)):
+    for entries in portions(savepoint.entries(operator.operator), FILE_BYTES, by_version=True):
         version = entries[0].version
         metadata = {
             "exactlyonce.operator": operator.operator,
@@ -107,20 +106,6 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
         records = [{"key_group": each.group, "key": each.key, "state": each.state} for each in entries]
         files.append(_put(folder, f"{operator.operator}-{len(files)}.avro", _STATES, records, metadata, version))
     return msgspec.structs.replace(operator, files=tuple(files))
-
-
-def _portions(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
-    """What goes into one file each: of one version, in their order, and not too much. Of a checkpoint that is no
-    savepoint, any state may be of another version than the next."""
-    some: defaultdict[int, list[KeptEntry]] = defaultdict(list)
-    sizes = Counter[int]()
-    for entry in entries:
-        some[entry.version].append(entry)
-        sizes[entry.version] += len(entry.key) + len(entry.state)
-        if sizes[entry.version] >= FILE_BYTES:
-            yield some.pop(entry.version)
-            del sizes[entry.version]
-    yield from some.values()
 
 
 def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: Folder) -> SavedLoop:

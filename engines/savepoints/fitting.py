@@ -102,14 +102,15 @@ def _require_mapped(saved: Saved, graph: LogicalGraph, mapping: Mapping[str, str
 
     Of loops it knows those in which something went round: a loop that was empty may have another id as well.
     """
+    loops = {node.id for node in graph.loops}
     kinds = [
         ("operator with state", {each.operator for each in saved.operators}, {node.id for node in graph.stateful}),
         ("source", {each.source for each in saved.offsets}, {node.id for node in graph.sources}),
-        ("loop", {each.loop for each in saved.loops}, {node.id for node in graph.loops}),
+        ("loop", {each.loop for each in saved.loops}, loops),
     ]
     for old, new in mapping.items():
         kind, now = next(((kind, now) for kind, there, now in kinds if old in there), ("", set[str]()))
-        if not kind and new in kinds[-1][2]:
+        if not kind and new in loops:
             continue
         if not kind:
             known = ", ".join(sorted(set[str]().union(*(there for _, there, _ in kinds))))

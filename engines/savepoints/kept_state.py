@@ -6,6 +6,7 @@ are decoded without their types; blocks of a checkpoint that has expired meanwhi
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -39,18 +40,22 @@ class KeptEntry(NamedTuple):
     """Of the state: `pipeline.versions`."""
 
 
-def portions(entries: Iterable[KeptEntry], bytes_max: int, count_max: int | None = None) -> Iterator[list[KeptEntry]]:
-    """*entries*, in lists that end once they have so many bytes, or are so many."""
-    some: list[KeptEntry] = []
-    size = 0
+def portions(
+    entries: Iterable[KeptEntry], bytes_max: int, count_max: int | None = None, *, by_version: bool = False
+) -> Iterator[list[KeptEntry]]:
+    """*entries*, in lists that end once they have so many bytes, or are so many; *by_version*: each of one version, in
+    their order, for of a checkpoint that is no savepoint any state may be of another than the next."""
+    begun: defaultdict[int, list[KeptEntry]] = defaultdict(list)
+    sizes = Counter[int]()
     for entry in entries:
+        kind = entry.version if by_version else 0
+        some = begun[kind]
         some.append(entry)
-        size += len(entry.key) + len(entry.state)
-        if size >= bytes_max or len(some) == count_max:
+        sizes[kind] += len(entry.key) + len(entry.state)
+        if sizes[kind] >= bytes_max or len(some) == count_max:
             yield some
-            some, size = [], 0
-    if some:
-        yield some
+            del begun[kind], sizes[kind]
+    yield from begun.values()
 
 
 class KeptState:
