@@ -115,6 +115,7 @@ class World:
         if self.stores:
             self.stores.tilt(self.luck.stores)
         self.graph = built(self.topology, self.stores.sink) if self.stores else graph_of(self.topology)
+        self.fingerprint = self.graph.fingerprint()
         self.inputs = inputs_for(self.topology, rng)
         self._scales: dict[int, Scale] = {}
         self.scale = self.scaled(self.luck.parallelism or rng.randint(1, 3))
