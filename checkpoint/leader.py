@@ -90,7 +90,7 @@ class Leader:
             ledgers=led.ledgers,
             timeout_ms=led.store_timeout_ms,
             note=note,
-            meanwhile=self._keep_alive,
+            meanwhile=self.keep_alive,
             attempt=led.attempt,
         )
         self._protocols: tuple[CommitProtocol, ...] = (self.transactions, self._stores)
@@ -356,8 +356,8 @@ class Leader:
             yield from self._decided(plan, verdict)
         return verdict
 
-    def _keep_alive(self) -> Procedure[None]:
-        """While a store is waited for: a heartbeat, whenever one is due."""
+    def keep_alive(self) -> Procedure[None]:
+        """While a store is waited for, or a savepoint restored: a heartbeat, whenever one is due."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._beaten_ms >= UPKEEP_INTERVAL_S * 1000:
             self._beaten_ms = now_ms

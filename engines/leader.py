@@ -179,6 +179,7 @@ class PipelineLeader:
             storages=self._storages,
             storage=self._options.checkpoint.storage,
             note=self._note,
+            meanwhile=lambda: self._drive(self.leader.keep_alive()),
         )
         return Restoring(asked, around, history)
 

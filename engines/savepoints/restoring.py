@@ -8,7 +8,8 @@ command, repeated, goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 import msgspec
@@ -50,6 +51,8 @@ from exactlyonce.state.key_groups import subtask_of
 SECTION_BYTES = 64 * 1024
 PENDING_MAX = 64
 DURABLE_TIMEOUT_S = 600.0
+ENTRIES_AT_ONCE = 10_000
+"""Between two calls of `Surroundings.meanwhile`; so many take no second."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -123,15 +126,13 @@ class Restoring:
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
-        names = BlockNames(0)
-        snapshots = tuple(
-            self._written(blocks, names, new, saved, checkpoint) for new, saved in sorted(self._operators.items())
-        )
-        logs = self._going_round(blocks, names, checkpoint)
+        putting = _Putting(blocks, checkpoint, self._around.meanwhile)
+        snapshots = tuple(self._written(putting, new, saved) for new, saved in sorted(self._operators.items()))
+        logs = self._going_round(putting)
         self._around.note(f"restored from {self._savepoint.name}")
         return Restored(self._offsets, snapshots, self.origin, logs)
 
-    def _going_round(self, blocks: AttemptBlocks, names: BlockNames, checkpoint: int) -> tuple[ChannelLog, ...]:
+    def _going_round(self, putting: _Putting) -> tuple[ChannelLog, ...]:
         """Write what goes round the loops, subtask by subtask; all of it is in memory at once, as in the workers."""
         frames: dict[int, list[InFlightFrame]] = {}
         for new, loop in sorted(self._loops.items()):
@@ -141,68 +142,82 @@ class Restoring:
         logs = []
         for subtask, own in sorted(frames.items()):
             bodies = (body for body in encode(own) if body is not None)
-            put = [names.write_in_flight(blocks, checkpoint, RESTORED, subtask, body) for body in bodies]
-            blocks.wait(DURABLE_TIMEOUT_S)
             records = sum(records_in(each.frame) for each in own)
-            logs.append(ChannelLog(RESTORED, subtask, records, tuple(map(_durable, put))))
+            logs.append(ChannelLog(RESTORED, subtask, records, putting.in_flight(subtask, bodies)))
         return tuple(logs)
 
-    def _written(
-        self, blocks: AttemptBlocks, names: BlockNames, operator: str, saved: SavedOperator, checkpoint: int
-    ) -> OperatorSnapshot:
+    def _written(self, putting: _Putting, operator: str, saved: SavedOperator) -> OperatorSnapshot:
         graph, parallelism = self._around.graph, self._around.parallelism
-        putting = _Putting(blocks, names, operator, checkpoint)
-        head = IndexHead(operator, checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
+        head = IndexHead(operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
         entries = self._by_group(saved.operator, graph.max_parallelism)
         for subtask, own in groupby(entries, lambda each: subtask_of(each.group, parallelism, graph.max_parallelism)):
             require(not indexes[subtask], "the states of a savepoint lie by key group")
-            chain = Chain().extended(putting.state(own))
-            indexes[subtask] = putting.index(encode_index(chain, head))
+            chain = Chain().extended(putting.state(operator, own))
+            indexes[subtask] = putting.index(operator, encode_index(chain, head))
             size += chain.size
         return OperatorSnapshot(operator, parallelism, size, tuple(indexes))
 
     def _by_group(self, operator: str, max_parallelism: int) -> Iterator[KeptEntry]:
         """All states, key group by key group."""
-        entries = self._savepoint.entries(operator)
+        entries = self._with_pauses(self._savepoint.entries(operator))
         if self._savepoint.saved.max_parallelism == max_parallelism:
             return entries  # they lie so
         found = list(entries)
         groups = key_groups([each.key for each in found], max_parallelism)
         return iter(sorted((each._replace(group=group) for each, group in zip(found, groups, strict=True))))
 
+    def _with_pauses(self, entries: Iterable[KeptEntry]) -> Iterator[KeptEntry]:
+        for count, entry in enumerate(entries):
+            if count % ENTRIES_AT_ONCE == 0:
+                self._around.meanwhile()
+            yield entry
+
 
 class _Putting:
-    """Puts the blocks of one operator."""
+    """Puts blocks of *checkpoint*."""
 
-    def __init__(self, blocks: AttemptBlocks, names: BlockNames, operator: str, checkpoint: int) -> None:
-        self._blocks, self._names, self._operator, self._checkpoint = blocks, names, operator, checkpoint
+    def __init__(self, blocks: AttemptBlocks, checkpoint: int, meanwhile: Callable[[], None]) -> None:
+        self.checkpoint = checkpoint
+        self._blocks, self._names, self._meanwhile = blocks, BlockNames(0), meanwhile
 
-    def state(self, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
+    def state(self, operator: str, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
         """Put images of all key groups in *entries*; where they lie."""
         put = []
-        for block in self._cut(entries):
-            self._await_room()
-            put.append((self._names.write(self._blocks, self._checkpoint, self._operator, block), block.header))
-        self._blocks.wait(DURABLE_TIMEOUT_S)
-        return [(_durable(ticket), header) for ticket, header in put]
+        for block in self._cut(operator, entries):
+            while self._blocks.poll() > PENDING_MAX:
+                self._blocks.poll(0.05)
+                self._meanwhile()
+            put.append((self._names.write(self._blocks, self.checkpoint, operator, block), block.header))
+        refs = self._durable([ticket for ticket, _ in put])
+        return [(ref, header) for ref, (_, header) in zip(refs, put, strict=True)]
 
-    def index(self, parts: Iterable[bytes]) -> tuple[BlockRef, ...]:
+    def index(self, operator: str, parts: Iterable[bytes]) -> tuple[BlockRef, ...]:
         """Put the parts of an index."""
-        put = [self._names.write_index(self._blocks, self._checkpoint, self._operator, part) for part in parts]
-        self._blocks.wait(DURABLE_TIMEOUT_S)
-        return tuple(map(_durable, put))
+        return self._durable([self._names.write_index(self._blocks, self.checkpoint, operator, part) for part in parts])
 
-    def _await_room(self) -> None:
-        while self._blocks.poll() > PENDING_MAX:
+    def in_flight(self, subtask: int, bodies: Iterable[bytes]) -> tuple[BlockRef, ...]:
+        """Put what was on its way to a subtask."""
+        where = (self._blocks, self.checkpoint, RESTORED, subtask)
+        return self._durable([self._names.write_in_flight(*where, each) for each in bodies])
+
+    def _durable(self, tickets: list[Ticket]) -> tuple[BlockRef, ...]:
+        """Where they lie, once they do. `BrokerUnavailable` if that takes too long."""
+        deadline = time.monotonic() + DURABLE_TIMEOUT_S
+        while self._blocks.poll() and time.monotonic() < deadline:
             self._blocks.poll(0.05)
+            self._meanwhile()
+        self._blocks.wait(0.0)
+        found = tuple(each.ref for each in tickets if each.ref is not None)
+        require(len(found) == len(tickets), "what was waited for is written")
+        return found
 
-    def _cut(self, entries: Iterable[KeptEntry]) -> Iterator[EncodedBlock]:
+    def _cut(self, operator: str, entries: Iterable[KeptEntry]) -> Iterator[EncodedBlock]:
         """Blocks of one version each: states that were written by several are read by their own."""
         encoders: dict[int, BlockEncoder] = {}
         for (group, version), same in groupby(entries, lambda each: (each.group, each.version)):
-            encoder = encoders.setdefault(version, BlockEncoder(self._operator, self._checkpoint, version))
+            encoder = encoders.setdefault(version, BlockEncoder(operator, self.checkpoint, version))
             for some in _sections(same):
                 states = _encode([msgspec.Raw(each.state) for each in some])
                 keys = encode_keys([each.key for each in some], [])
@@ -211,11 +226,6 @@ class _Putting:
         for encoder in encoders.values():
             if (last := encoder.flush()) is not None:
                 yield last
-
-
-def _durable(ticket: Ticket) -> BlockRef:
-    assert ticket.ref is not None, "it was waited for"
-    return ticket.ref
 
 
 def _sections(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from exactlyonce.checkpoint import leader
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.engines.configuration import options_from
+from exactlyonce.engines.leader import PipelineLeader
+from exactlyonce.engines.plan import plan
+from exactlyonce.engines.savepoints import restoring
+from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.testing.cluster import OwnCluster
 from tests.cli.conftest import Command, Ended, Orders
 from tests.cli.test_savepoints import history, taken
@@ -96,6 +107,36 @@ def test_a_kill_before_the_restored_state_is_decided(orders: Orders, tmp_path: P
     assert states(orders) == {f"c{number}": 110 for number in range(7)}
     assert len(orders.totals()) == 770
     assert orders.command("doctor", orders.name, "--deep").code == 0, "no block is left that nobody refers to"
+
+
+@pytest.mark.exhaustive
+def test_a_restore_that_lasts_shows_that_it_goes_on(
+    orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With heartbeats, so that nobody takes it for dead, whether or not a block has become durable meanwhile."""
+    url = exported(orders, tmp_path / "backups")
+    assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    beats, heartbeat = list[DecisionLog](), DecisionLog.heartbeat
+
+    def beat(log: DecisionLog, **more: Any) -> Procedure[Outcome]:
+        beats.append(log)
+        return heartbeat(log, **more)
+
+    monkeypatch.setattr(leader, "UPKEEP_INTERVAL_S", 0)
+    monkeypatch.setattr(restoring, "ENTRIES_AT_ONCE", 1)
+    monkeypatch.setattr(DecisionLog, "heartbeat", beat)
+    reference: dict[str, object] = {
+        "module": "orders",
+        "attribute": "pipeline",
+        "params": {},
+        "path": str(orders.command.folder),
+    }
+    options = options_from({"bootstrap_servers": orders.kafka.bootstrap_servers, "from_savepoint": url})
+    physical = plan(load_reference(reference).build(), 1)
+    with closing(PipelineLeader(physical, options, lambda _: None, lambda *_, **__: None, reference)) as leading:
+        restored = leading.recover()
+    assert (restored.kind, restored.checkpoint) == ("restored", 0)
+    assert len(beats) > len(states(orders)) == 7
 
 
 def test_a_savepoint_of_the_topic(orders: Orders) -> None:

@@ -102,6 +102,7 @@ def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Step
     around = Surroundings(
         graph=world.graph, inputs=inputs, cluster_id="cluster", parallelism=coordinator.scale.parallelism,
         storages=cast(Storages, _Storage(world)), storage=newest.storage, note=world.note,
+        meanwhile=lambda: None,
     )  # fmt: skip
     try:
         found = Restoring(Restoration(str(newest.checkpoint)), around, history)
