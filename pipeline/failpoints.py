@@ -36,6 +36,7 @@ NAMES = {
     "coordinator-opened": "the decision log is open and older coordinators are fenced",
     "coordinator-swept": "older transactions are fenced; no worker is started yet",
     "savepoint-written": "the state of a savepoint is written anew; the manifest that goes on from it is not",
+    "savepoint-removing": "an exported savepoint is none any more; most of its files are still there",
     "erasing-blocks": "of a pipeline that is erased, what was kept outside of the checkpoint topic is gone",
     "erasing-topic": "its checkpoint topic is gone, and not made anew yet",
     "unit-computed": "a unit of bounded work has written its files and blocks; the driver has no receipt",

@@ -12,7 +12,6 @@ import msgspec
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 from exactlyonce.cli.sn import sn_by_source
-from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
@@ -160,14 +159,10 @@ def _require_url(text: str) -> None:
 
 
 def _delete_exported(url: str, pipeline: str) -> int:
-    from exactlyonce.engines.savepoints.exported import ExportedSavepoint
+    from exactlyonce.engines.savepoints.exported import remove
 
     _require_url(url)
-    found = ExportedSavepoint.at(url)
-    if found.saved.pipeline != pipeline:
-        raise ConfigError(f"{url} is a savepoint of {found.saved.pipeline}, not of {pipeline}. Nothing was deleted.")
-    found.remove()
-    print(f"Savepoint {found.saved.checkpoint} of {pipeline} at {url} is deleted.")
+    print(f"Savepoint {remove(url, pipeline)} of {pipeline} at {url} is deleted.")
     return 0
 
 

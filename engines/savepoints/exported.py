@@ -5,11 +5,13 @@
                                     group, and those of a version likewise from file to file
         <loop>-<number>.avro        records of subtask, record (msgpack), and its origin's topic, partition, offset
         _metadata.json              {"format": 1, "saved": what it says of itself, with all files, "sha256": of that}
+        _removed.json               {"pipeline": ..., "checkpoint": ...}: it is being removed
 
 Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
 so that a part of an export is never taken for one and no changed byte goes unnoticed; such a part is removed, as far as
-what broke it off allows; a name is written once; no committable is in it. Where something goes round a loop, its format
-is 2, so that nobody leaves that behind who does not know of it.
+what broke it off allows; a name is written once; a removal says first that it has begun, and takes `_metadata.json` next,
+so that whoever comes later can end it; no committable is in it. Where something goes round a loop, its format is 2, so
+that nobody leaves that behind who does not know of it.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop,
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt
+from exactlyonce.pipeline.failpoints import hit
 
 METADATA = "_metadata.json"
+REMOVED = "_removed.json"
 FORMAT = 2
 """The newest that is known."""
 _WITHOUT_LOOPS = 1
@@ -73,6 +77,11 @@ class _Metadata(msgspec.Struct, frozen=True):
     format: int
     saved: msgspec.Raw
     sha256: str
+
+
+class _Removed(msgspec.Struct, frozen=True):
+    pipeline: str
+    checkpoint: int
 
 
 def export(savepoint: Savepoint, url: str) -> str:
@@ -141,13 +150,13 @@ class ExportedSavepoint:
     @staticmethod
     def at(url: str) -> ExportedSavepoint:
         """The one that `export` has written to *url*. ConfigError where there is none, `DamagedSavepoint`."""
-        url = storage_url(url)
-        base, _, name = url.rpartition("/")
-        scheme, host, path = parts_of(url)
-        if not path or not (host or scheme == "file"):
-            raise ConfigError(f"{url} is no savepoint: give the URL that `exactlyonce savepoint --to` has printed.")
-        folder = folder_of(base, name)
+        url, folder = _place(url)
         content = folder.get(METADATA)
+        if content is None and (begun := _removal(folder)) is not None:
+            raise ConfigError(
+                f"The savepoint at {url} was deleted, and that was broken off. `exactlyonce savepoints delete "
+                f"{begun.pipeline} {url}` removes what is left."
+            )
         if content is None:
             raise ConfigError(
                 f"There is no savepoint at {url}: it has no {METADATA}, which is written last. The export was not "
@@ -228,14 +237,45 @@ class ExportedSavepoint:
             f"back as it was: use a copy of it, or another savepoint."
         )
 
-    def remove(self) -> None:
-        """Remove it: first the file that makes it a savepoint."""
-        self._folder.remove([METADATA])
-        _empty(self._folder)
+
+def remove(url: str, pipeline: str) -> int:
+    """Remove the savepoint of *pipeline* at *url*, or what a removal that was broken off has left; its checkpoint.
+    ConfigError where there is none, or one of another pipeline; `DamagedSavepoint`."""
+    url, folder = _place(url)
+    begun = _removal(folder)
+    if begun is None:
+        saved = ExportedSavepoint.at(url).saved
+        begun = _Removed(saved.pipeline, saved.checkpoint)
+    if begun.pipeline != pipeline:
+        raise ConfigError(f"{url} is a savepoint of {begun.pipeline}, not of {pipeline}. Nothing was deleted.")
+    folder.put(REMOVED, msgspec.json.encode(begun), _aside())
+    folder.remove([METADATA])
+    hit("savepoint-removing")
+    _empty(folder)
+    return begun.checkpoint
+
+
+def _place(url: str) -> tuple[str, Folder]:
+    """*url* in its one spelling, and the folder there."""
+    url = storage_url(url)
+    base, _, name = url.rpartition("/")
+    scheme, host, path = parts_of(url)
+    if not path or not (host or scheme == "file"):
+        raise ConfigError(f"{url} is no savepoint: give the URL that `exactlyonce savepoint --to` has printed.")
+    return url, folder_of(base, name)
+
+
+def _removal(folder: Folder) -> _Removed | None:
+    """What is being removed from *folder*, if it is."""
+    content = folder.get(REMOVED)
+    with suppress(msgspec.DecodeError):  # then it is nothing of ours
+        return msgspec.json.decode(content or b"", type=_Removed)
+    return None
 
 
 def _empty(folder: Folder) -> None:
-    folder.remove([name for name, _ in folder.files()])
+    folder.remove([name for name, _ in folder.files() if name != REMOVED])
+    folder.remove([REMOVED])
     folder.remove_folder()
 
 

@@ -112,6 +112,27 @@ def test_an_export_that_fails(orders: Orders, tmp_path: Path) -> None:
     assert f"savepoints delete {orders.name} {kept}`" in ended.err
 
 
+@pytest.mark.exhaustive
+def test_a_deletion_of_an_export_that_was_broken_off(orders: Orders, tmp_path: Path) -> None:
+    """What is left of it is no savepoint, and goes with the same command, for its own pipeline alone."""
+    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    (tmp_path / "backups").mkdir()
+    exported = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}/backups", "--json")
+    url = json.loads(exported.out)["url"]
+    armed = {"EXACTLYONCE_FAILPOINTS": "savepoint-removing=kill", "EXACTLYONCE_FAILPOINTS_FIRED": str(tmp_path)}
+    assert orders.command("savepoints", "delete", orders.name, url, **armed).code == -9
+    (left,) = (tmp_path / "backups").iterdir()
+    assert len([*left.iterdir()]) > 1
+    for asked in (("verify", orders.name), ("delete", "another")):
+        refused = orders.command("savepoints", *asked, url)
+        assert (refused.code, orders.name in refused.err) == (2, True), refused
+    assert f"savepoints delete {orders.name} {url}`" in orders.command("savepoints", "verify", orders.name, url).err
+    ended = orders.command("savepoints", "delete", orders.name, url, **armed)
+    assert ended.code == 0, ended.err
+    assert not left.exists()
+    assert orders.command("savepoints", "delete", orders.name, url).code == 2
+
+
 def test_an_export_that_is_broken_off(
     orders: Orders, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
