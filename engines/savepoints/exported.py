@@ -9,9 +9,9 @@
 
 Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
 so that a part of an export is never taken for one and no changed byte goes unnoticed; such a part is removed, as far as
-what broke it off allows; a name is written once; a removal says first that it has begun, and takes `_metadata.json` next,
-so that whoever comes later can end it; no committable is in it. Where something goes round a loop, its format is 2, so
-that nobody leaves that behind who does not know of it.
+what broke it off allows; a name is written once; a removal says first that it has begun, and then takes
+`_metadata.json`, so that whoever comes later can end it; no committable is in it. Where something goes round a loop,
+its format is 2, so that nobody leaves that behind who does not know of it.
 """
 
 from __future__ import annotations

@@ -164,12 +164,18 @@ def kept_state(manifest: Manifest, operator: str, blocks: Blocks) -> KeptState:
 
 def decoded(encoded: bytes, schema: Any = None) -> Any:
     """The value that msgpack *encoded* stands for; with its *schema*, records whose fields were written by position
-    have their names.
+    have their names. ConfigError where it has a dict whose keys are records.
 
     >>> decoded(b"\\x92\\x01\\x02", {"record": "Pair", "fields": [["a", "int"], ["b", "int"]], "array": True})
     {'a': 1, 'b': 2}
     """
-    return named(msgspec.msgpack.decode(encoded), schema)
+    try:
+        return named(msgspec.msgpack.decode(encoded), schema)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"A state has a dict whose keys are records, which the types of the pipeline alone can read ({error}). "
+            f"Keys that are written by position (array_like=True), texts and tuples can be shown."
+        ) from None
 
 
 def named(value: Any, schema: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from exactlyonce.cli.commands.state import lines, row, type_text
 from exactlyonce.cli.main import main
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
 from exactlyonce.state.index import IndexHead
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
 class Pair(NamedTuple):
     first: int
     second: int
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A key, by names."""
+
+    city: str
+
+
+def test_a_dict_by_records() -> None:
+    """Nothing but the pipeline's types can make keys of them; that is said."""
+    with pytest.raises(ConfigError, match="a dict whose keys are records"):
+        decoded(msgspec.msgpack.encode({Place("Ulm"): 1}))
 
 
 def test_decoded_by_schema() -> None:

@@ -29,7 +29,8 @@ from rows import ROWS
 ROOT = Path(__file__).parents[3]
 LIVED_THROUGH = (
     *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
-    *("tests/crash_matrix", "tests/engines", "tests/sinks/postgres/rig"),
+    *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
+    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced")),
 )
 """What a cell runs."""
 
