@@ -236,8 +236,8 @@ class Stores:
         world, now_ms = self.world, self.clock.monotonic_ms()
         asleep = [e for e in world.coordinators if e.paused_until_ms > now_ms and e.step_name == "store-committing"]
         zombie = next((each for each in asleep if each.alive), None)
-        if zombie is None or not world.faults.broker_is_up or world.broker.has_hanging():
-            return
+        if zombie is None or not world.faults.broker_is_up or world.broker.has_hanging() or world.faults.made_anew:
+            return  # of an input topic that was made anew a reset would make the right one, which nobody feeds
         world.faults.everybody_down(FORGOTTEN_MS)
         with suppress(NoAnswer):
             world.network.topic_id(TOPIC)  # what was delayed arrives before it
