@@ -110,7 +110,13 @@ LUCK = {
     ),
     "at least once": Luck(
         kinds=("kill_worker", "slow_worker"),
-        chances={"_chance": 0.006, "_network_chance": 0.0, "_request_chance": 0.0, "_decided_chance": 0.0},
+        chances={
+            "_chance": 0.006,
+            "_network_chance": 0.0,
+            "_request_chance": 0.0,
+            "_decided_chance": 0.0,
+            "cleaned_chance": 0.0,
+        },
         settings={"mode": "at_least_once", "interval_ms": 60},
         stores={"harm": ""},
         parallelism=3,
