@@ -10,7 +10,7 @@ is read hides a change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,8 +60,9 @@ class TieredTable(BatchTable[S]):
         self._files = LocalFiles(folder, _wanted(stored, self.state_type), memory)
         self._store = self._files.store
         self._shelf = self._restored(stored)
-        self._fetched: Iterator[None] | None = None
-        """Of key groups that are read between batches, the slices that are left."""
+        self._fetched: Generator[None, None, None] | None = None
+        """Of the key groups in `_fetching`, which are read between batches, the slices that are left."""
+        self._fetching: tuple[int, ...] = ()
         self._loading: int | None = None
         """The key group of which a part is written, that is not there yet."""
         self._states: dict[bytes, S | None] = {}
@@ -219,7 +220,8 @@ class TieredTable(BatchTable[S]):
 
     def _fetch_slice(self) -> None:
         if self._fetched is None:
-            self._fetched = self._read_slices(self._neighbours())
+            self._fetching = self._neighbours()
+            self._fetched = self._read_slices(self._fetching)
         if next(self._fetched, _DONE) is _DONE:
             self._fetched = None
 
@@ -239,10 +241,13 @@ class TieredTable(BatchTable[S]):
         while self._loading in wanted and self._loading in self._shelf.unread:
             self._fetch_slice()  # to load one twice would undo what changes between
         if wanted := wanted & self._shelf.unread:
+            if self._fetched is not None and self._loading is None and not wanted.isdisjoint(self._fetching):
+                self._fetched.close()  # what it has yet to fetch of these may soon be needed by nobody, and go
+                self._fetched = None
             for _ in self._read_slices(tuple(wanted)):
                 pass
 
-    def _read_slices(self, groups: tuple[int, ...]) -> Iterator[None]:
+    def _read_slices(self, groups: tuple[int, ...]) -> Generator[None, None, None]:
         """A key group is there once all of it is, at one moment; one that a record has wanted meanwhile is left out."""
         for found in self._stored.reading(groups):
             if found is not None and found[0] in self._shelf.unread:

@@ -22,6 +22,7 @@ class StateBlocks:
 
     def __init__(self) -> None:
         self._bodies: dict[BlockRef, bytes] = {}
+        self._count = 0
         self.read: list[BlockRef] = []
         """Every block that was fetched."""
 
@@ -32,11 +33,16 @@ class StateBlocks:
 
     def put(self, block: EncodedBlock) -> BlockRef:
         """Keep one block."""
-        number = len(self._bodies) + 1
+        self._count += 1
+        number = self._count
         key = f"block/1/{block.header.checkpoint}/{OPERATOR}/{block.group}/{number}/0-contract"
         ref = BlockRef(1, number, key, len(block.body), hashlib.sha256(block.body).digest())
         self._bodies[ref] = block.body
         return ref
+
+    def keep(self, refs: Iterable[BlockRef]) -> None:
+        """All others are gone, as those that no checkpoint needs."""
+        self._bodies = {ref: self._bodies[ref] for ref in refs}
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
         """The blocks, newest first: no order is promised."""

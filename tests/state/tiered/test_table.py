@@ -121,6 +121,30 @@ def test_records_want_another_while_one_is_read(
     assert after.items() == expected
 
 
+def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlocks) -> None:
+    """Key groups are read together, a block after the other; one that records want meanwhile may soon be in new blocks
+    alone, and nobody keeps the old ones for the rest of that reading."""
+    index = written(process)
+    after = process(indexes=index, checkpoint=1)
+    table: Any = after.tables[0]
+    first, *_ = table._neighbours()
+    old = {block.ref for part in index for block in decode_index(part).blocks if block.groups == 1 << first}
+    blocks.read.clear()
+    while not blocks.read:
+        assert table.fetch()
+    assert len(old) == 1, "a block of its own"
+    assert old.isdisjoint(blocks.read), "it is not fetched yet"
+    changed, checkpoint = [number for number in range(30_000) if group_of(number) == first], 1
+    while old & (needed := {block.ref for part in index for block in decode_index(part).blocks}):
+        checkpoint += 1
+        after.put(dict.fromkeys(changed, checkpoint))
+        index = after.write(after.freeze(checkpoint, checkpoint - 1))
+    blocks.keep(needed)
+    while table.fetch():
+        pass
+    assert after.items() == {key_of(each): 1 for each in range(30_000)} | dict.fromkeys(map(key_of, changed), checkpoint)
+
+
 @pytest.mark.timeout(120, method="thread")
 def test_a_record_wants_what_is_read_while_the_disk_is_full(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that was on its way does not wait for room: its worker would obey nobody meanwhile."""
