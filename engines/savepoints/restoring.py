@@ -24,6 +24,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Restored,
     SourceOffset,
 )
+from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.engines.batch_codec import records_in
 from exactlyonce.engines.blocks import BlockNames
@@ -56,19 +57,27 @@ ENTRIES_AT_ONCE = 10_000
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def _sought(asked: Restoration) -> tuple[str, ExportedSavepoint | None]:
+def _sought(asked: Restoration, newest: Manifest | None) -> tuple[str, ExportedSavepoint | None]:
     """`Manifest.origin` of what goes on from it, and the savepoint itself, if it was exported. ConfigError where there
-    is none, `DamagedSavepoint`."""
+    is none, `DamagedSavepoint`.
+
+    An export that *newest* goes on from is known by its URL, and need not be there any more.
+    """
     if asked.number is not None:
         return origin_in_topic(asked.number), None
+    known, place = newest.origin if newest is not None else "", f" at {storage_url(asked.source)}"
+    if known.endswith(place):
+        return known, None
     exported = ExportedSavepoint.at(asked.source)
-    return exported.origin, exported
+    if known.partition(" at ")[0] == exported.origin:  # it lay elsewhere
+        return known, exported
+    return exported.origin + place, exported
 
 
 def is_restored(asked: Restoration, newest: Manifest | None) -> bool:
     """Whether *newest* goes on from it already: the same command, repeated, restores nothing. Raises ConfigError where
     there is none, `DamagedSavepoint`."""
-    origin, _ = _sought(asked)
+    origin, _ = _sought(asked, newest)
     return newest is not None and newest.origin == origin
 
 
@@ -80,7 +89,7 @@ class Restoring:
         self._asked, self._around = asked, around
         newest = history.latest if history is not None else None
         self._next = newest.checkpoint + 1 if newest is not None else 0
-        self.origin, exported = _sought(asked)
+        self.origin, exported = _sought(asked, newest)
         if newest is not None and newest.origin == self.origin:
             around.note(f"the savepoint was restored before: the run goes on from checkpoint {newest.checkpoint}")
             return

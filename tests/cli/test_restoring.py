@@ -89,6 +89,23 @@ def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> 
     assert "an exported savepoint begins a pipeline that has none" in said(refused)
 
 
+@pytest.mark.exhaustive
+def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) -> None:
+    """The same command, repeated, goes on, wherever the export lies by then, and if there is none any more."""
+    url = exported(orders, tmp_path / "backups")
+    assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    assert run(orders, "--from-savepoint", url).code == 0
+    shutil.copytree(tmp_path / "backups", tmp_path / "moved")
+    assert orders.command("savepoints", "delete", orders.name, url).code == 0
+    for each in (url.replace("/backups/", "/moved/"), url):
+        orders.write(7)
+        again = run(orders, "--from-savepoint", each)
+        assert again.code == 0, again.err
+    assert states(orders) == {f"c{number}": 102 for number in range(7)}
+    never = run(orders, "--from-savepoint", f"{url}-never")
+    assert (never.code, "There is no savepoint at" in never.err) == (2, True), never.err
+
+
 def test_a_kill_before_the_restored_state_is_decided(orders: Orders, tmp_path: Path) -> None:
     """What was written for it is nobody's, and goes; the next run begins from the savepoint all the same."""
     url = exported(orders, tmp_path / "backups")

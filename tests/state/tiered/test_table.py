@@ -142,7 +142,8 @@ def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlock
     blocks.keep(needed)
     while table.fetch():
         pass
-    assert after.items() == {key_of(each): 1 for each in range(30_000)} | dict.fromkeys(map(key_of, changed), checkpoint)
+    unchanged = {key_of(each): 1 for each in range(30_000)}
+    assert after.items() == unchanged | dict.fromkeys(map(key_of, changed), checkpoint)
 
 
 @pytest.mark.timeout(120, method="thread")
