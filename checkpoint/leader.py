@@ -28,7 +28,6 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, SAVEPOINT, Incarnation, Manifest, Restored
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
 from exactlyonce.checkpoint.requests import (
-    BlockEndOffsets,
     CheckContinuity,
     CreateOutputs,
     GoOnFrom,
@@ -212,6 +211,11 @@ class Leader:
     def _claimed(self) -> Procedure[Dropped]:
         return self.retention.recover(self.log.history, self.incarnation.incarnation)
 
+    @property
+    def _beginning(self) -> tuple[int, ...]:
+        """Of every partition of the checkpoint topic."""
+        return (0,) * self.log.topic.partitions
+
     def _first_manifest(self) -> Procedure[None]:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
         start_offsets = yield StartOffsets()
@@ -219,7 +223,7 @@ class Leader:
             checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
-        self.retention.nothing_yet((yield BlockEndOffsets()))
+        self.retention.nothing_yet(self._beginning)  # a savepoint whose restore was broken off may have left blocks
         manifest = self._manifest(first, (yield KnownOutputs()), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
@@ -238,8 +242,7 @@ class Leader:
             triggered_ms=self._clock.monotonic_ms(), attempt=self.attempt,
             acks={("", 0): Ack("", 0, number, restored.offsets)},
         )  # fmt: skip
-        nothing = (0,) * self.log.topic.partitions
-        self.retention.nothing_yet(latest.block_end_offsets if latest is not None else nothing)
+        self.retention.nothing_yet(latest.block_end_offsets if latest is not None else self._beginning)
         manifest = self._manifest(plan, (yield KnownOutputs()), kind=RESTORED)
         manifest = msgspec.structs.replace(
             manifest, operators=restored.operators, origin=restored.origin, channel_logs=restored.channel_logs

@@ -103,11 +103,6 @@ class RemoveBlocks:
 
 
 @dataclass(frozen=True)
-class BlockEndOffsets:
-    """-> tuple[int, ...]: end offset of every partition of the checkpoint topic."""
-
-
-@dataclass(frozen=True)
 class ScanBlocks:
     """-> Scanned: the blocks that are not tombstoned from *start_offsets* on, one for each partition of the topic; all
     that a *storage* outside of it has; or str: why one that the pipeline has left cannot be looked at."""
@@ -386,7 +381,7 @@ class Pause:
 
 
 OfLog = InitTransactions | ProduceBatches | EndTransaction | LookOnce | LogEnds | ReadLog | FirstOffsets
-OfBlocks = RemoveBlocks | BlockEndOffsets | ScanBlocks | FindReferences
+OfBlocks = RemoveBlocks | ScanBlocks | FindReferences
 Request = (
     DescribeTransactions
     | DescribeProducers

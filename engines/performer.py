@@ -136,8 +136,6 @@ class Performer:
                 return self._appended(records)
             case ask.Together(requests):
                 return self.together(requests, self)
-            case ask.BlockEndOffsets():
-                return self._persistently(lambda: self.log(request))
             case ask.ScanBlocks(start_offsets, storage):
                 return self._looked(storage, lambda blocks: blocks.since(start_offsets))
             case ask.FindReferences(manifest):

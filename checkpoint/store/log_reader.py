@@ -38,12 +38,6 @@ class LogReader:
         """The committed decisions below offset *end*."""
         return read_log(self._config, self.topic.name, end)
 
-    def end_offsets(self) -> tuple[int, ...]:
-        """The end of every partition of the topic: `Manifest.block_end_offsets`."""
-        with store_client.explained(self._config, f"asking for the ends of {self.topic.name}"):
-            ends = store_client.end_offsets(self._admin, self.topic.name, range(self.topic.partitions))
-        return tuple(ends[each] for each in range(self.topic.partitions))
-
     def _end(self, isolation: IsolationLevel) -> int:
         return store_client.end_offsets(self._admin, self.topic.name, [DECISIONS], isolation)[DECISIONS]
 

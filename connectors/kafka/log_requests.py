@@ -130,8 +130,6 @@ class LogRequests:
                 topic = as_topic(self.topic)
                 firsts = self._topics.first_offsets(topic)
                 return None if firsts is None else tuple(firsts[each] for each in range(topic.partitions))
-            case ask.BlockEndOffsets():
-                return self.reader.end_offsets()
             case ask.Pause(duration_ms):
                 return self._sleep(duration_ms / 1000)
             case ask.Together(requests):  # alone, they go one after the other, in this order

@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import BlockEndOffsets, Procedure, drive
+from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -106,12 +106,6 @@ class RealLog(DecisionLog):
     def beaten(self, **more: Any) -> Outcome:
         """What became of a heartbeat."""
         return self.do(self.heartbeat(**more))
-
-    @property
-    def end_offsets(self) -> tuple[int, ...]:
-        """Of every partition of the topic."""
-        ends: tuple[int, ...] = self.requests(BlockEndOffsets())
-        return ends
 
 
 class Store:

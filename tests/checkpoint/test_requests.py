@@ -8,7 +8,7 @@ import pytest
 
 from exactlyonce.checkpoint.requests import (
     Answer,
-    BlockEndOffsets,
+    LogEnds,
     Pause,
     Procedure,
     Request,
@@ -104,5 +104,5 @@ def test_what_is_no_error_is_never_an_answer() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        answered(BlockEndOffsets(), interrupted)
-    assert answered(BlockEndOffsets(), lambda _: (1, 2)) == Answer((1, 2))
+        answered(LogEnds(), interrupted)
+    assert answered(LogEnds(), lambda _: (1, 2)) == Answer((1, 2))

@@ -106,8 +106,13 @@ def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) ->
     assert (never.code, "There is no savepoint at" in never.err) == (2, True), never.err
 
 
-def test_a_kill_before_the_restored_state_is_decided(orders: Orders, tmp_path: Path) -> None:
-    """What was written for it is nobody's, and goes; the next run begins from the savepoint all the same."""
+@pytest.mark.exhaustive(but=["again"])
+@pytest.mark.parametrize(("restores", "visible"), [(True, 770), (False, 1_470)], ids=["again", "without it"])
+def test_a_kill_before_the_restored_state_is_decided(
+    restores: bool, visible: int, orders: Orders, tmp_path: Path
+) -> None:
+    """What was written for it is nobody's, and goes; the next run begins from the savepoint all the same, or without
+    it, if nobody wants it any more."""
     url = exported(orders, tmp_path / "backups")
     assert orders.command("reset", orders.name, "--yes", "--force").code == 0
     orders.write(70)
@@ -119,10 +124,10 @@ def test_a_kill_before_the_restored_state_is_decided(orders: Orders, tmp_path: P
     arguments = ("run", "orders:pipeline", "--until", "latest", "--from-savepoint", url)
     assert orders.command(*arguments, **armed).code == -9
     assert history(orders).latest is None
-    again = orders.command(*arguments, **armed)
+    again = orders.command(*(arguments if restores else arguments[:-2]), **armed)
     assert again.code == 0, again.err
     assert states(orders) == {f"c{number}": 110 for number in range(7)}
-    assert len(orders.totals()) == 770
+    assert len(orders.totals()) == visible
     assert orders.command("doctor", orders.name, "--deep").code == 0, "no block is left that nobody refers to"
 
 

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from world import World
 
 
-def ends_of(world: World) -> Generator[int | None, None, tuple[int, ...]]:
-    """The end of every partition."""
-    ends = []
-    for partition in range(world.block_partitions):
-        answer = yield from world.until_answered("fetch", TOPIC, partition, 0, Isolation.READ_UNCOMMITTED)
-        ends.append(answer.high_watermark)
-    return tuple(ends)
-
-
 def scanned(world: World, start_offsets: tuple[int, ...]) -> Generator[int | None, None, Scanned]:
     """Blocks are read uncommitted, tombstones committed."""
     found: dict[str, BlockRef] = {}

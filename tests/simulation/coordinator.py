@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from blocks import ends_of, scanned
+from blocks import scanned
 from clients import TOPIC, Steps
 from decisions import LogAnswers
 from repair import copied, replayed
@@ -358,8 +358,6 @@ class SimulatedCoordinator:
                 self._note_carried(records)
             case requests.Reached():
                 pass
-            case requests.BlockEndOffsets():
-                return (yield from ends_of(self.world))
             case requests.ScanBlocks(start_offsets, storage):
                 if storage and self.world.outside is not None:
                     return (yield from self.world.outside.scanned(start_offsets))

@@ -28,7 +28,7 @@ FAULTS = {
 INTERRUPTED = {
     f"at {request}"
     for request in (
-        "DescribeTransactions", "DescribeProducers", "BlockEndOffsets", "EndTransactions", "ListTransactions",
+        "DescribeTransactions", "DescribeProducers", "EndTransactions", "ListTransactions",
         "CopyTransaction", "ReplayTransaction", "Look", "Pause", "RewriteMarkers", "InitTransactions", "LogEnds",
         "ReadLog", "ProduceBatches", "EndTransaction", "LookOnce", "LookAtInputs", "LookAtTopics", "ScanBlocks",
     )
