@@ -89,7 +89,7 @@ class Leader:
             ledgers=led.ledgers,
             timeout_ms=led.store_timeout_ms,
             note=note,
-            meanwhile=self.keep_alive,
+            meanwhile=self._keep_alive,
             attempt=led.attempt,
         )
         self._protocols: tuple[CommitProtocol, ...] = (self.transactions, self._stores)
@@ -359,14 +359,14 @@ class Leader:
             yield from self._decided(plan, verdict)
         return verdict
 
-    def keep_alive(self) -> Procedure[None]:
-        """While a store is waited for, or a savepoint restored: a heartbeat, whenever one is due."""
+    def _keep_alive(self) -> Procedure[None]:
+        """While a store is waited for: a heartbeat, whenever one is due."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._beaten_ms >= UPKEEP_INTERVAL_S * 1000:
             self._beaten_ms = now_ms
-            yield from self._beat()
+            yield from self.beat()
 
-    def _beat(self) -> Procedure[None]:
+    def beat(self) -> Procedure[None]:
         """A heartbeat. One that the broker did not take is due again next time; after one whose outcome is unknown this
         incarnation must end."""
         outcome = yield from self.log.heartbeat()
@@ -464,7 +464,7 @@ class Leader:
 
     def upkeep(self) -> Procedure[None]:
         """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
-        yield from self._beat()
+        yield from self.beat()
         if self._clock.monotonic_ms() - self._watched_ms >= WATCH_INTERVAL_MS:
             for each in self._protocols:
                 yield from each.watch()

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.erasing.erase import erase_condemned
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.performer import Performer, no_replay
+from exactlyonce.engines.performer import Performer, beside, no_replay
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
@@ -179,7 +180,6 @@ class PipelineLeader:
             storages=self._storages,
             storage=self._options.checkpoint.storage,
             note=self._note,
-            meanwhile=lambda: self._drive(self.leader.keep_alive()),
         )
         return Restoring(asked, around, history)
 
@@ -217,13 +217,16 @@ class PipelineLeader:
         assert self._stores is not None
         if isinstance(request, ask.RestoreSavepoint):
             assert self._restoring is not None, "one was found"
-            return self._restoring.write(request.checkpoint, request.incarnation)
+            return beside(self._beat, partial(self._restoring.write, request.checkpoint, request.incarnation))
         if isinstance(request, ask.Together):
             return self._performer.together(request.requests, self._answer)
         for asked in (self._surroundings, self._stores):
             if (answer := asked(request)) is not NotImplemented:
                 return answer
         return self._performer(request)
+
+    def _beat(self) -> None:
+        self._drive(self.leader.beat())
 
     def _finished(self) -> None:
         """Remove what was staged for replays."""

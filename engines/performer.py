@@ -8,6 +8,7 @@ a time.
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,11 @@ from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
+from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import R
 from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -48,6 +51,31 @@ def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> s
 
 
 NOTED_INTERVAL_S = 30.0
+
+
+def beside(beat: Callable[[], None], work: Callable[[], R]) -> R:
+    """Do *work*, which may take long and asks nothing of whoever leads, and *beat* on another thread meanwhile, again
+    and again: nothing else may ask the leader until it is done. What *beat* has raised is raised then."""
+    ended = threading.Event()
+    raised: list[Exception] = []
+
+    def go_on() -> None:
+        while not ended.wait(UPKEEP_INTERVAL_S):
+            try:
+                beat()
+            except Exception as error:
+                raised.append(error)
+                return
+
+    thread = threading.Thread(target=go_on, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        return work()
+    finally:
+        ended.set()
+        thread.join()
+        if raised:
+            raise raised[0]
 
 
 class _Lane(enum.Enum):

@@ -136,7 +136,7 @@ class CatchingUp:
         if not total:
             return False
         self.progress.began(summary.manifest, total)
-        submit = with_heartbeats(self.submit, leader)
+        submit = with_heartbeats(self.submit, leader.upkeep)
         chunks = list(parts(ranges, self.chunk_records))
         for number, part in enumerate(chunks, 1):
             final = not self.follow and number == len(chunks)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
 
-from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.leader import PipelineLeader
+from exactlyonce.engines.performer import beside
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -61,29 +59,6 @@ def _is_known_dead(newest: Incarnation) -> bool:
     return newest.process == os.getpid()
 
 
-def with_heartbeats(submit: Submit, leader: PipelineLeader) -> Submit:
-    """*submit*, beside which heartbeats go on. Nothing else calls *leader* meanwhile, so no two calls overlap."""
-
-    def submitted(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        ended = threading.Event()
-        raised: list[Exception] = []
-
-        def beat() -> None:
-            while not ended.wait(UPKEEP_INTERVAL_S):
-                try:
-                    leader.upkeep()
-                except Exception as error:
-                    raised.append(error)
-                    return
-
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            return submit(stage, work)
-        finally:
-            ended.set()
-            thread.join()
-            if raised:
-                raise raised[0]
-
-    return submitted
+def with_heartbeats(submit: Submit, beat: Callable[[], None]) -> Submit:
+    """*submit*, beside which heartbeats go on: see `beside`."""
+    return lambda stage, work: beside(beat, lambda: submit(stage, work))

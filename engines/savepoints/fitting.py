@@ -38,8 +38,6 @@ class Surroundings:
     storage: str
     """Where the states are written; see `Manifest.storage`."""
     note: Callable[[str], None]
-    meanwhile: Callable[[], None]
-    """Called again and again while it is restored, which may take minutes."""
 
 
 def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedOperator]:

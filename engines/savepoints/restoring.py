@@ -8,8 +8,7 @@ command, repeated, goes on.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import msgspec
@@ -52,8 +51,6 @@ from exactlyonce.state.key_groups import subtask_of
 SECTION_BYTES = 64 * 1024
 PENDING_MAX = 64
 DURABLE_TIMEOUT_S = 600.0
-ENTRIES_AT_ONCE = 10_000
-"""Between two calls of `Surroundings.meanwhile`; so many take no second."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -135,7 +132,7 @@ class Restoring:
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
-        putting = _Putting(blocks, checkpoint, self._around.meanwhile)
+        putting = _Putting(blocks, checkpoint)
         snapshots = tuple(self._written(putting, new, saved) for new, saved in sorted(self._operators.items()))
         logs = self._going_round(putting)
         self._around.note(f"restored from {self._savepoint.name}")
@@ -170,26 +167,19 @@ class Restoring:
 
     def _by_group(self, operator: str, max_parallelism: int) -> Iterator[KeptEntry]:
         """All states, key group by key group."""
-        entries = self._with_pauses(self._savepoint.entries(operator))
+        entries = self._savepoint.entries(operator)
         if self._savepoint.saved.max_parallelism == max_parallelism:
             return entries  # they lie so
         found = list(entries)
         groups = key_groups([each.key for each in found], max_parallelism)
         return iter(sorted((each._replace(group=group) for each, group in zip(found, groups, strict=True))))
 
-    def _with_pauses(self, entries: Iterable[KeptEntry]) -> Iterator[KeptEntry]:
-        for count, entry in enumerate(entries):
-            if count % ENTRIES_AT_ONCE == 0:
-                self._around.meanwhile()
-            yield entry
-
 
 class _Putting:
     """Puts blocks of *checkpoint*."""
 
-    def __init__(self, blocks: AttemptBlocks, checkpoint: int, meanwhile: Callable[[], None]) -> None:
-        self.checkpoint = checkpoint
-        self._blocks, self._names, self._meanwhile = blocks, BlockNames(0), meanwhile
+    def __init__(self, blocks: AttemptBlocks, checkpoint: int) -> None:
+        self._blocks, self._names, self.checkpoint = blocks, BlockNames(0), checkpoint
 
     def state(self, operator: str, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
         """Put images of all key groups in *entries*; where they lie."""
@@ -197,7 +187,6 @@ class _Putting:
         for block in self._cut(operator, entries):
             while self._blocks.poll() > PENDING_MAX:
                 self._blocks.poll(0.05)
-                self._meanwhile()
             put.append((self._names.write(self._blocks, self.checkpoint, operator, block), block.header))
         refs = self._durable([ticket for ticket, _ in put])
         return [(ref, header) for ref, (_, header) in zip(refs, put, strict=True)]
@@ -213,11 +202,7 @@ class _Putting:
 
     def _durable(self, tickets: list[Ticket]) -> tuple[BlockRef, ...]:
         """Where they lie, once they do. `BrokerUnavailable` if that takes too long."""
-        deadline = time.monotonic() + DURABLE_TIMEOUT_S
-        while self._blocks.poll() and time.monotonic() < deadline:
-            self._blocks.poll(0.05)
-            self._meanwhile()
-        self._blocks.wait(0.0)
+        self._blocks.wait(DURABLE_TIMEOUT_S)
         found = tuple(each.ref for each in tickets if each.ref is not None)
         require(len(found) == len(tickets), "what was waited for is written")
         return found

@@ -19,7 +19,7 @@ from running import assert_totals, orders
 
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded import leadership
+from exactlyonce.engines import performer
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
@@ -174,7 +174,7 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
 
 def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks sees that the driver of a long stage lives."""
-    monkeypatch.setattr(leadership, "UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
     fed.feed(100)
     seen: set[int] = set()
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records.manifest import Restored
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.engines import performer
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.plan import plan
-from exactlyonce.engines.savepoints import restoring
+from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.loading import load_reference
-from exactlyonce.testing.cluster import OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 from tests.cli.conftest import Command, Ended, Orders
 from tests.cli.test_savepoints import history, taken
 
@@ -135,18 +137,25 @@ def test_a_kill_before_the_restored_state_is_decided(
 def test_a_restore_that_lasts_shows_that_it_goes_on(
     orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With heartbeats, so that nobody takes it for dead, whether or not a block has become durable meanwhile."""
+    """With heartbeats, so that nobody takes it for dead."""
     url = exported(orders, tmp_path / "backups")
     assert orders.command("reset", orders.name, "--yes", "--force").code == 0
-    beats, heartbeat = list[DecisionLog](), DecisionLog.heartbeat
+    beats, heartbeat, write = list[DecisionLog](), DecisionLog.heartbeat, Restoring.write
 
     def beat(log: DecisionLog, **more: Any) -> Procedure[Outcome]:
         beats.append(log)
         return heartbeat(log, **more)
 
-    monkeypatch.setattr(leader, "UPKEEP_INTERVAL_S", 0)
-    monkeypatch.setattr(restoring, "ENTRIES_AT_ONCE", 1)
+    def lasting(*arguments: Any) -> Restored:
+        deadline = time.monotonic() + LIMIT_S
+        while len(beats) < 3:
+            assert time.monotonic() < deadline, "heartbeats go on"
+            time.sleep(0.01)
+        return write(*arguments)
+
+    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(DecisionLog, "heartbeat", beat)
+    monkeypatch.setattr(Restoring, "write", lasting)
     reference: dict[str, object] = {
         "module": "orders",
         "attribute": "pipeline",
@@ -158,7 +167,7 @@ def test_a_restore_that_lasts_shows_that_it_goes_on(
     with closing(PipelineLeader(physical, options, lambda _: None, lambda *_, **__: None, reference)) as leading:
         restored = leading.recover()
     assert (restored.kind, restored.checkpoint) == ("restored", 0)
-    assert len(beats) > len(states(orders)) == 7
+    assert states(orders) == {f"c{number}": 100 for number in range(7)}
 
 
 def test_a_savepoint_of_the_topic(orders: Orders) -> None:

@@ -22,7 +22,6 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.options import Restoration
-from exactlyonce.engines.savepoints import restoring
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
@@ -104,39 +103,28 @@ class Given:
         return iter(self.rounds)
 
 
-def surroundings(
-    graph: LogicalGraph,
-    storage: FileStorage,
-    parallelism: int,
-    notes: list[str],
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Surroundings:
+def surroundings(graph: LogicalGraph, storage: FileStorage, parallelism: int, notes: list[str]) -> Surroundings:
     """Where there is topic `orders`, as source `right`."""
     inputs: Any = SimpleNamespace(
         sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
         start_offsets=tuple, check_continuity=lambda manifest: None,
     )  # fmt: skip
     storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
-    return Surroundings(graph, inputs, "c", parallelism, storages, "there", notes.append, meanwhile)
+    return Surroundings(graph, inputs, "c", parallelism, storages, "there", notes.append)
 
 
 @pytest.mark.parametrize("max_parallelism", [128, 24])
-def test_states_are_written_anew(
-    max_parallelism: int, tmp_path: Path, manifest_of: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From an export into blocks of three subtasks: every state is there, in the key group that is its key's now; and
-    whoever leads shows again and again meanwhile that it lives."""
-    monkeypatch.setattr(restoring, "ENTRIES_AT_ONCE", 100)
+def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
+    """From an export into blocks of three subtasks: every state is there, in the key group that is its key's now."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(len(key)), 1) for key in keys)
     operator = SavedOperator("counts", "int", 1)
     kept = msgspec.structs.replace(saved(("right",), ()), operators=(operator,))
     url = export(Given(kept, states), f"file://{tmp_path}")
-    notes, beats = list[str](), list[None]()
+    notes = list[str]()
     storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    around = surroundings(graph(max_parallelism), storage, 3, notes, meanwhile=lambda: beats.append(None))
+    around = surroundings(graph(max_parallelism), storage, 3, notes)
     restored = Restoring(Restoration(url), around, None).write(0, 1)
-    assert len(beats) >= len(keys) / 100
     manifest = manifest_of("totals", operators=restored.operators, max_parallelism=max_parallelism)
     found = list(kept_state(manifest, "counts", storage).entries())
     assert sorted(found) == sorted(each._replace(group=key_group(each.key, max_parallelism)) for each in states)
@@ -197,8 +185,8 @@ def test_what_goes_round_is_written_anew(
     """Every record is taken once, by one subtask, those of a former subtask in their order, and knows its origin."""
     url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
     now = looping(loop=loop)
-    made_anew = Restoring(Restoration(url, mapping), surroundings(now, storage, parallelism, []), None)
-    logs = made_anew.write(0, 1).channel_logs
+    restoring = Restoring(Restoration(url, mapping), surroundings(now, storage, parallelism, []), None)
+    logs = restoring.write(0, 1).channel_logs
     assert sum(each.records for each in logs) == len(ROUNDS)
     manifest = manifest_of("totals", channel_logs=logs, parallelism=parallelism, fingerprint=now.fingerprint())
     found = []

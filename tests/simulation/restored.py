@@ -102,7 +102,6 @@ def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Step
     around = Surroundings(
         graph=world.graph, inputs=inputs, cluster_id="cluster", parallelism=coordinator.scale.parallelism,
         storages=cast(Storages, _Storage(world)), storage=newest.storage, note=world.note,
-        meanwhile=lambda: None,
     )  # fmt: skip
     try:
         found = Restoring(Restoration(str(newest.checkpoint)), around, history)
