@@ -65,6 +65,19 @@ class StoredState(Generic[S]):
             mask |= some
         return {group for group in self.groups if mask >> group & 1}
 
+    def together(self, groups: Iterable[int], bytes_max: float) -> tuple[int, ...]:
+        """The first of *groups* that are best read together, from blocks of at most so many bytes, one group at least:
+        the blocks of neighbours lie together, or are the same."""
+        some, blocks, bytes_left = list[int](), set[BlockRef](), bytes_max
+        for group in sorted(groups):
+            own = {block.ref for block, _ in self.chain.needed(1 << group)} - blocks
+            bytes_left -= sum(ref.size for ref in own)
+            if some and bytes_left < 0:
+                break
+            some.append(group)
+            blocks |= own
+        return tuple(some)
+
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
         """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
         state_type: StateType[S] = StateType(self.operator, self.type)

@@ -24,6 +24,8 @@ from exactlyonce.state.index import Index, IndexHead, decode_index
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.stored import StoredState
 
+READ_BYTES = 8 << 20
+"""Of blocks, which are read together: the state may be larger than memory."""
 SHARES = 16
 """Of the key groups, which are put in order one after the other where several subtasks have some of one."""
 
@@ -125,8 +127,11 @@ class KeptState:
             schema=indexes[0].head.schema,
             fetch=lambda refs: ((ref, block.body) for ref, block in self._blocks.fetch(refs)),
         )
-        for group, found in sorted(stored.read_raw(groups).items()):
-            yield from (KeptEntry(group, key, raw.msgpack, raw.version) for key, raw in found.states.items())
+        while groups:
+            some = stored.together(groups, READ_BYTES)
+            for group, found in sorted(stored.read_raw(some).items()):
+                yield from (KeptEntry(group, key, raw.msgpack, raw.version) for key, raw in found.states.items())
+            groups = groups[len(some) :]
 
     def _bodies(self, parts: tuple[BlockRef, ...]) -> Iterator[bytes]:
         return (block.body for _, block in self._blocks.fetch(parts))

@@ -11,6 +11,7 @@ is read hides a change.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from exactlyonce.state.merging import Merging
 from exactlyonce.state.snapshot import Snapshot
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
+from exactlyonce.state.tiered.errors import DiskFull
 from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
 from exactlyonce.state.tiered.interval import Shelf, TieredInterval
 from exactlyonce.state.tiered.memory import Memory, entry_bytes
@@ -195,14 +197,16 @@ class TieredTable(BatchTable[S]):
         """Settle a part of what is not settled, if that is too much; while the disk is full it stays."""
         self._unsettled = [interval for interval in self._unsettled if not interval.settled]
         unsettled = self._interval.unsettled + sum(interval.unsettled for interval in self._unsettled)
-        if (unsettled <= self._changes_max and len(self._interval.layers) == 1) or self.full:
+        if unsettled <= self._changes_max and len(self._interval.layers) == 1:
             return
-        for _ in range(SLICES_PER_BATCH):
-            if self._unsettled:
-                self._unsettled[0].advance()
-                self._unsettled = [interval for interval in self._unsettled if not interval.settled]
-            else:
-                self._interval.spill()
+        with suppress(DiskFull):
+            for _ in range(SLICES_PER_BATCH):
+                if self._unsettled:
+                    self._unsettled[0].advance()
+                    self._unsettled = [interval for interval in self._unsettled if not interval.settled]
+                else:
+                    self._store.require_room()
+                    self._interval.spill()
 
     @property
     def full(self) -> str:
@@ -220,20 +224,10 @@ class TieredTable(BatchTable[S]):
 
     def _fetch_slice(self) -> None:
         if self._fetched is None:
-            self._fetching = self._neighbours()
+            self._fetching = self._stored.together(self._shelf.unread, self._memory.table_bytes * FETCHED_SHARE)
             self._fetched = self._read_slices(self._fetching)
         if next(self._fetched, _DONE) is _DONE:
             self._fetched = None
-
-    def _neighbours(self) -> tuple[int, ...]:
-        """Key groups to read together: the blocks of neighbours lie together, or are the same."""
-        bytes_left, groups = self._memory.table_bytes * FETCHED_SHARE, list[int]()
-        for group in sorted(self._shelf.unread):
-            bytes_left -= sum(block.ref.size for block, _ in self._stored.chain.needed(1 << group))
-            if groups and bytes_left < 0:
-                break
-            groups.append(group)
-        return tuple(groups)
 
     def _read(self, groups: Iterable[int]) -> None:
         """Read key groups that records want, and that cannot wait for room on the disk."""

@@ -4,7 +4,8 @@ as blocks of what goes on from it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -15,13 +16,15 @@ import msgspec
 import pytest
 
 from exactlyonce import Pipeline
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, SourceOffset
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.options import Restoration
+from exactlyonce.engines.savepoints import kept_state as kept_states
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
@@ -131,6 +134,31 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_
     assert (restored.offsets, len(restored.operators[0].index)) == (kept.offsets, 3)
     assert url in notes[0]
     storage.close()
+
+
+def test_states_are_read_some_at_a_time(
+    tmp_path: Path, manifest_of: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of an old subtask may be larger than memory: what the first entries need is read, and no more."""
+    monkeypatch.setattr(kept_states, "READ_BYTES", 1)
+    keys = [canonical_key(b"%d" % number) for number in range(1_000)]
+    states = sorted(KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(len(key)), 1) for key in keys)
+    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1),))
+    url = export(Given(kept, states), f"file://{tmp_path}")
+    with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
+        restored = Restoring(Restoration(url), surroundings(graph(), storage, 1, []), None).write(0, 1)
+        fetched, fetch = list[BlockRef](), storage.fetch
+
+        def noted(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+            fetched.extend(wanted := [*refs])
+            return fetch(wanted)
+
+        monkeypatch.setattr(storage, "fetch", noted)
+        left = kept_state(manifest_of("totals", operators=restored.operators), "counts", storage).entries()
+        first = next(left)
+        assert len(fetched) == 2, "the index, and the block of its key group"
+        assert sorted([first, *left]) == states
+        assert len(fetched) == 1 + 128
 
 
 def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:

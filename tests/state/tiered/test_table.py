@@ -127,7 +127,7 @@ def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlock
     index = written(process)
     after = process(indexes=index, checkpoint=1)
     table: Any = after.tables[0]
-    first, *_ = table._neighbours()
+    first = 0
     old = {block.ref for part in index for block in decode_index(part).blocks if block.groups == 1 << first}
     blocks.read.clear()
     while not blocks.read:
@@ -144,6 +144,18 @@ def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlock
         pass
     unchanged = {key_of(each): 1 for each in range(30_000)}
     assert after.items() == unchanged | dict.fromkeys(map(key_of, changed), checkpoint)
+
+
+def test_a_disk_that_fills_within_a_batch(process: Process, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no room between two slices waits in memory, and the records of the batch are applied."""
+    after = process()
+    after.put(dict.fromkeys(range(4), 1))
+    after.freeze(1, 0)
+    looks = iter([""])
+    monkeypatch.setattr(LocalStore, "no_room", lambda self: next(looks, "it is full"))
+    after.put(dict.fromkeys(range(20), 2))
+    assert after.tables[0].full
+    assert [after.tables[0].get(key_of(number)) for number in range(20)] == [2] * 20
 
 
 @pytest.mark.timeout(120, method="thread")
