@@ -15,6 +15,8 @@ being decided is seen to its end, and what is not decided is aborted.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.events import (
@@ -55,6 +57,7 @@ from exactlyonce.pipeline.names import setting
 
 NEVER_MS = 1 << 62
 HOLD_AFTER_MS = 1_000
+SAVEPOINT_TRIES_MAX = 3
 DECLINED_NOTE_INTERVAL_MS = 10_000
 """How often it is said, while checkpoint after checkpoint is declined."""
 
@@ -96,6 +99,10 @@ class Coordinator:
         self._asked: dict[str, bool] = {}
         """Requests for a savepoint that no completed one serves, and whether the job is to stop behind it."""
         self._served: set[str] = set()
+        self._tries: Counter[str] = Counter()
+        """By request, how many savepoints for it have come to nothing."""
+        self._postponed: set[str] = set()
+        """Requests that let a checkpoint go first: a savepoint for them has just come to nothing."""
         self._read_by: int | None = None
         """The newest checkpoint when every source had reached its target; None: not yet."""
         self._finished = False
@@ -108,7 +115,7 @@ class Coordinator:
     @property
     def stopping(self) -> bool:
         """Whether a stop was asked for."""
-        return self._stopping or any(self._asked.values())
+        return self._stopping or any(stop for each, stop in self._asked.items() if each not in self._postponed)
 
     @property
     def deciding(self) -> PendingCheckpoint | None:
@@ -223,6 +230,7 @@ class Coordinator:
         """Forget what is undecided: its transactions are aborted before the next attempt begins."""
         for plan in self.in_flight:
             plan.move(CheckpointState.ABORTED)
+            self._in_vain(plan)
         self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
         self._pending_failure = None
         self._producers, self._acked = {}, {}
@@ -301,9 +309,16 @@ class Coordinator:
         """
         if stop and request in self._served:
             return self._stop(now_ms)
-        if request not in self._served and request not in self._asked:
+        if request not in self._served and request not in self._asked and self._tries[request] < SAVEPOINT_TRIES_MAX:
             self._asked[request], self._next_trigger_ms = stop, now_ms
         return []
+
+    def _in_vain(self, plan: PendingCheckpoint) -> None:
+        """A savepoint may take longer than it may, or kill a worker, where checkpoints do not: it is tried again behind
+        the next of these, a few times in all; whoever asked is told by nobody, and gives up by themselves."""
+        self._tries.update(plan.requests)
+        self._postponed.update(plan.requests)
+        self._asked = {each: stop for each, stop in self._asked.items() if self._tries[each] < SAVEPOINT_TRIES_MAX}
 
     def _note_served(self, manifest: Manifest) -> None:
         self._served.update(manifest.requests)
@@ -313,7 +328,8 @@ class Coordinator:
     @property
     def _unserved(self) -> tuple[str, ...]:
         """The requests for a savepoint that nothing in flight is to serve."""
-        return tuple(each for each in self._asked if not any(each in plan.requests for plan in self.in_flight))
+        under_way = {each for plan in self.in_flight for each in plan.requests}
+        return tuple(each for each in self._asked if each not in under_way | self._postponed)
 
     def _late(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Abort the checkpoints that took too long."""
@@ -326,14 +342,18 @@ class Coordinator:
         for plan in late:
             plan.move(CheckpointState.ABORTED)
             self.in_flight.remove(plan)
-        self._failed_in_row += len(late)
+            self._in_vain(plan)
+        self._failed_in_row += sum(not plan.requests or self._final for plan in late)
         self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         names = ", ".join(str(plan.checkpoint) for plan in late)
         why = _because("; ".join(filter(None, (tick.hanging, tick.slow))))
         reason = f"checkpoint {names} was not acknowledged within {self.settings.timeout_ms} ms{why}"
-        if self._failed_in_row > self.settings.tolerable_failed:
+        over = any(plan.final for plan in late) and not self._final  # sources ended for a savepoint, and are to go on
+        if over or self._failed_in_row > self.settings.tolerable_failed:
             return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
-        return [Note(f"{reason}; aborted, its output is carried by the next one")]
+        hint = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {setting('timeout')}"
+        hint = hint if any(plan.requests for plan in late) else ""
+        return [Note(f"{reason}; aborted, its output is carried by the next one{hint}")]
 
     def _starved(self, tick: Tick, now_ms: int) -> list[Effect]:
         """A sink that gets no producer ready keeps checkpoints from being triggered; so does a worker that hangs."""
@@ -420,6 +440,7 @@ class Coordinator:
         self.in_flight.remove(plan)
         if isinstance(verdict, Refuse):
             plan.move(CheckpointState.ABORTED)
+            self._in_vain(plan)
             return self._after_decision(now_ms) or self._restart(verdict.reason, now_ms)
         plan.move(CheckpointState.COMPLETED)
         self._completed(plan, verdict.manifest, now_ms)
@@ -442,6 +463,9 @@ class Coordinator:
         self._failed_in_row = 0
         self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self.settings.min_pause_ms)
         self._note_served(manifest)
+        if self._postponed:
+            self._postponed = set()
+            self._next_trigger_ms = now_ms + self.settings.min_pause_ms if self._unserved else self._next_trigger_ms
         behind_all = self._read_by is not None and plan.checkpoint > self._read_by
         if behind_all and not self._finished and not manifest.channel_logs:
             self._finished, self._next_trigger_ms = True, now_ms

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.checkpoint.coordinator import SAVEPOINT_TRIES_MAX
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import (
     Concluded,
@@ -32,9 +33,9 @@ def savepoint(checkpoint: int, *requests: str) -> Manifest:
     return msgspec.structs.replace(manifest(checkpoint), kind="savepoint", requests=requests)
 
 
-def redeployed(job: Job) -> list[Effect]:
-    """The workers of the next attempt are ready."""
-    job(Recovered(manifest(0)))
+def redeployed(job: Job, checkpoint: int = 0) -> list[Effect]:
+    """The workers of the next attempt, which goes on from *checkpoint*, are ready."""
+    job(Recovered(manifest(checkpoint)))
     job.grant(9)
     return job(Deployed())
 
@@ -79,14 +80,43 @@ def test_requests_that_wait_together_share_a_savepoint() -> None:
 
 
 def test_a_request_outlives_what_fails() -> None:
-    """A savepoint that is late, and a restart, leave the request to the next attempt."""
-    job = Job(tolerable_failed=1).running()
+    """A savepoint that is late, or ends with the workers, is tried again, behind a checkpoint that comes at once."""
+    job = Job().running()
     job(SavepointAsked("a"))
-    _, again = job(Tick(), TIMEOUT_MS)
-    assert again == Trigger(2, 0, final=False, savepoint=True)
+    _, first = job(Tick(), TIMEOUT_MS)
+    assert first == Trigger(2, 0, final=False), "that it was late is no failure of the job"
+    job.ack(2)
+    assert job.conclude(2)[-1] == Trigger(3, 2, final=False, savepoint=True)
     (restart,) = job(Failed("a worker died"))
     assert isinstance(restart, Restart)
-    assert redeployed(job) == [Trigger(3, 0, final=False, savepoint=True)]
+    assert redeployed(job, 2) == [Trigger(4, 2, final=False)]
+    job.ack(4)
+    assert job.conclude(4)[-1] == Trigger(5, 4, final=False, savepoint=True)
+    job.ack(5)
+    job(Concluded(5, Decided(savepoint(5, "a"))))
+    assert job.core.in_flight == []
+
+
+@pytest.mark.parametrize("tolerable_failed", [0, 2])
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_savepoint_that_is_never_in_time(stop: bool, tolerable_failed: int) -> None:
+    """It is tried some times, behind a checkpoint each, and given up then, whoever still asks for it: a request may
+    outlive who has asked. Only where sources have ended for it, the job restarts, for they are to go on."""
+    job = Job(tolerable_failed=tolerable_failed).running()
+    latest, effects = 0, job(SavepointAsked("a", stop=stop))
+    for _ in range(SAVEPOINT_TRIES_MAX):
+        assert effects[-1] == Trigger(latest + 1, latest, final=stop, savepoint=True)
+        _, then = job(Tick(), job.now_ms + TIMEOUT_MS)
+        if stop:
+            assert isinstance(then, Restart)
+            (then, *_) = redeployed(job, latest) or job(Tick(), job.core.wake_ms)
+        assert then == Trigger(latest + 2, latest, final=False)
+        latest += 2
+        job.ack(latest)
+        effects = job.conclude(latest)
+    assert job(SavepointAsked("a", stop=stop)) == []
+    assert (job.core.stopping, job.core.in_flight) == (False, [])
+    assert job(Tick(), job.core.wake_ms) == [Trigger(latest + 1, latest, final=False)]
 
 
 def test_what_an_older_incarnation_has_decided_is_served() -> None:
@@ -130,12 +160,14 @@ def test_a_stop_behind_a_savepoint_that_is_not_known_to_be_committed() -> None:
 
 
 def test_a_stop_whose_savepoint_fails_is_asked_again() -> None:
-    """The job does not end without the savepoint: it restarts, and takes it then."""
+    """The job does not end without the savepoint: it restarts, and takes it behind another checkpoint."""
     job = Job().running()
     job(SavepointAsked("a", stop=True))
     (restart,) = job(Failed("a worker died"))
     assert isinstance(restart, Restart)
-    assert redeployed(job) == [Trigger(2, 0, final=True, savepoint=True)]
+    assert redeployed(job) == [Trigger(2, 0, final=False)]
+    job.ack(2)
+    assert job.conclude(2)[-1] == Trigger(3, 2, final=True, savepoint=True)
 
 
 def test_the_last_checkpoint_serves_requests_too() -> None:
