@@ -82,7 +82,7 @@ class KnownBlocks:
             for checkpoint in unknown:
                 self.ledger.completed(checkpoint, everything)
         for manifest in history.retained:
-            found = yield FindReferences(manifest)
+            found = yield FindReferences(manifest, needed=manifest is newest)
             if isinstance(found, str):
                 if manifest is newest:
                     raise beyond_repair(newest, found)

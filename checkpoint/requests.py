@@ -113,9 +113,12 @@ class ScanBlocks:
 
 @dataclass(frozen=True)
 class FindReferences:
-    """-> frozenset[BlockRef]: every block that *manifest* stands on; or str: what of it is missing, damaged or away."""
+    """-> frozenset[BlockRef]: every block that *manifest* stands on; or str: what of it is missing, damaged or away.
+
+    Of one that is *needed* they are waited for, wherever they are."""
 
     manifest: Manifest
+    needed: bool = False
 
 
 @dataclass(frozen=True)

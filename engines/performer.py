@@ -166,8 +166,8 @@ class Performer:
                 return self.together(requests, self)
             case ask.ScanBlocks(start_offsets, storage):
                 return self._looked(storage, lambda blocks: blocks.since(start_offsets))
-            case ask.FindReferences(manifest):
-                return self._looked(manifest.storage, lambda blocks: references_or_why(manifest, blocks))
+            case ask.FindReferences(manifest, needed):
+                return self._looked(manifest.storage, lambda blocks: references_or_why(manifest, blocks), needed=needed)
             case ask.RemoveBlocks(blocks):
                 return self._removals.add(blocks)
             case ask.Look(committable):
@@ -202,12 +202,12 @@ class Performer:
             given.update(zip(numbers, future.result(), strict=True))
         return tuple(given[number] for number in range(len(requests)))
 
-    def _looked(self, storage: str, look: Callable[[BlockStorage], Any]) -> Any:
+    def _looked(self, storage: str, look: Callable[[BlockStorage], Any], *, needed: bool = False) -> Any:
         """What *look* finds in *storage*; a string: why one that the pipeline has left shows nothing.
 
-        Nobody waits for that one: it may be gone for good.
+        Nobody waits for that one, unless it is *needed*: it may be gone for good.
         """
-        if storage in (self._storage, TOPIC):
+        if needed or storage in (self._storage, TOPIC):
             with closing(self._blocks(storage)) as blocks:
                 return self._persistently(lambda: look(blocks))
         try:

@@ -50,6 +50,8 @@ class Kept:
     def __init__(self, lies: dict[str, list[StoredBlock]], needs: dict[int, list[StoredBlock]]) -> None:
         self.lies, self.needs, self.asked = lies, needs, list[ScanBlocks]()
         self.away: set[str] = set()
+        self.needed: dict[int, bool] = {}
+        """By checkpoint whose blocks were asked for, whether these are waited for."""
 
     def run(self, procedure: Procedure[Any]) -> Any:
         """Answer what *procedure* asks."""
@@ -63,6 +65,7 @@ class Kept:
 
     def _answer(self, request: Any) -> Any:
         if isinstance(request, FindReferences):
+            self.needed[request.manifest.checkpoint] = request.needed
             away = request.manifest.storage in self.away
             return AWAY if away else frozenset(each.ref for each in self.needs[request.manifest.checkpoint])
         assert isinstance(request, ScanBlocks)
@@ -98,6 +101,7 @@ def test_a_storage_that_is_away_is_let_be_for_this_life() -> None:
     assert kept.run(blocks.recover(history, 3)) == ((), ())
     assert blocks.unreachable == {OLD: AWAY}
     assert blocks.unrestorable == {1: AWAY}
+    assert kept.needed == {1: False, 2: True}
     kept.away.clear()
     newest = history.latest
     assert newest is not None

@@ -33,11 +33,13 @@ _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed
 
 
 class HdfsFolder:
-    """The `Folder` *path* of the name node or the name service *host*. Errors begin with *what* it is for."""
+    """The `Folder` *inner* below *root*, at the name node or the name service *host*. Errors begin with *what* it is
+    for."""
 
-    def __init__(self, host: str, path: str, what: str = STORAGE) -> None:
-        self._host, self._path = host, f"/{path}"
-        self.url = f"hdfs://{host}/{path}"
+    def __init__(self, host: str, root: str, inner: str, what: str = STORAGE) -> None:
+        self._host, self._root = host, f"/{root}" if root else ""
+        self._path = f"{self._root}/{inner}"
+        self.url = f"hdfs://{host}{self._path}"
         self._named = f"{what} {self.url}"
         self._lock = threading.Lock()
         self._made: Any = None
@@ -102,13 +104,13 @@ class HdfsFolder:
         self._asked(removed)
 
     def remove_folder(self) -> None:
-        parent = self._path.rpartition("/")[0]
-
         def removed(client: Any) -> None:
+            parent = self._path.rpartition("/")[0]
             with suppress(FileNotFoundError):
                 client.delete(self._path, recursive=True)
-                if not list(client.list_status(parent)):
+                while parent != self._root and not list(client.list_status(parent)):
                     client.delete(parent)
+                    parent = parent.rpartition("/")[0]
 
         self._asked(removed)
 

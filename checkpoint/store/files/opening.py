@@ -25,12 +25,11 @@ def file_storage(url: str, topic: TopicInfo) -> FileStorage:
 def folder_of(url: str, inner: str, what: str = STORAGE) -> Folder:
     """The folder *inner* below *url*, as `storage_url` has made it; its errors begin with *what* it is for."""
     scheme, host, path = parts_of(url)
-    joined = f"{path}/{inner}" if path else inner
     match scheme:
         case "file":
             return LocalFolder(Path("/", path), inner, what)
         case "s3":
-            return S3Folder(host, joined, what)
+            return S3Folder(host, f"{path}/{inner}" if path else inner, what)
         case "hdfs":
-            return HdfsFolder(host, joined, what)
+            return HdfsFolder(host, path, inner, what)
     raise InvariantViolation(f"no storage for {url}")

@@ -28,10 +28,11 @@ class TestHdfs(BlockStorageContract):
 
     @pytest.fixture(autouse=True)
     def _folder(self, hdfs: Any) -> None:
-        self.server, self.path = hdfs, f"prod/{uuid.uuid4().hex}/topic-1"
+        self.server, self.inner = hdfs, f"{uuid.uuid4().hex}/topic-1"
+        self.path = f"prod/{self.inner}"
 
     def storage(self) -> FileStorage:
-        return FileStorage(HdfsFolder(self.server.host, self.path), away_timeout_s=0.5)
+        return FileStorage(HdfsFolder(self.server.host, "prod", self.inner), away_timeout_s=0.5)
 
     def client(self) -> Any:
         """Of an operator."""
@@ -64,7 +65,7 @@ class TestHdfs(BlockStorageContract):
 
 def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
     """A put whose answer did not come is repeated, replaces nothing, and leaves nothing beside it."""
-    folder = HdfsFolder(hdfs.host, f"prod/{uuid.uuid4().hex}")
+    folder = HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
     folder.check()
     folder.put("block", b"first", "aside-1")
     folder.put("block", b"other", "aside-2")
@@ -72,8 +73,20 @@ def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
     assert list(folder.files()) == [("block", 5)]
 
 
+def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
+    """What becomes empty with it goes too, but for the folder that somebody has named."""
+    import hdfs_native
+
+    root = f"mine-{uuid.uuid4().hex}"
+    folder = HdfsFolder(hdfs.host, root, "totals/topic-1")
+    folder.check()
+    folder.remove_folder()
+    client = hdfs_native.Client(f"hdfs://{hdfs.host}")
+    assert list(client.list_status(f"/{root}")) == []
+
+
 def test_a_folder_that_cannot_be_written(hdfs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused in the name node's words."""
     monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")
     with pytest.raises(ConfigError, match="refuses: Permission denied: user=somebody-else"):
-        HdfsFolder(hdfs.host, "prod-of-others/x").check()
+        HdfsFolder(hdfs.host, "prod-of-others", "x").check()
