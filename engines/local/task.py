@@ -151,7 +151,7 @@ class Subtask:
         if not room:
             return False
         if self.restored is not None and not self.restored.goes_round:
-            return self._take_restored(self.restored, room)
+            return not self._full and self._take_restored(self.restored, room)
         rounds = self._rounds()
         for source in self._in_turn(rounds):
             if isinstance(source, RestoredInput):
@@ -183,8 +183,13 @@ class Subtask:
         if self._last is not None and self.alignment.checkpoint_latest >= self._last:
             return []
         if self.restored is not None:
-            return [self.restored]
+            return [] if self._full else [self.restored]
         return [each for each in self._loops if each.ready and not self.alignment.is_held(each.name)]
+
+    @property
+    def _full(self) -> bool:
+        """Whether what could wait in a block must not change any state now."""
+        return any(table.full for table in self.tables)
 
     @property
     def _crowded(self) -> bool:

@@ -268,7 +268,7 @@ def _place(url: str) -> tuple[str, Folder]:
 def _removal(folder: Folder) -> _Removed | None:
     """What is being removed from *folder*, if it is."""
     content = folder.get(REMOVED)
-    with suppress(msgspec.DecodeError):  # then it is nothing of ours
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):  # then it is nothing of ours
         return msgspec.json.decode(content or b"", type=_Removed)
     return None
 

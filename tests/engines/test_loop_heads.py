@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -149,3 +150,13 @@ def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
     assert head.subtask.restored is not None
     assert [each.channel for each in head.subtask.restored.left()] == [">loop:3"]
     assert head.subtask.restored.slices.pace.most == BATCH_RECORDS_MAX, "it may be handed out faster now"
+
+
+def test_what_was_restored_waits_while_a_disk_is_full() -> None:
+    """As sources do: only what is on its way already is taken, and barriers."""
+    head, table = Head(restored=["o1", "o2"]), SimpleNamespace(full="no room")
+    head.subtask.tables = cast(Any, [table])
+    head.send(head.new, "n1")
+    assert head.steps() == ["n1"]
+    table.full = ""
+    assert head.steps() == ["o1", "o2"]
