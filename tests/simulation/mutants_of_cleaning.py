@@ -15,7 +15,7 @@ CLEANING = Table()
 mutant = CLEANING.mutant
 
 
-@mutant("a restart does not look for the blocks of the attempt before", LEFT, first=7)
+@mutant("a restart does not look for the blocks of the attempt before", LEFT, first=162)
 def _no_scan() -> Iterable[Any]:
     real = orphans.KnownBlocks.begin_attempt
 

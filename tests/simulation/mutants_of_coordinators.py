@@ -60,7 +60,7 @@ def _commit_first() -> Iterable[Any]:
     yield patch.object(leader, "decide", decide)
 
 
-@mutant("abort after an unknown answer", ABORTED, luck="network", first=1)
+@mutant("abort after an unknown answer", ABORTED, luck="network", first=16)
 def _abort_after_unknown() -> Iterable[Any]:
     def end(endings: Any, *, commit: bool) -> Any:
         asked = tuple(endings)
@@ -78,6 +78,7 @@ def _abort_after_unknown() -> Iterable[Any]:
     "an unknown manifest counts as not written",
     ABORTED + r"|is decided before the one before it is finalized",
     luck="unanswered",
+    first=224,
 )
 def _unknown_is_not_written() -> Iterable[Any]:
     real = TransactionalWriter.commit
@@ -130,6 +131,7 @@ def _finalized_anyway() -> Iterable[Any]:
     "zombie coordinators are not fenced",
     r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn",
     luck="zombies",
+    first=50,
 )
 def _no_fence() -> Iterable[Any]:
     numbers = itertools.count()
@@ -181,7 +183,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
     yield patch.object(of_transactions, "sweep", sweep)
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=820)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=217)
 def _unprotected() -> Iterable[Any]:
     real = commit.sweep
 
@@ -226,13 +228,13 @@ def _forget_repairs() -> Iterable[Any]:
 
 
 @mutant(
-    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=820
+    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=217
 )
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=740)
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=566)
 def _believed_markers() -> Iterable[Any]:
     real = markers.await_markers
 
@@ -275,7 +277,7 @@ def _drop_late() -> Iterable[Any]:
     "a restart does not finish what is decided",
     r"is decided before the one before it is finalized|" + ABORTED,
     luck="naps",
-    first=50,
+    first=65,
 )
 def _unfinished_restart() -> Iterable[Any]:
     real = Leader.finish

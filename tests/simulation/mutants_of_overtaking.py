@@ -182,7 +182,7 @@ def _unnamed() -> Iterable[Any]:
 # --- what is restored -----------------------------------------------------------------------------------------------
 
 
-@mutant("what was on its way is taken after what is new", DISORDER, luck=UNALIGNED)
+@mutant("what was on its way is taken after what is new", DISORDER, luck=UNALIGNED, first=7)
 def _late() -> Iterable[Any]:
     real = Subtask.step
 
