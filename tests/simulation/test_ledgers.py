@@ -53,7 +53,7 @@ def test_no_fault_breaks_an_invariant_of_stores(seeds: int) -> None:
     for each in (
         *lived(range(seeds)),
         *lived(range(seeds * 3 // 4), "stores"),
-        *lived(range(6 + seeds // 20), "carried"),
+        *lived(range(9 + seeds // 20), "carried"),
         *lived(range(3), "slow stores"),
     ):
         seen.update(each)
