@@ -198,18 +198,22 @@ def table() -> Callable[..., Rows]:
 
 
 @pytest.fixture(scope="session")
-def _second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("second-broker"), port=0, lifetime="process")
-    yield broker
-    broker.kill()
+def _second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EmbeddedBroker]]:
+    """One, on a folder of its own."""
+    brokers = [EmbeddedBroker(tmp_path_factory.mktemp("second-broker"), port=0, lifetime="process")]
+    yield brokers
+    brokers[-1].kill()
 
 
 @pytest.fixture
-def stoppable(_second_broker: EmbeddedBroker) -> OwnCluster:
+def stoppable(_second_broker: list[EmbeddedBroker]) -> OwnCluster:
     """A broker that tests stop, kill and start again: one for all of them in a process, which each finds running."""
-    if not _second_broker.status().running:
-        _second_broker.start()
-    return OwnCluster(_second_broker)
+    broker = _second_broker[-1]
+    if not broker.status().running:  # somebody may have its port by now
+        broker = EmbeddedBroker(broker.data_dir, port=0, lifetime="process")
+        _second_broker.append(broker)
+        broker.start()
+    return OwnCluster(broker)
 
 
 @pytest.fixture(scope="session")

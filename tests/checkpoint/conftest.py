@@ -29,6 +29,7 @@ from exactlyonce.checkpoint.records.manifest import (
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, drive
+from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -92,6 +93,7 @@ class RealLog(DecisionLog):
     def __init__(self, config: ClientConfig, pipeline: str, topic: TopicInfo, clock: Clock, **settings: Any) -> None:
         super().__init__(pipeline, topic, clock, **settings)
         self.requests = LogRequests(config, topic)
+        self._config = config
         self._performer = Performer(config, Transactions(config), Log(config), self.requests, 0, lambda *_: None)
 
     def do(self, procedure: Procedure[R]) -> R:
@@ -106,6 +108,13 @@ class RealLog(DecisionLog):
     def beaten(self, **more: Any) -> Outcome:
         """What became of a heartbeat."""
         return self.do(self.heartbeat(**more))
+
+    @property
+    def end_offsets(self) -> tuple[int, ...]:
+        """Of every partition of the topic."""
+        partitions = range(self.topic.partitions)
+        ends = store_client.end_offsets(store_client.admin(self._config.confluent()), self.topic.name, partitions)
+        return tuple(ends[each] for each in partitions)
 
 
 class Store:
