@@ -229,8 +229,7 @@ class Coordinator:
     def _drop_in_flight(self) -> None:
         """Forget what is undecided: its transactions are aborted before the next attempt begins."""
         for plan in self.in_flight:
-            plan.move(CheckpointState.ABORTED)
-            self._in_vain(plan)
+            self._abort(plan)
         self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
         self._pending_failure = None
         self._producers, self._acked = {}, {}
@@ -313,9 +312,10 @@ class Coordinator:
             self._asked[request], self._next_trigger_ms = stop, now_ms
         return []
 
-    def _in_vain(self, plan: PendingCheckpoint) -> None:
-        """A savepoint may take longer than it may, or kill a worker, where checkpoints do not: it is tried again behind
-        the next of these, a few times in all; whoever asked is told by nobody, and gives up by themselves."""
+    def _abort(self, plan: PendingCheckpoint) -> None:
+        """*plan* has failed. A savepoint may take longer than it may, or kill a worker, where checkpoints do not: it is
+        tried again behind the next of these, `SAVEPOINT_TRIES_MAX` times in all; nobody tells whoever asked."""
+        plan.move(CheckpointState.ABORTED)
         self._tries.update(plan.requests)
         self._postponed.update(plan.requests)
         self._asked = {each: stop for each, stop in self._asked.items() if self._tries[each] < SAVEPOINT_TRIES_MAX}
@@ -340,9 +340,8 @@ class Coordinator:
         if not late:
             return []
         for plan in late:
-            plan.move(CheckpointState.ABORTED)
+            self._abort(plan)
             self.in_flight.remove(plan)
-            self._in_vain(plan)
         self._failed_in_row += sum(not plan.requests or self._final for plan in late)
         self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         names = ", ".join(str(plan.checkpoint) for plan in late)
@@ -351,8 +350,8 @@ class Coordinator:
         over = any(plan.final for plan in late) and not self._final  # sources ended for a savepoint, and are to go on
         if over or self._failed_in_row > self.settings.tolerable_failed:
             return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
-        hint = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {setting('timeout')}"
-        hint = hint if any(plan.requests for plan in late) else ""
+        longer = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {setting('timeout')}"
+        hint = longer if any(plan.requests for plan in late) else ""
         return [Note(f"{reason}; aborted, its output is carried by the next one{hint}")]
 
     def _starved(self, tick: Tick, now_ms: int) -> list[Effect]:
@@ -439,8 +438,7 @@ class Coordinator:
             return self._end(Undetermined(f"{unknown} {hint}"))
         self.in_flight.remove(plan)
         if isinstance(verdict, Refuse):
-            plan.move(CheckpointState.ABORTED)
-            self._in_vain(plan)
+            self._abort(plan)
             return self._after_decision(now_ms) or self._restart(verdict.reason, now_ms)
         plan.move(CheckpointState.COMPLETED)
         self._completed(plan, verdict.manifest, now_ms)
@@ -465,7 +463,8 @@ class Coordinator:
         self._note_served(manifest)
         if self._postponed:
             self._postponed = set()
-            self._next_trigger_ms = now_ms + self.settings.min_pause_ms if self._unserved else self._next_trigger_ms
+            if self._unserved:
+                self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         behind_all = self._read_by is not None and plan.checkpoint > self._read_by
         if behind_all and not self._finished and not manifest.channel_logs:
             self._finished, self._next_trigger_ms = True, now_ms

@@ -129,6 +129,11 @@ class Subtask:
         return self._overtaken > 0
 
     @property
+    def full(self) -> bool:
+        """Whether what may wait, as records of sources do, must not change any state now: a disk has no room."""
+        return any(table.full for table in self.tables)
+
+    @property
     def room(self) -> int:
         """How many records may be taken; 0: what is behind this subtask must drain first."""
         if any(sink.full for sink in self.sinks):
@@ -151,7 +156,7 @@ class Subtask:
         if not room:
             return False
         if self.restored is not None and not self.restored.goes_round:
-            return not self._full and self._take_restored(self.restored, room)
+            return not self.full and self._take_restored(self.restored, room)
         rounds = self._rounds()
         for source in self._in_turn(rounds):
             if isinstance(source, RestoredInput):
@@ -183,13 +188,8 @@ class Subtask:
         if self._last is not None and self.alignment.checkpoint_latest >= self._last:
             return []
         if self.restored is not None:
-            return [] if self._full else [self.restored]
+            return [] if self.full else [self.restored]
         return [each for each in self._loops if each.ready and not self.alignment.is_held(each.name)]
-
-    @property
-    def _full(self) -> bool:
-        """Whether what could wait in a block must not change any state now."""
-        return any(table.full for table in self.tables)
 
     @property
     def _crowded(self) -> bool:

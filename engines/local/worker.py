@@ -150,7 +150,7 @@ class Worker:
         for task in built.subtasks:
             moved = task.overtake() or moved
         hurried = any(task.overtaken for task in built.subtasks)
-        full = any(table.full for task in built.subtasks for table in task.tables)
+        full = any(task.full for task in built.subtasks)
         for source in self._sources:
             source.held = self._held or full
         for channel in built.sockets:

@@ -116,14 +116,18 @@ def surroundings(graph: LogicalGraph, storage: FileStorage, parallelism: int, no
     return Surroundings(graph, inputs, "c", parallelism, storages, "there", notes.append)
 
 
+def exported_counts(folder: Path) -> tuple[str, list[KeptEntry]]:
+    """A savepoint of operator `counts`, and its states."""
+    keys = [canonical_key(b"%d" % number) for number in range(1_000)]
+    states = sorted(KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(len(key)), 1) for key in keys)
+    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1),))
+    return export(Given(kept, states), f"file://{folder}"), states
+
+
 @pytest.mark.parametrize("max_parallelism", [128, 24])
 def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
     """From an export into blocks of three subtasks: every state is there, in the key group that is its key's now."""
-    keys = [canonical_key(b"%d" % number) for number in range(1_000)]
-    states = sorted(KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(len(key)), 1) for key in keys)
-    operator = SavedOperator("counts", "int", 1)
-    kept = msgspec.structs.replace(saved(("right",), ()), operators=(operator,))
-    url = export(Given(kept, states), f"file://{tmp_path}")
+    url, states = exported_counts(tmp_path)
     notes = list[str]()
     storage = FileStorage(LocalFolder(tmp_path, "blocks"))
     around = surroundings(graph(max_parallelism), storage, 3, notes)
@@ -131,7 +135,7 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_
     manifest = manifest_of("totals", operators=restored.operators, max_parallelism=max_parallelism)
     found = list(kept_state(manifest, "counts", storage).entries())
     assert sorted(found) == sorted(each._replace(group=key_group(each.key, max_parallelism)) for each in states)
-    assert (restored.offsets, len(restored.operators[0].index)) == (kept.offsets, 3)
+    assert (restored.offsets, len(restored.operators[0].index)) == (saved(("right",), ()).offsets, 3)
     assert url in notes[0]
     storage.close()
 
@@ -141,10 +145,7 @@ def test_states_are_read_some_at_a_time(
 ) -> None:
     """The state of an old subtask may be larger than memory: what the first entries need is read, and no more."""
     monkeypatch.setattr(kept_states, "READ_BYTES", 1)
-    keys = [canonical_key(b"%d" % number) for number in range(1_000)]
-    states = sorted(KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(len(key)), 1) for key in keys)
-    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1),))
-    url = export(Given(kept, states), f"file://{tmp_path}")
+    url, states = exported_counts(tmp_path)
     with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
         restored = Restoring(Restoration(url), surroundings(graph(), storage, 1, []), None).write(0, 1)
         fetched, fetch = list[BlockRef](), storage.fetch

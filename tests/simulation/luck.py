@@ -7,7 +7,7 @@ name everything is drawn from the seed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -37,6 +37,18 @@ class Luck:
     output_partitions: int | None = None
 
 
+_AT_LEAST_ONCE = Luck(
+    kinds=("kill_worker", "slow_worker"),
+    chances={
+        "_chance": 0.006,
+        "_network_chance": 0.0,
+        "_request_chance": 0.0,
+        "_decided_chance": 0.0,
+        "cleaned_chance": 0.0,
+    },
+    settings={"mode": "at_least_once", "interval_ms": 60},
+    parallelism=3,
+)
 LUCK = {
     "network": Luck(fates=("crash", "sleep"), chances={"_network_chance": 0.02, "_request_chance": 0.03}),
     "unanswered": Luck(chances={"_chance": 0.0, "_network_chance": 0.01, "ending_factor": 30, "_request_chance": 0.0}),
@@ -108,19 +120,7 @@ LUCK = {
     "topic made anew": Luck(
         chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "make_topic_anew", "network_chance": 0.0}
     ),
-    "at least once": Luck(
-        kinds=("kill_worker", "slow_worker"),
-        chances={
-            "_chance": 0.006,
-            "_network_chance": 0.0,
-            "_request_chance": 0.0,
-            "_decided_chance": 0.0,
-            "cleaned_chance": 0.0,
-        },
-        settings={"mode": "at_least_once", "interval_ms": 60},
-        stores={"harm": ""},
-        parallelism=3,
-    ),
+    "at least once": replace(_AT_LEAST_ONCE, stores={"harm": ""}),
     "unaligned": Luck(
         kinds=("kill_worker", "slow_worker", "crash_coordinator"),
         chances={"_chance": 0.004, "_request_chance": 0.005},
@@ -200,18 +200,7 @@ LUCK = {
         settings={"unaligned": True},
         rescale_chance=0.5,
     ),
-    "cycles at least once": Luck(
-        kinds=("kill_worker", "slow_worker"),
-        chances={
-            "_chance": 0.006,
-            "_network_chance": 0.0,
-            "_request_chance": 0.0,
-            "_decided_chance": 0.0,
-            "cleaned_chance": 0.0,
-        },
-        settings={"mode": "at_least_once", "interval_ms": 60},
-        parallelism=3,
-    ),
+    "cycles at least once": _AT_LEAST_ONCE,
     "cycles from savepoint": Luck(
         kinds=("ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_worker"),
         chances={"_chance": 0.012, "_network_chance": 0.0, "_request_chance": 0.005, "cleaned_chance": 0.0},
