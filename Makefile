@@ -8,6 +8,8 @@
 .PHONY: demo test test-all test-matrix crash-matrix simulate bench lint image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
+# Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
+export PYTHONDONTWRITEBYTECODE :=
 .SHELLFLAGS := -eu -o pipefail -c
 
 # A local name for the first Python that is new enough, and for "is there a Java 17 or newer on the PATH?"
