@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cells import Cell, cells, live
-from rows import ROWS
+from crossing import SHAPES, SINKS
+from rows import ALIGNED, MODES, ROWS, UNALIGNED, Crash
 
 from exactlyonce.pipeline.failpoints import NAMES
 
@@ -54,6 +57,37 @@ def test_every_failpoint_of_a_run_is_in_a_row() -> None:
     crossed = {cell.fault for cell in BY_NAME.values()}
     elsewhere = ("repair-", "unit-", "publication-", "advance-", "savepoint-", "erasing-")
     assert {name for name in NAMES if not name.startswith(elsewhere)} <= crossed
+
+
+def numbers(cell: str) -> set[int]:
+    """Of rows."""
+    return {int(each) for each in re.findall(r"\d+", cell)}
+
+
+def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[dict[str, str]]]) -> None:
+    """The page of guarantees has each row in which no process is killed, once, and every choice that some way of a row
+    is not crossed with."""
+    page = "docs/guarantees.md"
+    without = table(page, "rows", "why no process is killed in them")
+    listed = sorted(number for row in without for number in numbers(row["rows"]))
+    assert listed == [row.number for row in ROWS if not row.ways]
+    left_out: dict[str, set[int]] = {}
+    for row in ROWS:
+        for way in row.ways:
+            missing = {
+                "killed, stopped, raising": not isinstance(way, Crash), "chain, diamond": set(way.shapes) == {"cycle"},
+                "PostgreSQL alone": "postgres" not in way.sinks, "Kafka alone": "kafka" not in way.sinks,
+                "barriers that wait": ALIGNED not in way.modes,
+            }  # fmt: skip
+            for choice, is_missing in missing.items():
+                left_out.setdefault(choice, set()).update({row.number} if is_missing else ())
+            assert set(way.shapes) in ({"cycle"}, set(SHAPES))
+            assert {*way.sinks, "kafka", "postgres"} == set(SINKS)
+            assert {*way.modes, ALIGNED} == set(MODES)
+    rows = {row["not crossed"]: row["rows"] for row in table(page, "not crossed", "rows", "why")}
+    assert rows.pop("barriers that overtake, with one worker") == "all"
+    assert not [cell for cell in BY_NAME.values() if (cell.parallelism, cell.mode) == (1, UNALIGNED)]
+    assert {choice: numbers(cell) for choice, cell in rows.items()} == left_out
 
 
 def test_a_cell_is_written_as_it_is_named() -> None:
