@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.commands.run import settings
 from exactlyonce.cli.main import parser
-from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, options_from
+from exactlyonce.engines.configuration import (
+    _COUNTS,
+    _DURATIONS,
+    _FLAGS,
+    _RUN,
+    _STATE,
+    _WORDS,
+    BOOTSTRAP_VARIABLE,
+    options_from,
+)
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -63,9 +73,7 @@ def test_where_state_is_kept(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_of_a_backend_that_is_not_taken(
-    text: str, given: dict[str, str], named: str, tmp_path: Path
-) -> None:
+def test_settings_of_a_backend_that_is_not_taken(text: str, given: dict[str, str], named: str, tmp_path: Path) -> None:
     """A run refuses them, with what to do: they would do nothing. A command that keeps no state does not mind."""
     options = options_from({"config": written(tmp_path, text), **given})
     with pytest.raises(ConfigError) as error:
@@ -137,6 +145,83 @@ def test_keywords_are_called_as_on_the_command_line() -> None:
     )  # fmt: skip
     for options in (on_the_line, {**durations, **counts, "transaction_timeout": "5m"}):
         assert options_from(options).checkpoint == expected
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "run": {"parallelism": 2, "until": "latest", "repair": "halt", "checkpoint_partitions": 9},
+    "checkpoint": {
+        "mode": "at_least_once", "retention": "delete_on_cancellation", "storage": "s3://bucket/prefix",
+        "unaligned": True, "incremental": False, "aligned_timeout": "2s", "interval": "2s", "timeout": "3s",
+        "deploy_timeout": "7m", "min_pause": "1s", "restart_budget": "30s", "store_timeout": "20m",
+        "transaction_timeout": "5m", "max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5,
+    },
+    "state": {"backend": "rocksdb", "memory": "2gb", "folder": "/fast"},
+}  # fmt: skip
+"""By table of a file and key, what is not the default."""
+NEEDED = {"aligned_timeout": {"unaligned": True}, "memory": {"backend": "rocksdb"}, "folder": {"backend": "rocksdb"}}
+"""What some make no sense without."""
+
+
+def directly(table: str, key: str) -> str:
+    """What `Pipeline.run` calls a key of a file."""
+    prefixed = table == "checkpoint" and key in ("interval", "timeout", "storage")
+    return f"{table}_{key}" if prefixed or table == "state" else key
+
+
+def on_the_line(keywords: dict[str, Any]) -> list[str]:
+    """The same on the command line."""
+    flags = {name.replace("_", "-"): value for name, value in keywords.items()}
+    switches = {True: "--{}", False: "--no-{}"}
+    return [switches[v].format(n) if isinstance(v, bool) else f"--{n}={v}" for n, v in flags.items()]
+
+
+def in_a_file(table: str, content: dict[str, Any]) -> str:
+    """The same in a file."""
+    written = {name: str(value).lower() if isinstance(value, bool) else repr(value) for name, value in content.items()}
+    return f"[{table}]\n" + "".join(f"{name} = {value}\n" for name, value in written.items())
+
+
+@pytest.mark.parametrize(("table", "key"), [(table, key) for table, keys in OTHERS.items() for key in keys])
+def test_a_setting_is_the_same_wherever_it_is_given(table: str, key: str, tmp_path: Path) -> None:
+    """On the command line, in Python and in a file, where each has an effect of its own."""
+    needed = NEEDED.get(key, {})
+    content = {**needed, key: OTHERS[table][key]}
+    given = {directly(table, name): value for name, value in content.items()}
+    in_python = options_from(given)
+    assert options_from(settings(parser().parse_args(["run", "orders:pipeline", *on_the_line(given)]))) == in_python
+    assert options_from({"config": written(tmp_path, in_a_file(table, content))}) == in_python
+    assert options_from({directly(table, name): value for name, value in needed.items()}) != in_python
+
+
+def test_no_setting_of_a_file_is_left_out() -> None:
+    """What is tried in the three places is all that a file may have, but for restarts and Kafka's own settings."""
+    checkpoint = {*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS}
+    assert {table: {*keys} for table, keys in OTHERS.items()} == {
+        "run": {*_RUN}, "checkpoint": checkpoint, "state": {*_STATE}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("none", {}),
+        ("fixed_delay", {"attempts": 3, "delay": "2s"}),
+        ("failure_rate", {"failures": 2, "window": "5m", "delay": "2s"}),
+        ("exponential_delay", {"initial": "1s", "max": "1m"}),
+    ],
+)
+def test_a_restart_strategy_is_the_same_wherever_it_is_given(
+    strategy: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """On the command line, in Python and in a file."""
+    content = {"strategy": strategy, **options}
+    in_python = options_from({"restart": content})
+    assert dict(in_python.restart).keys() == {
+        "strategy", *(name if isinstance(value, int) else f"{name}_ms" for name, value in options.items())
+    }  # fmt: skip
+    line = ":".join([strategy, *([",".join(f"{name}={value}" for name, value in options.items())] if options else [])])
+    assert options_from(settings(parser().parse_args(["run", "orders:pipeline", "--restart", line]))) == in_python
+    assert options_from({"config": written(tmp_path, in_a_file("restart", content))}) == in_python
 
 
 def test_barriers_overtake_where_it_is_said(tmp_path: Path) -> None:
