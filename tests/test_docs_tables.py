@@ -57,6 +57,21 @@ def test_every_setting_is_documented(table: Table) -> None:
     assert keys == expected | {"[kafka]", "[kafka] bootstrap.servers"}
 
 
+def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
+    """Each option of a run is in the table of Flink's names, or is named as one that has none; an option that does not
+    exist is in neither."""
+    rows = table(SETTINGS, "here", "in Flink 2")
+    assert all(code(row["in Flink 2"]) for row in rows)
+    told = {name for row in rows for name in code(row["here"])}
+    text = (Path(__file__).parents[1] / SETTINGS).read_text()
+    without = re.search(r"^These have no equal there: (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    assert without
+    missing = {name for name in code(without[1]) if name.startswith("--")}
+    assert not told & missing
+    named = {name for name in told if name.startswith("--")} | missing
+    assert named | {"--help", "--no-incremental"} == run_options()
+
+
 def test_the_defaults_are_those_of_the_code(table: Table) -> None:
     """Durations and counts of the tables are what an empty file gives."""
     options = options_from({"bootstrap_servers": "127.0.0.1:9092"})
