@@ -1,18 +1,20 @@
 """Snapshots of random graphs under random schedules, judged by the checker; and what planted defects do to them.
 
-The barrier modes are the same algorithm under three disciplines: what a subtask does once a barrier has come on one of
-its inputs. Of these, aligned barriers are shipped.
+The barrier modes are the same algorithm under several disciplines: what a subtask does once a barrier has come on one
+of its inputs. Where one is shipped, it is the shipped `Alignment` that decides.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from defects import DEFECTS
 from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from network import MONEY_EACH, Aligned, AtLeastOnce, AtOnce, Link, Network
+from network import MONEY_EACH, Aligned, AtLeastOnce, AtOnce, Link, Network, Overtaking
 from schedules import Make, Schedule, any_graph, lived_through, pipeline, schedules, under, violations
 
 from exactlyonce.checkpoint.chandy_lamport.cuts import Flaw
@@ -67,6 +69,14 @@ def test_unaligned_barriers_are_markers_that_overtake_and_sources_that_initiate(
     demand_right(schedule, lived_through(schedule, under(AtOnce)))
 
 
+@settings(max_examples=100)
+@given(st.booleans().flatmap(lambda cyclic: schedules(pipeline(cyclic=cyclic), by_all=True)))
+def test_shipped_unaligned_barriers_are_markers_that_everybody_initiates(schedule: Schedule) -> None:
+    """Where every process is told of a snapshot at a moment of its own, and the shipped alignment is overtaken then, or
+    comes to its end before, the cuts are right; in cycles, too."""
+    demand_right(schedule, lived_through(schedule, under(Overtaking)))
+
+
 @settings(max_examples=50)
 @given(schedules(pipeline(cyclic=True), by_sources=True))
 def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Schedule) -> None:
@@ -114,6 +124,12 @@ def pipelines() -> list[Schedule]:
 
 
 @pytest.fixture(scope="module")
+def told() -> list[Schedule]:
+    """Schedules of pipelines in which every process is told of each snapshot."""
+    return drawn(schedules(pipeline(), by_all=True), 60)
+
+
+@pytest.fixture(scope="module")
 def anything() -> list[Schedule]:
     """Schedules of any graph, with markers that overtake."""
     return drawn(schedules(any_graph(), overtaking=True), 200)
@@ -134,6 +150,29 @@ def test_taken_at_once_barriers_find_something_in_the_channels(pipelines: list[S
     """What alignment would have held back, or waited for, is recorded when barriers are taken at once."""
     networks = [(schedule, lived_through(schedule, under(AtOnce))) for schedule in pipelines]
     assert sum(recorded(*each) for each in networks) > 0
+
+
+def test_shipped_unaligned_barriers_find_something_in_the_channels_too(told: list[Schedule]) -> None:
+    """Some schedules have something on its way; in others every barrier has come in time, and nothing is recorded."""
+    networks = [(schedule, lived_through(schedule, under(Overtaking))) for schedule in told]
+    assert {recorded(*each) > 0 for each in networks} == {True, False}
+
+
+class Hasty(Overtaking):
+    """It takes the markers of inputs that owe them for come once it is told."""
+
+    def _come(self, snapshot: int) -> list[Link]:
+        return [*self._ordinary, *self._feedback]
+
+    def marker(self, link: Link, snapshot: int) -> Iterable[Link]:
+        assert self._alignment is not None
+        return self._come(snapshot) if self._alignment.barrier(link, snapshot) else []
+
+
+def test_what_comes_on_inputs_that_owe_the_barrier_must_be_recorded(told: list[Schedule]) -> None:
+    """A planted defect shows: without it messages are lost."""
+    assert flaws(told, under(Hasty)) == {Flaw.LOST}
+    assert flaws(told, under(Overtaking)) == set()
 
 
 @pytest.mark.parametrize("name", DEFECTS)

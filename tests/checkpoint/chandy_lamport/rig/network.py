@@ -83,6 +83,9 @@ class Discipline(Protocol):
     def marker(self, link: Link, snapshot: int) -> Iterable[Link]:
         """The inputs whose marker of *snapshot* is taken now."""
 
+    def initiated(self, snapshot: int) -> Iterable[Link]:
+        """The inputs whose marker of *snapshot* has come, and is taken now that the process initiates it."""
+
 
 class AtOnce:
     """Every marker is taken as it comes: Chandy-Lamport as it was published, and unaligned barriers."""
@@ -95,6 +98,9 @@ class AtOnce:
 
     def marker(self, link: Link, snapshot: int) -> Iterable[Link]:
         return [link]
+
+    def initiated(self, snapshot: int) -> Iterable[Link]:
+        return []
 
 
 class Aligned:
@@ -114,11 +120,44 @@ class Aligned:
             return [link]
         return self._ordinary if self._alignment.barrier(link, snapshot) else []
 
+    def initiated(self, snapshot: int) -> Iterable[Link]:
+        return []
+
 
 class AtLeastOnce(Aligned):
     """Likewise, in the mode that holds nothing back."""
 
     exactly_once = False
+
+
+class Overtaking(Aligned):
+    """The shipped `Alignment` decides, and who initiates waits no longer: the engine's unaligned barriers."""
+
+    def __init__(self, inputs: Iterable[Link], feedback: frozenset[Link]) -> None:
+        super().__init__(inputs, feedback)
+        self._feedback = [link for link in inputs if link in feedback]
+        if self._alignment is not None:
+            self._alignment = Alignment(self._ordinary, feedback=self._feedback)
+
+    def is_held(self, link: Link) -> bool:
+        return self._alignment is not None and self._alignment.is_held(link)
+
+    def marker(self, link: Link, snapshot: int) -> Iterable[Link]:
+        if self._alignment is None:
+            return [link]
+        if self._alignment.barrier(link, snapshot):
+            return self._come(snapshot)
+        return [link] if snapshot <= self._alignment.checkpoint_latest else []
+
+    def initiated(self, snapshot: int) -> Iterable[Link]:
+        if self._alignment is None or snapshot <= self._alignment.checkpoint_latest:
+            return []
+        self._alignment.overtake(snapshot)
+        return self._come(snapshot)
+
+    def _come(self, snapshot: int) -> list[Link]:
+        assert self._alignment is not None
+        return [link for link in (*self._ordinary, *self._feedback) if link not in self._alignment.owing(snapshot)]
 
 
 class Network:
@@ -163,7 +202,10 @@ class Network:
         self.queues[link].append(payment)
 
     def initiate(self, process: int, snapshot: int) -> None:
+        come = self.disciplines[process].initiated(snapshot)
         self.handle(process, Initiate(snapshot))
+        for each in come:
+            self.handle(process, MarkerReceived(each, snapshot))
 
     def take(self, link: Link) -> None:
         """The receiver takes what has come first."""

@@ -70,20 +70,28 @@ def _sources(graph: Graph) -> set[int]:
 
 @st.composite
 def schedules(
-    draw: st.DrawFn, graphs: st.SearchStrategy[Graph], *, by_sources: bool = False, overtaking: bool = False
+    draw: st.DrawFn,
+    graphs: st.SearchStrategy[Graph],
+    *,
+    by_sources: bool = False,
+    by_all: bool = False,
+    overtaking: bool = False,
 ) -> Schedule:
-    """*by_sources*: the sources initiate every snapshot, and all in the same order; else anybody, in any order.
+    """*by_sources*: the sources initiate every snapshot, and all in the same order; *by_all*: every process does, as if
+    it was told; else anybody, in any order.
 
     Wherever what initiates a snapshot would not reach every process, one that is not reached initiates it as well.
     """
     graph = draw(graphs)
     initiations: dict[int, list[int]] = {process: [] for process in range(graph.processes)}
     for snapshot in range(1, draw(st.integers(1, 3)) + 1):
-        some = draw(st.sets(st.integers(0, graph.processes - 1))) if not by_sources else _sources(graph)
+        everybody = st.just(set(range(graph.processes))) if by_all else st.sets(st.integers(0, graph.processes - 1))
+        some = _sources(graph) if by_sources else draw(everybody)
         for process in [*sorted(some), *range(graph.processes)]:
             reached = set[int]().union(*(graph.reached(each) for each in initiations if snapshot in initiations[each]))
             if process in some or process not in reached:
-                place = draw(st.integers(0, len(initiations[process]))) if not by_sources else snapshot
+                in_order = by_sources or by_all
+                place = snapshot if in_order else draw(st.integers(0, len(initiations[process])))
                 initiations[process].insert(place, snapshot)
     kinds = [PAY, PAY, TAKE, TAKE, INITIATE] + [OVERTAKE, OVERTAKE] * overtaking
     steps = draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 11)), min_size=20, max_size=60))
@@ -123,4 +131,3 @@ def under(discipline: type[Discipline], algorithm: type[ChandyLamport] = ChandyL
 def violations(schedule: Schedule, network: Network) -> list[Violation]:
     """All that is wrong with the snapshots."""
     return [each for snapshot in schedule.snapshots for each in network.history.violations(network.cut(snapshot))]
-
