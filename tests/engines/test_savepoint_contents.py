@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
@@ -15,7 +17,8 @@ from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame, encode
 from exactlyonce.engines.operators import Batch
-from exactlyonce.engines.savepoints.contents import SavedLoop, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, TopicSavepoint
+from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
@@ -63,3 +66,25 @@ def test_what_goes_round_is_part_of_it(storage: FileStorage, manifest_of: Callab
         LoopEntry(0, b"\x08", "t0", 1, 8), *(LoopEntry(1, bytes([number]), "t1", 1, number) for number in (1, 2, 3))
     ]  # fmt: skip
     assert list(savepoint.going_round("later")) == [LoopEntry(1, b"\x09", "t1", 1, 9)]
+
+
+def test_no_transaction_is_exported(storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path) -> None:
+    """An export stands for itself: of the transactions that its checkpoint has committed there is nothing in it, and
+    nothing of the blocks that it was read from."""
+    log = log_of(storage, 0, (">again:0", [1, 2]))
+    committable = Committable(
+        transactional_id="eo:totals:out:0:1.0:0", producer_id=471_147, epoch=3, transaction_version=2,
+        cluster_id="cluster", sink="out", subtask=0, checkpoint=7, written=(Written("totals", 0, 0, 9),),
+    )  # fmt: skip
+    manifest = manifest_of("totals", channel_logs=(log,), committables=(committable,))
+    (tmp_path / "exports").mkdir()
+    url = export(TopicSavepoint(manifest, storage, "cluster"), f"file://{tmp_path}/exports")
+    files = [*Path(url.removeprefix("file://")).iterdir()]
+    assert sorted(each.name for each in files) == ["_metadata.json", "again-0.avro"]
+    metadata = json.loads((Path(url.removeprefix("file://")) / "_metadata.json").read_text())
+    assert metadata["saved"].keys() == set(Saved.__struct_fields__)
+    for left in ("eo:totals", "471147", *(ref.key for ref in log.blocks)):
+        assert left not in json.dumps(metadata)
+    assert list(ExportedSavepoint.at(url).going_round("again")) == [
+        LoopEntry(0, bytes([number]), "t0", 1, number) for number in (1, 2)
+    ]
