@@ -158,7 +158,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "state": {"backend": "rocksdb", "memory": "2gb", "folder": "/fast"},
 }  # fmt: skip
 """By table of a file and key, what is not the default."""
-NEEDED = {"aligned_timeout": {"unaligned": True}, "memory": {"backend": "rocksdb"}, "folder": {"backend": "rocksdb"}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "aligned_timeout": {"unaligned": True},
+    "memory": {"backend": "rocksdb"},
+    "folder": {"backend": "rocksdb"},
+}
 """What some make no sense without."""
 
 
