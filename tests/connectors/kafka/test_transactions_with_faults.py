@@ -1,19 +1,25 @@
-"""Transactions that the broker ends, or whose broker dies or is of another version; on a broker of its own."""
+"""Transactions that the broker ends, or whose broker dies or is of another version, on a broker of its own; and those whose
+coordinator moves, for which it takes more than one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
 from kafka.protocol.admin.cluster import UpdateFeaturesRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer.transaction import EndTxnRequest
 
+from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
-from exactlyonce.connectors.kafka.kafka_protocol import Wire
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
@@ -122,3 +128,62 @@ def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> No
     assert answer.error_code == 0
     wire.close()
     cluster.wait_until(lambda: cluster.transactions.transaction_version() == version)
+
+
+class MovingCoordinator(Wire):
+    """Of brokers 1 and 2 the first keeps every id, until it is asked to end a transaction: it answers with *code*, and
+    from then on the second does."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), timeout_ms=10_000, sleep=lambda _: None)
+        self.code, self.node, self.looked_up = code, 1, 0
+        self.asked: list[tuple[int | None, str, int, int, bool]] = []
+
+    def ask_all(self, requests: Sequence[Request]) -> list[Any]:
+        return [self._answer(*each) for each in requests]
+
+    def _answer(self, message: Any, node_id: int | None) -> Any:
+        if isinstance(message, FindCoordinatorRequest):
+            self.looked_up += 1
+            keys = message.coordinator_keys
+            found = [SimpleNamespace(key=key, node_id=self.node, error_code=0) for key in keys]
+            return SimpleNamespace(coordinators=found)
+        assert isinstance(message, EndTxnRequest)
+        what = message.transactional_id, message.producer_id, message.producer_epoch, message.committed
+        self.asked.append((node_id, *what))
+        self.node = 2
+        return SimpleNamespace(error_code=self.code if node_id == 1 else 0)
+
+
+def asking(wire: Wire) -> Transactions:
+    """By that wire, of a cluster of the right version."""
+    transactions = Transactions(wire.config)
+    transactions._wire, transactions._version = wire, 2
+    return transactions
+
+
+MOVES = {14: "loads", 15: "is not available", 16: "is another one"}
+
+
+@pytest.mark.parametrize("code", MOVES, ids=MOVES.values())
+def test_a_coordinator_that_moves(code: int) -> None:
+    """It is looked for again, and asked the very same, with the same producer id and epoch; meanwhile nothing counts as
+    committed, refused or unknown."""
+    wire = MovingCoordinator(code)
+    transactions, ending = asking(wire), Ending("eo:p:out:0:1.0:0", 7, 3)
+    assert transactions.end_all([ending], commit=True) == [EndAnswer.BUSY]
+    assert transactions.end_all([ending], commit=True) == [EndAnswer.COMPLETED]
+    assert wire.asked == [(node, "eo:p:out:0:1.0:0", 7, 3, True) for node in (1, 2)]
+    assert wire.looked_up == 2
+    wire = MovingCoordinator(code)
+    assert asking(wire).end_until_answered("eo:p:out:0:1.0:0", 7, 3, commit=True) is EndAnswer.COMPLETED
+    assert wire.asked == [(node, "eo:p:out:0:1.0:0", 7, 3, True) for node in (1, 2)]
+
+
+def test_a_coordinator_that_is_busy_is_not_looked_for_again() -> None:
+    """Whoever writes the markers of the transaction before still keeps the id."""
+    wire = MovingCoordinator(51)
+    transactions = asking(wire)
+    for _ in range(2):
+        assert transactions.end("eo:p:out:0:1.0:0", 7, 3, commit=True) is EndAnswer.BUSY
+    assert (wire.looked_up, [node for node, *_ in wire.asked]) == (1, [1, 1])
