@@ -2,6 +2,7 @@
 
     python tests/simulation/simulate.py --seed 123              # replay, with its trace
     python tests/simulation/simulate.py --seeds 10000 --jobs 2  # soak
+    python tests/simulation/simulate.py --seeds 10000 --jobs 2 --luck any  # of everything in turn: stores, loops, ...
 
 It prints the pace, what has been met how often, and of a failure its trace and the command that replays it.
 """
@@ -19,7 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from luck import LUCK
-from topologies import ANY_STORE, NAMED_SHAPES, SHAPES
+from topologies import ANY_STORE, LOOP_SHAPES, NAMED_SHAPES, SHAPES
 from watched import Broken
 from world import replay_command, simulate
 
@@ -29,6 +30,27 @@ COLUMNS = 3
 """Of what was met."""
 SHOWN_MAX = 5
 """Failures that are shown whole."""
+ANY = "any"
+"""In place of a luck: the seed says which, and with which topology."""
+
+
+def _shapes(luck: str) -> list[str | None]:
+    """With which topologies it means something; None: as drawn."""
+    if "cycles" in luck:
+        return [*LOOP_SHAPES]
+    return [ANY_STORE] if LUCK[luck].stores else [None]
+
+
+KINDS: list[tuple[str | None, str | None]] = [
+    (None, None), (ANY_STORE, None), ("stateless", "at least once"),
+    *((shape, luck) for luck in LUCK for shape in _shapes(luck)),
+]  # fmt: skip
+"""Topology and luck: what a seed alone draws is aligned, exactly once, without stores, loops or savepoints."""
+
+
+def kind(seed: int, shape: str | None, luck: str | None) -> tuple[str | None, str | None]:
+    """With which topology and luck *seed* is lived through."""
+    return KINDS[seed % len(KINDS)] if luck == ANY else (shape, luck)
 
 
 class Outcome(NamedTuple):
@@ -46,13 +68,14 @@ def lived(seeds: Iterable[int], shape: str | None, luck: str | None) -> Outcome:
     began_s = time.process_time()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     for seed in seeds:
+        kind_of = kind(seed, shape, luck)
         try:
-            seen.update(simulate(seed, shape, luck).seen)
+            seen.update(simulate(seed, *kind_of).seen)
         except Broken as broken:
             failures.append("\n".join((*broken.trace, f"seed {seed}: {broken}")))
         except Exception:
             judged = f"seed {seed}: no invariant, but an error of the simulator, or of what it runs"
-            failures.append(f"{traceback.format_exc()}{judged}\n  replay: {replay_command(seed, shape, luck)}")
+            failures.append(f"{traceback.format_exc()}{judged}\n  replay: {replay_command(seed, *kind_of)}")
     return Outcome(seen, failures, time.process_time() - began_s)
 
 
@@ -63,10 +86,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (default: 100)")
     parser.add_argument("--start", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--shape", choices=[*SHAPES, *NAMED_SHAPES, ANY_STORE], help="one topology only")
-    parser.add_argument("--luck", choices=LUCK, help="one kind of fault above all; see luck.py")
+    parser.add_argument(
+        "--luck", choices=[*LUCK, ANY], help="one kind of fault above all; see luck.py; any: each in turn, by the seed"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="how many processes (default: 1)")
     parser.add_argument("--mutant", help="plant this defect first, where it shows; see mutants.py")
     options = parser.parse_args(arguments)
+    if options.luck == ANY and (options.shape or options.mutant):
+        parser.error("--luck any goes through all topologies, and plants nothing")
     if options.mutant is None:
         return _run(options)
     from mutants import MUTANTS, planted
@@ -79,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.seed is not None:
-        return _replay(options.seed, options.shape, options.luck, _planted(options))
+        return _replay(options.seed, *kind(options.seed, options.shape, options.luck), _planted(options))
     seeds = range(options.start, options.start + options.seeds)
     began_s = time.monotonic()
     if options.jobs == 1:

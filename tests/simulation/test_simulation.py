@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from luck import LUCK
-from simulate import main
+from simulate import ANY, KINDS, kind, main
 from topologies import ANY_STORE, LOOP_SHAPES, SHAPES
 from world import replay_command, simulate
 
@@ -182,6 +182,22 @@ def test_the_pace_and_what_was_met_are_told(capsys: pytest.CaptureFixture[str]) 
     assert "a minute of one core" in shown
     assert "topology" in shown
     assert "4 seeds, all invariants hold" in shown
+
+
+def test_one_command_soaks_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds in a row go through every luck, every loop and the stores; each is replayed as what it was."""
+    found = [kind(seed, None, ANY) for seed in range(100, 100 + len(KINDS))]
+    assert {luck for _, luck in found} == {*LUCK, None}
+    assert {*LOOP_SHAPES, ANY_STORE, "stateless", None} == {shape for shape, _ in found}
+    loops = [(shape, luck) for shape, luck in found if luck is not None and "cycles" in luck]
+    assert all(shape in LOOP_SHAPES for shape, _ in loops)
+    unaligned = next(seed for seed in range(100, 200) if kind(seed, None, ANY) == (None, "unaligned"))
+    assert main(["--seeds", "2", "--start", str(unaligned), "--luck", ANY]) == 0
+    assert "unaligned checkpoint" in capsys.readouterr().out
+    assert main(["--seed", str(unaligned), "--luck", ANY]) == 0
+    again = capsys.readouterr().out
+    assert main(["--seed", str(unaligned), "--luck", "unaligned"]) == 0
+    assert capsys.readouterr().out == again
 
 
 def test_a_defect_is_gone_when_it_is_no_longer_planted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
-"""Transactions that the broker ends, or whose broker dies or is of another version, on a broker of its own; and those whose
-coordinator moves, for which it takes more than one."""
+"""Transactions that the broker ends, or whose broker dies or is of another version, on a broker of its own.
+
+A coordinator that moves takes more than one broker: what it answers is played.
+"""
 
 from __future__ import annotations
 
