@@ -41,14 +41,28 @@ def test_a_cell(name: str, place: Any) -> None:
     assert live(BY_NAME[name], place) > 0
 
 
+def is_there(shown: str) -> bool:
+    """A file, or a test in it."""
+    file, _, test = shown.partition("::")
+    return f"def {test}" in (TESTS.parent / file).read_text()
+
+
+def test_what_a_row_is_shown_by_as_well_is_there(table: Callable[..., list[dict[str, str]]]) -> None:
+    """Each test that the page names beside those of the rows, of a row that there is."""
+    found = table("docs/guarantees.md", "row", "shown as well by")
+    assert {int(each["row"]) for each in found} <= {row.number for row in ROWS}
+    named = [name for each in found for name in re.findall(r"`(tests/[^`]+)`", each["shown as well by"])]
+    assert named
+    assert [each for each in named if not is_there(each)] == []
+
+
 def test_every_row_is_shown() -> None:
     """By cells, or by tests that there are; and no two cells are alike."""
     assert [row.number for row in ROWS] == list(range(1, 45))
     for row in ROWS:
         assert row.ways or row.tests, row
         for each in row.tests:
-            file, _, test = each.partition("::")
-            assert f"def {test}" in (TESTS.parent / file).read_text(), each
+            assert is_there(each), each
     assert len(BY_NAME) == len(list(cells()))
 
 
