@@ -57,6 +57,20 @@ def test_a_request_is_served_at_once_by_the_next_checkpoint() -> None:
     assert job(Tick(), 5 + INTERVAL_MS) == [Trigger(2, 1, final=False)]
 
 
+def test_the_barrier_of_a_savepoint_never_overtakes() -> None:
+    """Where barriers do, before it and behind it, it is aligned all the same."""
+    job = Job(unaligned=True, aligned_timeout_ms=7).running()
+    job.now_ms = INTERVAL_MS
+    assert job(Tick()) == [Trigger(1, 0, final=False, overtakes_after_ms=7)]
+    job.ack(1)
+    assert job(SavepointAsked("a")) == []
+    assert job(Concluded(1, Decided(manifest(1))))[1:] == [Trigger(2, 1, final=False, savepoint=True)]
+    job.ack(2)
+    job(Concluded(2, Decided(savepoint(2, "a"))))
+    job.now_ms += INTERVAL_MS
+    assert job(Tick()) == [Trigger(3, 2, final=False, overtakes_after_ms=7)]
+
+
 def test_a_request_is_served_once() -> None:
     """Whoever asks does so until the log answers: neither in flight nor behind it is it a new request."""
     job = Job().running()
