@@ -1,4 +1,4 @@
-"""What waits, as `exactlyonce transactions list` and `describe` show it to people."""
+"""Output that waits, as `exactlyonce transactions list` and `describe` show it to people."""
 
 from __future__ import annotations
 

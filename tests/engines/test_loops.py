@@ -63,8 +63,8 @@ def sum_of_money(manifest: Manifest, blocks: Any) -> int:
 def test_money_is_the_same_in_every_snapshot(
     mode: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any
 ) -> None:
-    """Through kills of the coordinator, whose workers die with it, and with 1, 3 and 2 subtasks after each other, no money
-    is lost or made: all checkpoints have the same sum, and every transfer is booked once on either side."""
+    """Through kills of the coordinator, whose workers die with it, and with 1, 3 and 2 subtasks after each other, no
+    money is lost or made: all checkpoints have the same sum, and every transfer is booked once on either side."""
     topic = kafka.create_topic(f"{topic_name}-transfers", 3)
     names = [(ACCOUNTS[i % 9], ACCOUNTS[(i * 5 + 1 + i // 9) % 9]) for i in range(20_000)]
     transfers: list[dict[str, Any]] = [
