@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cells import Cell, cells, live
 from crossing import SHAPES, SINKS
-from rows import ALIGNED, MODES, ROWS, UNALIGNED, Crash
+from rows import ALIGNED, MODES, PROMISES, ROWS, UNALIGNED, Crash
 
 from exactlyonce.pipeline.failpoints import NAMES
 
@@ -45,6 +45,16 @@ def is_there(shown: str) -> bool:
     """A file, or a test in it."""
     file, _, test = shown.partition("::")
     return f"def {test}" in (TESTS.parent / file).read_text()
+
+
+def test_promises_are_counted_by_their_rows(table: Callable[..., list[dict[str, str]]]) -> None:
+    """Each that the report counts records for is one of the page, which names the same rows."""
+    columns = ("promise", "what it rests on", "what shows it")
+    shown = {row["promise"]: row["what shows it"] for row in table("docs/guarantees.md", *columns)}
+    with_cells = {row.number for row in ROWS if row.ways}
+    for promise in PROMISES:
+        rows = re.search(r"rows ([\d, and]+)", shown[promise.text])
+        assert numbers(rows[1] if rows else "") & with_cells == set(promise.rows)
 
 
 def test_what_a_row_is_shown_by_as_well_is_there(table: Callable[..., list[dict[str, str]]]) -> None:

@@ -26,6 +26,8 @@ class Fate(Enum):
 
     REQUEST_LOST = "request lost"
     ANSWER_LOST = "answer lost"
+    ANSWER_LATE = "answer late"
+    """The client waits for it, and for all that comes behind it, until the fault is released."""
     LATE = "late"
     """The client is cut off before the broker gets it, which it does once the fault is released."""
 
@@ -43,7 +45,7 @@ class Fault:
     met: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     arrived: threading.Event = field(default_factory=threading.Event)
-    """A late one has been handed to the broker."""
+    """A late one has been handed to the broker, or a late answer to the client."""
 
     def fits(self, frame: bytes) -> bool:
         """Whether it is met by the request."""
@@ -115,7 +117,7 @@ class KafkaProxy:
             fault = self._met_by(frame)
             if fault is None:
                 _send(broker, frame)
-            elif fault.fate is Fate.ANSWER_LOST:
+            elif fault.fate in (Fate.ANSWER_LOST, Fate.ANSWER_LATE):
                 (awaited_id,) = struct.unpack_from(">i", frame, 4)
                 awaited[awaited_id] = fault
                 _send(broker, frame)
@@ -130,9 +132,13 @@ class KafkaProxy:
     def _answers(self, broker: socket.socket, client: socket.socket, awaited: dict[int, Fault]) -> None:
         for frame in _frames(broker):
             fault = awaited.pop(struct.unpack_from(">i", frame)[0], None)
-            if fault is not None:
+            if fault is not None and fault.fate is Fate.ANSWER_LOST:
                 self._lose(fault, client, broker)
                 return
+            if fault is not None:
+                fault.met.set()
+                fault.released.wait(LIMIT_S)
+                fault.arrived.set()
             _send(client, frame)
         _cut(client)
 

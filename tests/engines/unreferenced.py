@@ -1,4 +1,4 @@
-"""The blocks of a checkpoint topic that nothing refers to, as a plain reader finds them."""
+"""A checkpoint topic as a plain reader finds it: its newest decision, and the blocks that nothing refers to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.client import end_offsets
@@ -49,6 +49,11 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
         (live.discard if message.value() is None else live.add)(key)
     consumer.close()
     return live
+
+
+def newest_checkpoint(kafka: KafkaCluster, pipeline: str) -> Manifest:
+    """As it was decided."""
+    return read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).retained[-1]
 
 
 def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:

@@ -13,11 +13,21 @@ from pathlib import Path
 
 from crossing import DSN, table
 from kafka_proxy import Fate, Fault, KafkaProxy
-from oracles import Reader, Row, Seen, TopicReader, Wanted, await_no_open_transaction, values
+from oracles import (
+    Reader,
+    Row,
+    Seen,
+    TopicReader,
+    Wanted,
+    assert_ledger,
+    assert_nothing_prepared,
+    await_no_open_transaction,
+    values,
+)
 from postgres_server import PostgresServer
 from rows import ALIGNED, ROWS, UNALIGNED, Crash, Request
 from running import Run, orders
-from unreferenced import unreferenced_blocks
+from unreferenced import newest_checkpoint, unreferenced_blocks
 
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -32,6 +42,8 @@ SETTINGS = (
 )  # fmt: skip
 FEED = 300
 """Records of a helping."""
+HELD_S = 1.0
+"""How long an answer is held that comes late."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +216,13 @@ class Life:
         self.feed()
         run = self.run(armed=armed)
         deadline = time.monotonic() + LIMIT_S
+        pause_s = 0.05
         while not fired.exists():
             assert time.monotonic() < deadline, f"{way.point} is met: {run.said}"
             assert run.process.poll() in (None, -signal.SIGKILL), run.said
             self.feed(100)
-            time.sleep(0.05)
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, 1.0)
         if not way.in_coordinator:
             self.await_output(run)
             self.end(run)
@@ -244,8 +258,11 @@ class Life:
             assert time.monotonic() < deadline, run.said
             assert run.process.poll() is None, run.said
             self.feed(100)
-        self.await_output(run)
-        if fault.fate is Fate.LATE:
+        if fault.fate is Fate.ANSWER_LATE:  # nothing is decided meanwhile: the job has to wait, and goes on then
+            time.sleep(HELD_S)
+        else:
+            self.await_output(run)
+        if fault.fate in (Fate.LATE, Fate.ANSWER_LATE):
             fault.released.set()
             assert fault.arrived.wait(LIMIT_S)
             self.await_output(run)
@@ -272,6 +289,11 @@ class Life:
         await_no_open_transaction(self.place.kafka, self.name, topics)
         left = unreferenced_blocks(self.place.kafka, self.name)
         assert left == set(), f"blocks that nobody refers to: {left}"
+        for each in self._to_postgres:
+            assert_nothing_prepared(self.place.postgres, table(self.name, each))
+        if self._to_postgres and self.cell.way.commit == "write_ahead":
+            decided = newest_checkpoint(self.place.kafka, self.name).ledger
+            assert_ledger(self.place.postgres, self.name, decided)
         return verified
 
 

@@ -1,10 +1,10 @@
 """A run of the matrix on real servers, which goes on where one was broken off; `make crash-matrix`.
 
-    python tests/crash_matrix/run.py [--jobs 2] [--only 12/] [--write]
+    python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--write]
 
 Every cell's result goes into `.crash-matrix/COMMIT.jsonl` as soon as it is there, by the commit that last changed what
 cells run: a run that was broken off goes on where it was. Cells that failed are lived through again. `--write` puts the
-result into docs/guarantees.md and docs/crash-matrix.json.
+result, as far as it is there, into docs/guarantees.md and docs/crash-matrix.json, from where another machine goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 from cells import cells, live
 from places import opened
-from report import documented, lines
+from report import documented, lines, written
 from rows import ROWS
 
 ROOT = Path(__file__).parents[3]
@@ -40,11 +40,12 @@ Result = dict[str, Any]
 class Results:
     """Of one commit, by name of cell or test."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, known: Iterable[Result]) -> None:
+        """What *file* has, and what is *known* besides."""
         self._file = file
         file.parent.mkdir(exist_ok=True)
-        written = file.read_text().splitlines() if file.exists() else []
-        self.found: dict[str, Result] = {each["name"]: each for each in map(json.loads, written)}
+        lines = file.read_text().splitlines() if file.exists() else []
+        self.found: dict[str, Result] = {each["name"]: each for each in (*known, *map(json.loads, lines))}
 
     def passed(self, name: str) -> bool:
         """Whether it need not be done again."""
@@ -91,14 +92,14 @@ def _git(*arguments: str) -> str:
 def main() -> int:
     """0 if all that was to be done has passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2, help="cells at once (default: 2)")
+    parser.add_argument("--jobs", type=int, default=4, help="cells at once (default: 4)")
     parser.add_argument("--only", default="", metavar="PREFIX", help="cells and tests whose name begins so")
     parser.add_argument("--no-tests", action="store_true", help="cells alone, not the tests that show other rows")
     parser.add_argument("--write", action="store_true", help="put the result into the documentation")
     options = parser.parse_args()
     if options.write and commit().endswith("dirty"):
         parser.error("what --write documents is of a commit: commit what was changed, and run it again")
-    results = Results(ROOT / ".crash-matrix" / f"{commit()}.jsonl")
+    results = Results(ROOT / ".crash-matrix" / f"{commit()}.jsonl", written(ROOT / "docs", commit()))
     wanted = [cell for cell in cells() if cell.name.startswith(options.only)]
     tests = sorted({test for row in ROWS for test in row.tests if test.startswith(options.only)})
     tests = [] if options.no_tests else tests

@@ -1,6 +1,6 @@
 """Oracles: what holds after any crash, asked of the servers by plain clients and of a fold of the input.
 
-Shares no code with the engine, but for which blocks the decisions refer to.
+Shares no code with the engine, but for what the decisions refer to.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 from kafka.admin import KafkaAdminClient
+from postgres_server import PostgresServer
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
+LOOK_AGAIN_S = 0.2
 OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort"]
 """States of transactions that hold readers back."""
 
@@ -70,8 +72,11 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._ended.wait(0.2):
+            pause_s = LOOK_AGAIN_S
+            while not self._ended.wait(pause_s):
+                began = time.monotonic()
                 self._note(self._look())
+                pause_s = max(LOOK_AGAIN_S, 4 * (time.monotonic() - began))  # others want the processor, too
         except Exception as failure:  # raised where it is waited for
             self._failure = failure
         finally:
@@ -120,6 +125,20 @@ class TopicReader:
     def close(self) -> None:
         """Nothing more is read."""
         self._consumer.close()
+
+
+def assert_nothing_prepared(postgres: PostgresServer, table: str) -> None:
+    """No prepared transaction, which is no session's any more, holds on to *table*."""
+    held = postgres.execute("SELECT mode FROM pg_locks WHERE pid IS NULL AND relation = %s::regclass", table)
+    assert held == [], f"{table}: a prepared transaction is left: {held}"
+
+
+def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tuple[str, int, int]]) -> None:
+    """The ledger in PostgreSQL has what the newest decision says: *decided* has sink, subtask and checkpoint."""
+    rows = postgres.execute(
+        "SELECT sink, subtask, checkpoint FROM exactlyonce_ledger WHERE pipeline = %s AND subtask >= 0", pipeline
+    )
+    assert sorted(rows) == sorted(decided), "the ledger of PostgreSQL is that of the decisions"
 
 
 def values(record: bytes | None) -> Row:

@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from cells import cells
-from rows import ROWS
+from rows import PROMISES, ROWS
 
 BEGIN, END = "<!-- crash matrix: begin -->", "<!-- crash matrix: end -->"
+JSON = "crash-matrix.json"
 
 Results = Mapping[str, Mapping[str, Any]]
 
 
 def lines(results: Results) -> Iterator[str]:
-    """A table with a line for each row, and its sum."""
+    """Tables with a line for each promise and for each row, and the sum."""
+    yield "| promise | cells passed | records verified |"
+    yield "| --- | --- | --- |"
+    for promise in PROMISES:
+        asked = [cell for cell in cells() if cell.sinks in promise.sinks]
+        names = [cell.name for cell in asked if not promise.rows or cell.row in promise.rows]
+        yield f"| {promise.text} | {' | '.join(_counts(results, names))} |"
+    yield ""
     by_row: dict[int, list[str]] = {}
     for cell in cells():
         by_row.setdefault(cell.row, []).append(cell.name)
@@ -24,23 +32,32 @@ def lines(results: Results) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in ROWS:
         names = by_row.get(row.number, [])
-        passed = [name for name in names if name in results and results[name]["passed"]]
-        records = sum(results[name]["records"] for name in passed)
         shown = ", ".join(f"`{each}`{_mark(results, each)}" for each in row.tests)
-        counts = (f"{len(passed)} of {len(names)}", f"{records:,}") if names else ("", "")
+        counts = _counts(results, names) if names else ("", "")
         yield f"| {row.number} | {row.fault} | {row.required} | {' | '.join(counts)} | {shown} |"
-    total = [name for names in by_row.values() for name in names]
-    passed = [name for name in total if name in results and results[name]["passed"]]
-    records = sum(results[name]["records"] for name in passed)
+    passed, records = _counts(results, [name for names in by_row.values() for name in names])
     yield ""
-    yield f"{len(passed)} of {len(total)} cells passed; {records:,} records verified in these."
+    yield f"{passed} cells passed; {records} records verified in these."
     yield "One that is missing, or doubled, fails its cell."
+
+
+def _counts(results: Results, names: list[str]) -> tuple[str, str]:
+    """How many of the cells have passed, and the records in these."""
+    passed = [results[name]["records"] for name in names if name in results and results[name]["passed"]]
+    return f"{len(passed):,} of {len(names):,}", f"{sum(passed):,}"
 
 
 def _mark(results: Results, test: str) -> str:
     if test not in results:
         return " (not run)"
     return "" if results[test]["passed"] else " (**failed**)"
+
+
+def written(docs: Path, commit: str) -> list[dict[str, Any]]:
+    """The results that are in the documentation, if they are of *commit*."""
+    file = docs / JSON
+    told: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return list(told["results"]) if told.get("commit") == commit else []
 
 
 def documented(docs: Path, results: Results, commit: str) -> None:
@@ -50,4 +67,4 @@ def documented(docs: Path, results: Results, commit: str) -> None:
     _, _, after = rest.partition(END)
     page.write_text("\n".join([f"{before}{BEGIN}", *lines(results), f"{END}{after}"]))
     told = {"commit": commit, "results": [results[name] for name in sorted(results)]}
-    (docs / "crash-matrix.json").write_text(json.dumps(told, indent=1) + "\n")
+    (docs / JSON).write_text(json.dumps(told, indent=1) + "\n")

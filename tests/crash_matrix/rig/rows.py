@@ -90,6 +90,16 @@ class Row:
     """Files of tests, or tests in them, that show it where no way does, or more than the ways do."""
 
 
+@dataclass(frozen=True)
+class Promise:
+    """One of the page of guarantees."""
+
+    text: str
+    rows: tuple[int, ...] = ()
+    """In whose cells it is asked for; none: in those of every row."""
+    sinks: tuple[str, ...] = SINKS
+
+
 ROWS = (
     Row(1, "the barrier is on its way", "it is aborted; its number is not used again; the job goes on",
         (Crash("coordinator-triggered"),)),
@@ -122,7 +132,8 @@ ROWS = (
     Row(13, "some sinks are committed", "the others are, too",
         (Crash("store-committing", sinks=WITH_A_STORE), Crash("store-committed", sinks=WITH_A_STORE))),
     Row(14, "the answer to a commit is lost", "it is asked again",
-        (Request("a commit", END_TXN, "eo:NAME:totals", sinks=WITH_KAFKA),)),
+        (Request("a commit", END_TXN, "eo:NAME:totals", fates=(Fate.REQUEST_LOST, Fate.ANSWER_LOST, Fate.ANSWER_LATE),
+                 sinks=WITH_KAFKA),)),
     Row(15, "a commit arrives late, behind later transactions", "it ends none but its own",
         (Request("a late commit", END_TXN, "eo:NAME:totals", fates=(Fate.LATE,), sinks=WITH_KAFKA),),
         ("tests/connectors/kafka/test_log_requests.py::test_an_end_that_arrives_late",)),
@@ -144,7 +155,7 @@ ROWS = (
     Row(22, "PostgreSQL prepares nothing, or too few", "refused at the start",
         tests=("tests/sinks/prepared/test_servers.py",)),
     Row(23, "committed, but not marked as finalized", "asked again, without effect",
-        (Crash("coordinator-committed"),)),
+        (Crash("coordinator-committed", sinks=WITH_KAFKA),)),
     Row(24, "during clean-up", "done again; what is referred to stays",
         (Crash("coordinator-finalized"),), ("tests/checkpoint/test_retention.py",)),
     Row(25, "a zombie worker wakes", "nothing of it is visible", (Crash("worker-finalized"),),
@@ -189,3 +200,13 @@ ROWS = (
         tests=("tests/connectors/kafka/test_transactions.py::test_the_last_epochs",
                "tests/connectors/kafka/test_log_requests.py::test_the_last_epoch_of_a_producer_id")),
 )  # fmt: skip
+
+PROMISES = (
+    Promise("a checkpoint's state reflects exactly the records before its barriers", (1, 2, 3, 4, 5)),
+    Promise("nothing of a checkpoint is visible before it is decided"),
+    Promise("everything of a decided checkpoint becomes visible, however often processes die", (12, 13, 14, 21, 23)),
+    Promise("a process that was replaced changes nothing", (11, 15, 25)),
+    Promise("what is needed is never dropped, what is not is"),
+    Promise("all sinks of a pipeline agree", sinks=("both",)),
+)
+"""Those that cells show."""
