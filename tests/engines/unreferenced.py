@@ -33,6 +33,7 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
         {
             "bootstrap.servers": kafka.bootstrap_servers, "group.id": "unreferenced", "enable.auto.commit": False,
             "isolation.level": "read_committed", "enable.partition.eof": True, "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 10,
         }
     )  # fmt: skip
     unread = set(range(1, partitions))
