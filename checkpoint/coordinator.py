@@ -8,9 +8,10 @@ checkpoint that is being decided is not aborted, and nothing is restarted meanwh
 was staged of an aborted checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted)
 when it restarts.
 A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open. Where records go
-round, all is read only once a barrier has gone round behind the last record and found every loop empty; a stop waits
-for no loop. A cancelled job ends without another checkpoint, like one that restarts and then has nothing to do: what is
-being decided is seen to its end, and what is not decided is aborted.
+round, or barriers overtake them, all is read only once a barrier behind the last record has found nothing on its way:
+the last one overtakes nothing, and would be late behind a backlog in attempt after attempt. A stop waits for no loop.
+A cancelled job ends without another checkpoint, like one that restarts and then has nothing to do: what is being
+decided is seen to its end, and what is not decided is aborted.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Coordinator:
         self._read_by: int | None = None
         """The newest checkpoint when every source had reached its target; None: not yet."""
         self._finished = False
-        """Whether nothing is left to read, and nothing goes round."""
+        """Whether nothing is left to read, and nothing goes round or waits to be overtaken."""
         self._pending_failure: Failed | None = None
         self._gave_up: ExactlyOnceError | None = None
         self._cancelled = ""
@@ -158,7 +159,8 @@ class Coordinator:
             case Failed():
                 effects = self._failed(event, now_ms)
             case SourcesFinished():
-                self._read_by, self._finished, self._next_trigger_ms = self._checkpoint_latest, not self._loops, now_ms
+                self._read_by, self._next_trigger_ms = self._checkpoint_latest, now_ms
+                self._finished = not (self._loops or self.settings.unaligned)
                 effects = []
             case SavepointAsked(request, stop):
                 effects = self._savepoint_asked(request, now_ms, stop=stop)
