@@ -8,9 +8,10 @@ checkpoint that is being decided is not aborted, and nothing is restarted meanwh
 was staged of an aborted checkpoint are carried to the next manifest while the job goes on, and dropped (to be aborted)
 when it restarts.
 A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open. Where records go
-round, all is read only once a barrier has gone round behind the last record and found every loop empty; a stop waits
-for no loop. A cancelled job ends without another checkpoint, like one that restarts and then has nothing to do: what is
-being decided is seen to its end, and what is not decided is aborted.
+round, or barriers overtake them, all is read only once a barrier behind the last record has found nothing on its way:
+the last one overtakes nothing, and would be late behind a backlog in attempt after attempt. A stop waits for no loop.
+A cancelled job ends without another checkpoint, like one that restarts and then has nothing to do: what is being
+decided is seen to its end, and what is not decided is aborted.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ class Coordinator:
         self._served: set[str] = set()
         self._tries: Counter[str] = Counter()
         """By request, how many savepoints for it have come to nothing."""
-        self._postponed: set[str] = set()
-        """Requests that let a checkpoint go first: a savepoint for them has just come to nothing."""
+        self._savepoints_behind = 0
+        """The checkpoint that must be complete, or a later one, before a savepoint is triggered, whoever asks."""
         self._read_by: int | None = None
         """The newest checkpoint when every source had reached its target; None: not yet."""
         self._finished = False
-        """Whether nothing is left to read, and nothing goes round."""
+        """Whether nothing is left to read, and nothing goes round or waits to be overtaken."""
         self._pending_failure: Failed | None = None
         self._gave_up: ExactlyOnceError | None = None
         self._cancelled = ""
@@ -114,8 +115,8 @@ class Coordinator:
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked for."""
-        return self._stopping or any(stop for each, stop in self._asked.items() if each not in self._postponed)
+        """Whether a stop was asked for, and no checkpoint has to go first."""
+        return self._stopping or (any(self._asked.values()) and not self._checkpoint_first)
 
     @property
     def deciding(self) -> PendingCheckpoint | None:
@@ -158,7 +159,8 @@ class Coordinator:
             case Failed():
                 effects = self._failed(event, now_ms)
             case SourcesFinished():
-                self._read_by, self._finished, self._next_trigger_ms = self._checkpoint_latest, not self._loops, now_ms
+                self._read_by, self._next_trigger_ms = self._checkpoint_latest, now_ms
+                self._finished = not (self._loops or self.settings.unaligned)
                 effects = []
             case SavepointAsked(request, stop):
                 effects = self._savepoint_asked(request, now_ms, stop=stop)
@@ -191,7 +193,7 @@ class Coordinator:
 
     def _deployed(self, now_ms: int) -> list[Effect]:
         self._move(JobState.RUNNING)
-        at_once = self._stopping or self._asked
+        at_once = self._stopping or self._unserved
         self._next_trigger_ms = now_ms if at_once else now_ms + self.settings.interval_ms
         return []
 
@@ -206,7 +208,7 @@ class Coordinator:
             return []  # the workers are being killed
         if failure.error is not None:
             return self._end(failure.error)
-        return self._restart(failure.reason, now_ms)
+        return self._restart(failure.reason, now_ms) if failure.counts else self._recover(failure.reason, 0)
 
     def _restart(self, reason: str, now_ms: int, *, unfinished: bool = False) -> list[Effect]:
         if self.state is JobState.RECOVERING and not unfinished:  # a decision that concludes then is a defect: `_move`
@@ -228,9 +230,8 @@ class Coordinator:
 
     def _drop_in_flight(self) -> None:
         """Forget what is undecided: its transactions are aborted before the next attempt begins."""
-        for plan in self.in_flight:
-            self._abort(plan)
-        self.in_flight, self._precommits, self._staged, self._order_logs = [], [], [], []
+        self._abort([*self.in_flight])
+        self._precommits, self._staged, self._order_logs = [], [], []
         self._pending_failure = None
         self._producers, self._acked = {}, {}
         self._failed_in_row, self._read_by, self._finished = 0, None, False
@@ -309,16 +310,27 @@ class Coordinator:
         if stop and request in self._served:
             return self._stop(now_ms)
         if request not in self._served and request not in self._asked and self._tries[request] < SAVEPOINT_TRIES_MAX:
-            self._asked[request], self._next_trigger_ms = stop, now_ms
+            self._asked[request] = stop
+            self._next_trigger_ms = now_ms if self._unserved else self._next_trigger_ms
         return []
 
-    def _abort(self, plan: PendingCheckpoint) -> None:
-        """*plan* has failed. A savepoint may take longer than it may, or kill a worker, where checkpoints do not: it is
-        tried again behind the next of these, `SAVEPOINT_TRIES_MAX` times in all; nobody tells whoever asked."""
-        plan.move(CheckpointState.ABORTED)
-        self._tries.update(plan.requests)
-        self._postponed.update(plan.requests)
-        self._asked = {each: stop for each, stop in self._asked.items() if self._tries[each] < SAVEPOINT_TRIES_MAX}
+    def _abort(self, plans: list[PendingCheckpoint], *, failed: bool = True) -> None:
+        """Nothing comes of *plans*. *failed*: a savepoint may take longer than it may, or kill a worker, where
+        checkpoints do not. One of these goes first then, or whoever asks often enough would stop all progress; behind
+        it the savepoint is tried again, `SAVEPOINT_TRIES_MAX` times in all; nobody tells whoever asked."""
+        for plan in plans:
+            plan.move(CheckpointState.ABORTED)
+            self.in_flight.remove(plan)
+        requests = [each for plan in plans for each in plan.requests]
+        if failed and requests:
+            self._savepoints_behind = self._checkpoint_latest + 1
+            self._tries.update(requests)
+            self._asked = {each: stop for each, stop in self._asked.items() if self._tries[each] < SAVEPOINT_TRIES_MAX}
+
+    @property
+    def _checkpoint_first(self) -> bool:
+        """Whether an ordinary checkpoint must be complete before a savepoint is triggered."""
+        return self.manifest is not None and self.manifest.checkpoint < self._savepoints_behind
 
     def _note_served(self, manifest: Manifest) -> None:
         self._served.update(manifest.requests)
@@ -327,39 +339,46 @@ class Coordinator:
 
     @property
     def _unserved(self) -> tuple[str, ...]:
-        """The requests for a savepoint that nothing in flight is to serve."""
+        """The requests that the next checkpoint is to serve: those that nothing in flight does."""
         under_way = {each for plan in self.in_flight for each in plan.requests}
-        return tuple(each for each in self._asked if each not in under_way | self._postponed)
+        return () if self._checkpoint_first else tuple(each for each in self._asked if each not in under_way)
 
     def _late(self, tick: Tick, now_ms: int) -> list[Effect]:
-        """Abort the checkpoints that took too long."""
+        """Abort the checkpoints that took too long. What workers still write for a savepoint, and what they hold at its
+        barrier, would make the next ones late, too: they are replaced. It is no failure, unless the job was to end."""
         late = [
             p for p in self.in_flight
             if p.state is CheckpointState.TRIGGERED and now_ms >= p.triggered_ms + self.settings.timeout_ms
         ]  # fmt: skip
         if not late:
             return []
-        for plan in late:
-            self._abort(plan)
-            self.in_flight.remove(plan)
-        self._failed_in_row += sum(not plan.requests or self._final for plan in late)
+        no_room = self._waits_for_room(tick)
+        self._abort(late, failed=not no_room)
         self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         names = ", ".join(str(plan.checkpoint) for plan in late)
         why = _because("; ".join(filter(None, (tick.hanging, tick.slow))))
         reason = f"checkpoint {names} was not acknowledged within {self.settings.timeout_ms} ms{why}"
-        over = any(plan.final for plan in late) and not self._final  # sources ended for a savepoint, and are to go on
-        if over or self._failed_in_row > self.settings.tolerable_failed:
-            return [Note(f"{reason}; aborted"), *self._failed(Failed(reason), now_ms)]
+        carried = "its output is carried by the next one"
+        if no_room:
+            return [Note(f"{reason}; aborted, {carried}, which waits for room on a worker's disk")]
+        savepoint, ends = any(plan.requests for plan in late), self._final and any(plan.final for plan in late)
         longer = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {setting('timeout')}"
-        hint = longer if any(plan.requests for plan in late) else ""
-        return [Note(f"{reason}; aborted, its output is carried by the next one{hint}")]
+        hint = longer if savepoint else ""
+        failure = Failed(reason, counts=ends or not savepoint)
+        self._failed_in_row += len(late)
+        if failure.counts and self._failed_in_row <= self.settings.tolerable_failed:
+            return [Note(f"{reason}; aborted, {carried}{hint}")]
+        return [Note(f"{reason}; aborted{hint}"), *self._failed(failure, now_ms)]
+
+    def _waits_for_room(self, tick: Tick) -> bool:
+        """Whether nothing but a full disk is why things take long, which is no failure."""
+        return bool(self._full) and not tick.hanging
 
     def _starved(self, tick: Tick, now_ms: int) -> list[Effect]:
         """A sink that gets no producer ready keeps checkpoints from being triggered; so does a worker that hangs."""
         late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
-        if self.state is not JobState.RUNNING or self.in_flight or self._may_trigger or not late:
-            return []
-        if self._full and not tick.hanging:
+        idle = self.state is JobState.RUNNING and not self.in_flight and not self._may_trigger
+        if not idle or not late or self._waits_for_room(tick):
             return []
         reason = f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"
         if tick.hanging:
@@ -394,8 +413,7 @@ class Coordinator:
 
     def _declined(self, plan: PendingCheckpoint, why: str, now_ms: int) -> list[Effect]:
         """Abort a checkpoint that a subtask cannot take now. It is no failure: the job goes on, or waits, by itself."""
-        plan.move(CheckpointState.ABORTED)
-        self.in_flight.remove(plan)
+        self._abort([plan], failed=False)
         if now_ms < self._note_declined_ms:
             return []
         self._note_declined_ms = now_ms + DECLINED_NOTE_INTERVAL_MS
@@ -436,11 +454,11 @@ class Coordinator:
             unknown = f"Whether checkpoint {checkpoint} completed could not be learnt from the broker."
             hint = "Nothing is lost: run the pipeline again, it reads what is true."
             return self._end(Undetermined(f"{unknown} {hint}"))
-        self.in_flight.remove(plan)
         if isinstance(verdict, Refuse):
-            self._abort(plan)
+            self._abort([plan])
             return self._after_decision(now_ms) or self._restart(verdict.reason, now_ms)
         plan.move(CheckpointState.COMPLETED)
+        self.in_flight.remove(plan)
         self._completed(plan, verdict.manifest, now_ms)
         if not verdict.finalized:
             self._pending_failure = None
@@ -459,12 +477,9 @@ class Coordinator:
         self._staged = [each for each in self._staged if each.committable.checkpoint > plan.checkpoint]
         self._order_logs = [(n, log) for n, log in self._order_logs if n > plan.checkpoint]
         self._failed_in_row = 0
-        self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self.settings.min_pause_ms)
         self._note_served(manifest)
-        if self._postponed:
-            self._postponed = set()
-            if self._unserved:
-                self._next_trigger_ms = now_ms + self.settings.min_pause_ms
+        paused_ms = now_ms + self.settings.min_pause_ms
+        self._next_trigger_ms = paused_ms if self._unserved else max(self._next_trigger_ms, paused_ms)
         behind_all = self._read_by is not None and plan.checkpoint > self._read_by
         if behind_all and not self._finished and not manifest.channel_logs:
             self._finished, self._next_trigger_ms = True, now_ms

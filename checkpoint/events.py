@@ -104,6 +104,8 @@ class Failed:
 
     reason: str
     error: ExactlyOnceError | None = None
+    counts: bool = True
+    """Whether the restart strategy is asked; else the job restarts at once, however often."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.coordinator import DECLINED_NOTE_INTERVAL_MS, Coordinator
+from exactlyonce.checkpoint.coordinator import DECLINED_NOTE_INTERVAL_MS, SAVEPOINT_TRIES_MAX, Coordinator
 from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
@@ -20,6 +20,7 @@ from exactlyonce.checkpoint.events import (
     Recovered,
     Restart,
     Room,
+    SavepointAsked,
     Tick,
     Trigger,
 )
@@ -135,3 +136,38 @@ def test_nothing_is_triggered_while_a_worker_finds_no_room(job: Job) -> None:
     job.now_ms += 60_000
     job(Room(0, found=False))
     assert Trigger(2, 0, final=False) in job(Room(0, found=True))
+
+
+def begin(job: Job, *, savepoint: bool) -> None:
+    """A checkpoint is under way."""
+    if savepoint:
+        job(SavepointAsked("a"))
+    else:
+        job.trigger()
+
+
+@pytest.mark.parametrize("savepoint", [False, True])
+def test_what_is_late_while_a_worker_finds_no_room_is_no_failure(job: Job, savepoint: bool) -> None:
+    """It is aborted, and the job waits for room; a savepoint is taken then, at once, and has lost none of its tries."""
+    begin(job, savepoint=savepoint)
+    for number in range(1, 2 * SAVEPOINT_TRIES_MAX):
+        job(Room(1, found=False))
+        job.now_ms += 60_000
+        (note,) = job(Tick())
+        assert note == Note(
+            f"checkpoint {number} was not acknowledged within 60000 ms; aborted, its output is carried by the next "
+            f"one, which waits for room on a worker's disk"
+        )
+        assert job.core.in_flight == []
+        job.now_ms += 60_000
+        assert Trigger(number + 1, 0, final=False, savepoint=savepoint) in job(Room(1, found=True))
+
+
+@pytest.mark.parametrize("savepoint", [False, True])
+def test_what_hangs_is_a_failure_though_a_disk_is_full(job: Job, savepoint: bool) -> None:
+    """There is no room, but that is not why the checkpoint is late."""
+    begin(job, savepoint=savepoint)
+    job(Room(1, found=False))
+    job.now_ms += 60_000
+    _, restart = job(Tick(hanging="worker 0 hangs"))
+    assert isinstance(restart, Restart)
