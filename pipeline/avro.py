@@ -1,8 +1,9 @@
-"""Avro by fastavro: one record per value, without the container's header; what a type looks like as an Avro schema."""
+"""Avro by fastavro: one record per value, without the container's header; a type as an Avro schema, and the reverse."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal
 from io import BytesIO
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import fastavro
 import msgspec
+from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 from msgspec import inspect
 
@@ -45,6 +47,7 @@ class AvroCodec(Codec[T]):
 
     def __init__(self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None) -> None:
         self.schema: Any = avro_schema(type_) if schema is None else schema
+        self.schema_id = schema_id
         try:
             parsed = fastavro.parse_schema(self.schema)
         except (SchemaParseException, fastavro.schema.UnknownType) as error:
@@ -52,31 +55,53 @@ class AvroCodec(Codec[T]):
         header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
         to_builtins, convert = msgspec.to_builtins, msgspec.convert
 
-        def encode(value: T) -> bytes:
+        def write(value: T, *, strict: bool = False) -> bytes:
             out = BytesIO()
             out.write(header)
-            fastavro.schemaless_writer(out, parsed, to_builtins(value, builtin_types=_FASTAVRO_TYPES))
+            found = to_builtins(value, builtin_types=_FASTAVRO_TYPES)
+            fastavro.schemaless_writer(out, parsed, found, strict_allow_default=strict)
             return out.getvalue()
+
+        def encode_all(value: T) -> bytes:
+            return write(value, strict=True)
 
         def decode(data: bytes) -> T:
             if not data.startswith(header):
                 raise ValueError(f"it begins with {data[:5]!r}, and schema id {schema_id} with {header!r}")
-            source = BytesIO(data)
-            source.seek(len(header))
-            try:
-                read = fastavro.schemaless_reader(source, parsed, None)
-            except (EOFError, IndexError) as error:
-                raise ValueError(f"the bytes do not fit the schema: {str(error) or 'they end too early'}") from None
-            if source.read(1):
-                raise ValueError("bytes are left over: was it written with another schema, or with a schema id?")
-            value: T = convert(read, type_)
+            value: T = convert(_read(data[len(header) :], parsed), type_)
             return value
 
-        super().__init__("avro", type_, encode, decode)
+        def reading(written: Any) -> Callable[[bytes], T]:
+            writer = fastavro.parse_schema(written)
+            return lambda data: convert(_read(data, writer, parsed), type_)
+
+        self.encode_all = encode_all
+        """As `encode`; ValueError for a field that the schema has no place for."""
+        self.reading = reading
+        """What decodes values that another schema has written, without a schema id, as Avro resolves the two."""
+        super().__init__("avro", type_, write, decode)
 
     def describe(self) -> dict[str, Any]:
         """Name and Avro schema."""
         return {"codec": self.name, "schema": self.schema}
+
+
+def _read(data: bytes, writer: Any, reader: Any = None) -> Any:
+    """What schema *writer* has written, as *reader* has it. Raises ValueError."""
+    source = BytesIO(data)
+    try:
+        read = fastavro.schemaless_reader(source, writer, reader)
+    except (EOFError, IndexError, SchemaResolutionError) as error:
+        raise ValueError(f"the bytes do not fit the schema: {str(error) or 'they end too early'}") from None
+    if source.read(1):
+        raise ValueError("bytes are left over: was it written with another schema, or with a schema id?")
+    return read
+
+
+def as_msgpack(schema: Any) -> Callable[[bytes], bytes]:
+    """What makes msgpack of values of an Avro schema, for who does not know their type. It raises ValueError."""
+    writer = fastavro.parse_schema(schema)
+    return lambda data: msgspec.msgpack.encode(_read(data, writer))
 
 
 def avro_schema(type_: Any) -> Any:
@@ -143,3 +168,54 @@ def _field(field: inspect.Field, named: set[str]) -> dict[str, Any]:
     if field.default is None or (isinstance(field.default, bool | int | float | str) and not isinstance(schema, list)):
         written["default"] = field.default
     return written
+
+
+_DESCRIBED = {
+    "null": "null",
+    "boolean": "bool",
+    "int": "int",
+    "long": "int",
+    "float": "float",
+    "double": "float",
+    "string": "str",
+    "bytes": "bytes",
+    "fixed": "bytes",
+    "date": "date",
+    "time-millis": "time",
+    "time-micros": "time",
+    "timestamp-millis": "datetime",
+    "timestamp-micros": "datetime",
+    "local-timestamp-millis": "str",
+    "local-timestamp-micros": "str",
+    "decimal": "decimal",
+    "uuid": "uuid",
+}
+
+
+def described(schema: Any) -> Any:
+    """An Avro schema in the terms of `pipeline.schema`: what `as_msgpack` makes looks so.
+
+    >>> described({"type": "array", "items": ["null", "long"]})
+    {'list': {'union': ['null', 'int']}}
+    """
+    return _described(fastavro.parse_schema(schema), {})
+
+
+def _described(schema: Any, named: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return {"union": [_described(member, named) for member in schema]}
+    if isinstance(schema, str):
+        return named.get(schema) or _DESCRIBED[schema]
+    kind = schema["type"]
+    if kind == "array":
+        return {"list": _described(schema["items"], named)}
+    if kind == "map":
+        return {"dict": ["str", _described(schema["values"], named)]}
+    if kind == "enum":
+        found: Any = {"enum": schema["name"], "values": schema["symbols"]}
+    elif kind == "record":
+        named[schema["name"]] = found = {"record": schema["name"]}  # where it is met again
+        return found | {"fields": [[field["name"], _described(field["type"], named)] for field in schema["fields"]]}
+    else:
+        found = _DESCRIBED.get(schema.get("logicalType")) or _DESCRIBED[kind]
+    return named.setdefault(schema["name"], found) if "name" in schema else found

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.functions import Function
@@ -149,7 +150,9 @@ class Builder:
         return None
 
     def state_type(self, function: Function, given: Any, returned: Any) -> Any:
-        """The type of a key's state, without None: as given, or as the function takes or returns it."""
+        """The type of a key's state, without None: as given, or as the function takes or returns it. Or a codec."""
+        if isinstance(given, Codec):
+            return given
         if given is not None:
             return hints.without_none(hints.known(given))
         taken = function.parameters[0] if function.parameters else UNKNOWN

@@ -78,7 +78,7 @@ class Node:
     outputs: Mapping[str, Any] = field(default_factory=dict)
     """The type of each side output."""
     state_type: Any = None
-    """Of the state of one key, without None; None for nodes that keep none."""
+    """Of the state of one key, without None, or its `AvroCodec`; None for nodes that keep none."""
     state_version: int = 1
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """By version of the state, the function that makes one of the next version."""
@@ -214,7 +214,7 @@ class LogicalGraph:
         if node.kind is Kind.KEY_BY:
             described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
-            described["state"] = schema.describe(node.state_type)
+            described["state"] = node.kept.schema
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
@@ -243,7 +243,7 @@ class LogicalGraph:
         if node.pause_ms:
             line += f"  after {node.pause_ms} ms"
         if node.state_type is not None:
-            line += f"  state {schema.type_name(node.state_type)}"
+            line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
 
     def _arrow(self, node: Node, read: Input) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
+from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
@@ -261,7 +262,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[S | None, T], tuple[S | None, U]],
         *,
-        state: TypeForm[S] | None = ...,
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -272,7 +273,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[], Callable[[S | None, T], tuple[S | None, U]]],
         *,
-        state: TypeForm[S] | None = ...,
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -283,9 +284,10 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
-        The state is None at a key's first record; a new state of None deletes the key. Where its type has changed so
-        that names and defaults of fields do not tell how, *state_version* grows by one, and *migrations* has by version
-        the function that makes a state of the next one.
+        The state is None at a key's first record; a new state of None deletes the key. *state* is its type, or an
+        `AvroCodec`, by whose schema it is kept: when that changes, older states are read by Avro's rules. Where neither
+        names and defaults of fields nor these rules tell how, *state_version* grows by one, and *migrations* has by
+        version the function that makes a state of the next one.
         """
         function = self._builder.read(fn, ("state", "record"), yields="use stateful_flat_map")
         returned_state, returned = hints.pair(function.returns)
@@ -299,7 +301,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[S | None, T], tuple[S | None, Iterable[U]]],
         *,
-        state: TypeForm[S] | None = ...,
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -310,7 +312,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[], Callable[[S | None, T], tuple[S | None, Iterable[U]]]],
         *,
-        state: TypeForm[S] | None = ...,
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -321,7 +323,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
 
-        *state_version* and *migrations* are those of `stateful_map`.
+        *state*, *state_version* and *migrations* are those of `stateful_map`.
         """
         function = self._builder.read(fn, ("state", "record"), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)

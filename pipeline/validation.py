@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
         if node.kind is not Kind.REDUCE:  # whose state is of its input's type, which key_by has asked for
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
-    elif problem := _encoding_problem(node.state_type):
+    elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"
 
 
@@ -148,8 +148,12 @@ def _lets_out(graph: LogicalGraph, loop: Node) -> bool:
 
 
 def _encoding_problem(type_: Any) -> str | None:
+    return _problem(lambda: schema.describe(type_))
+
+
+def _problem(describe: Callable[[], Any]) -> str | None:
     try:
-        schema.describe(type_)
+        describe()
     except schema.UnsupportedType as error:
         return str(error)
     return None

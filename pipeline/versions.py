@@ -10,8 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from exactlyonce.pipeline import functions
+from exactlyonce.pipeline import functions, schema
+from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.hints import UNKNOWN
+
+Step = tuple[int, Any, Callable[[Any], Any]]
+"""A version, the type of what its migration takes, and that."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +23,29 @@ class VersionedState:
     """The type of a state in its present version."""
 
     type: Any
+    """Also an `AvroCodec`: states are kept, and evolve, by its schema."""
     version: int = 1
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """By version, the function that makes a state of the next one. Without one, a state is taken over by the names and
-    defaults of its fields."""
+    defaults of its fields, or by Avro's rules."""
 
-    def steps(self, written: int) -> list[tuple[int, Any, Callable[[Any], Any]]]:
-        """(version, type of what it takes, function) of each migration from version *written* on."""
+    @property
+    def codec(self) -> AvroCodec[Any] | None:
+        """What states are kept by, if not by their type alone."""
+        return self.type if isinstance(self.type, AvroCodec) else None
+
+    @property
+    def schema(self) -> Any:
+        """What checkpoints note of the states. Raises `UnsupportedType`."""
+        return {"avro": self.codec.schema} if self.codec is not None else schema.describe(self.type)
+
+    @property
+    def name(self) -> str:
+        """The type of a state, for people."""
+        return schema.type_name(self.type if self.codec is None else self.codec.type)
+
+    def steps(self, written: int) -> list[Step]:
+        """The migrations from version *written* on."""
         return [
             (version, _taken(self.migrations[version]), self.migrations[version])
             for version in range(written, self.version)
@@ -36,6 +56,8 @@ class VersionedState:
     def problems(self) -> list[str]:
         """The mistakes in it, for people."""
         found = []
+        if self.codec is not None and self.codec.schema_id is not None:
+            found.append("state= is an AvroCodec with a schema_id, which is for topics: leave it out")
         if self.version < 1:
             found.append(f"state_version is {self.version}: versions begin at 1")
         for version in sorted(self.migrations):

@@ -23,7 +23,7 @@ class HashMapBackend:
             tables[group] = read.states
             for checkpoint, entries in read.increments:
                 merging.incremented(group, checkpoint, entries)
-        contents = Contents(stored.checkpoint, tables, stored.chain, merging)
+        contents = Contents(stored.checkpoint, tables, stored.chain, merging, stored.anew)
         return KeyedTable(stored.operator, stored.type, stored.groups, stored.max_parallelism, contents)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: int
     max_parallelism: int
     schema: Any
-    """Of the states, as `pipeline.schema.describe` gives it."""
+    """Of the states, as `VersionedState.schema` gives it; where that is Avro's, all blocks are of it."""
     credit: float = 0.0
     """`Merging.credit`, as this checkpoint left it."""
     version: int = 1

@@ -33,15 +33,17 @@ def restore(
     """The table of *groups* at *checkpoint*, given all parts of the indexes of the old subtasks that had any of them.
 
     With *touched*, only these of *groups* are read. The table refuses records of the others, and its snapshots carry
-    their blocks over. *fetch* is given the references of the blocks that are needed and yields each with its body, in
-    any order. Raises `StateIncompatible` or `DamagedState`.
+    their blocks over; unless all are to be written anew, which needs all. *fetch* is given the references of the blocks
+    that are needed and yields each with its body, in any order. Raises `StateIncompatible` or `DamagedState`.
     """
-    restored = groups if touched is None else sorted(touched)
-    require(set(restored) <= set(groups), f"of the key groups {groups} only those are touched that are among them")
+    known = touched is None or set(touched) <= set(groups)
+    require(known, f"of the key groups {groups} only those are touched that are among them")
     state_type: StateType[Any] = StateType(operator, type_)
     indexes = [decode_index(body) for body in index_blocks]
     for index in indexes:
         _check(index.head, state_type, max_parallelism, checkpoint)
+    anew = not all(state_type.stands_beside(index.head.schema, index.head.version) for index in indexes)
+    restored = groups if touched is None or anew else sorted(touched)
     return backend.table(
         StoredState(
             operator=operator,
@@ -54,6 +56,7 @@ def restore(
             credit=max((index.head.credit for index in indexes), default=0.0),
             share=max(1, len(restored)) / max(1, len(groups)),
             digest=index_digest(index_blocks) if index_blocks else b"",
+            anew=anew,
             fetch=fetch,
         )
     )

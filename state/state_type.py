@@ -1,27 +1,32 @@
 """The type of an operator's state: how it is encoded, whether it must be cloned, and what it can be restored from.
 
 Everything that `encode` returns, `decode` accepts: encoding checks values against the type, since a snapshot that
-cannot be restored would only be noticed when it is needed.
+cannot be restored would only be noticed when it is needed. States that are kept by an Avro schema lie in the same
+msgpack array as others, each as a byte string; their writer's schema is the one that the index notes, for all of them:
+where it changes, a table's first snapshot writes the state whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import methodcaller
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from exactlyonce.pipeline.avro import AvroCodec, as_msgpack
+from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
-from exactlyonce.pipeline.schema import describe, type_name
-from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.versions import Step, VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
 
 _encode = msgspec.msgpack.Encoder().encode
 _raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_byte_string = msgspec.msgpack.Decoder(bytes)
+_byte_strings = msgspec.msgpack.Decoder(list[bytes])
 _IMMUTABLE = (
     inspect.NoneType,
     inspect.BoolType,
@@ -40,6 +45,9 @@ _IMMUTABLE = (
 )
 
 
+_FIT = "Keep every old field under its name and give new ones a default"
+
+
 class RawState(NamedTuple):
     """A state as it was written."""
 
@@ -47,18 +55,69 @@ class RawState(NamedTuple):
     msgpack: bytes
 
 
+class _Packing(Protocol[S]):
+    """How states become msgpack, and back."""
+
+    def pack(self, state: S) -> bytes:
+        """One state."""
+
+    def unpack(self, packed: bytes) -> S:
+        """One state, which `pack` has made."""
+
+    def encode(self, states: Sequence[S]) -> bytes:
+        """The array of them."""
+
+    def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
+        """What `encode` has made, maybe of another schema, which *written* is."""
+
+
+class _ByType(Generic[S]):
+    """As their type has it: fields by their names."""
+
+    def __init__(self, type_: Any) -> None:
+        self.pack = self.encode = _encode
+        self.unpack = msgspec.msgpack.Decoder(type_).decode
+        self._decode = msgspec.msgpack.Decoder(list[type_]).decode
+
+    def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
+        return self._decode(encoded)
+
+
+class _ByAvro(Generic[S]):
+    """Byte strings of Avro, without its schema."""
+
+    def __init__(self, codec: AvroCodec[S]) -> None:
+        self._codec = codec
+
+    def pack(self, state: S) -> bytes:
+        return _encode(self._codec.encode_all(state))
+
+    def unpack(self, packed: bytes) -> S:
+        return self._codec.decode(_byte_string.decode(packed))
+
+    def encode(self, states: Sequence[S]) -> bytes:
+        return _encode(list(map(self._codec.encode_all, states)))
+
+    def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
+        same = written["avro"] == self._codec.schema
+        read = self._codec.decode if same else self._codec.reading(written["avro"])
+        return list(map(read, _byte_strings.decode(encoded)))
+
+
 class StateType(Generic[S]):
-    """Encodes, decodes and clones the states of one operator; *type_* is their type, or a `VersionedState`."""
+    """Encodes, decodes and clones the states of one operator; *type_* is their type, an `AvroCodec` of it, or a
+    `VersionedState`."""
 
     def __init__(self, operator: str, type_: Any) -> None:
         self._versioned = type_ if isinstance(type_, VersionedState) else VersionedState(type_)
-        type_ = self._versioned.type
+        codec = self._versioned.codec
+        type_ = self._versioned.type if codec is None else codec.type
         self.operator = operator
         self.version = self._versioned.version
-        self.name = type_name(type_)
-        self.schema = describe(type_)
-        self._decoder: msgspec.msgpack.Decoder[list[S]] = msgspec.msgpack.Decoder(list[type_])
-        self._one: msgspec.msgpack.Decoder[S] = msgspec.msgpack.Decoder(type_)
+        self.name = self._versioned.name
+        self.schema = self._versioned.schema
+        self._plain: _ByType[S] = _ByType(type_)
+        self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
         info = inspect.type_info(type_)
         self.mutable = _mutable(info)
         self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
@@ -68,11 +127,16 @@ class StateType(Generic[S]):
         """Version and schema: packed states of equal forms are read alike."""
         return [self.version, self.schema]
 
+    def stands_beside(self, written: Any, version: int) -> bool:
+        """Whether blocks with states of schema *written* and of *version* may be in a chain with those of today: an
+        index notes one Avro schema, while msgpack tells what it holds."""
+        return [version, written] == self.form or not (_by_avro(written) or _by_avro(self.schema))
+
     def encode(self, states: Sequence[S]) -> bytes:
         """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again."""
         try:
-            encoded = _encode(states)
-            self._decoder.decode(encoded)
+            encoded = self._packing.encode(states)
+            self._packing.decode(encoded, self.schema)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StateUnstorable(
                 f"A state of operator {self.operator!r} is not a valid {self.name}: {error}. Its function returned this"
@@ -83,12 +147,12 @@ class StateType(Generic[S]):
     def pack(self, states: Sequence[S]) -> list[bytes]:
         """Each of *states* by itself; `joined`, they are what `encode` returns. Raises `StateUnstorable` likewise."""
         self.encode(states)
-        return list(map(_encode, states))
+        return list(map(self._packing.pack, states))
 
     def unpack(self, packed: bytes) -> S:
         """One state. Raises what `decode` raises."""
         try:
-            return self._one.decode(packed)
+            return self._packing.unpack(packed)
         except UNDECODABLE:
             return self.decode(joined([packed]), self.schema)[0]
 
@@ -100,23 +164,23 @@ class StateType(Generic[S]):
     def decode(self, encoded: bytes | memoryview, written: Any, version: int | None = None) -> list[S]:
         """The states in *encoded*, whose schema was *written*; *version*: if not the present one."""
         version = self.version if version is None else version
-        if version != self.version:
-            encoded = self._migrated(encoded, version)
+        self._require_known(version)
+        same = (written, version) == (self.schema, self.version)
         try:
-            return self._decoder.decode(encoded)
-        except msgspec.ValidationError as error:
-            if written == self.schema and version == self.version:
+            if steps := self._versioned.steps(version):
+                return self._plain.decode(self._migrated(encoded, written, steps), written)
+            return self._packing.decode(encoded, written)
+        except UNDECODABLE as error:
+            if same or not (_by_avro(written) or isinstance(error, msgspec.ValidationError)):
                 raise self.damaged(str(error)) from error
             raise self._incompatible(written, str(error)) from error
-        except UNDECODABLE as error:
-            raise self.damaged(str(error)) from error
 
-    def _migrated(self, encoded: bytes | memoryview, version: int) -> bytes:
-        """The states in *encoded*, of an older *version*, as the present one."""
-        self._require_known(version)
-        states = RawStates(self.operator).decode(encoded, None, version)
-        found = [state.msgpack for state in states]
-        for step, taken, migration in self._versioned.steps(version):
+    def _migrated(self, encoded: bytes | memoryview, written: Any, steps: Sequence[Step]) -> bytes:
+        """The states in *encoded*, of schema *written*, after *steps*, as msgpack has the type of today."""
+        found: list[Any] = _raw.decode(encoded)
+        if _by_avro(written):
+            found = list(map(as_msgpack(written["avro"]), map(_byte_string.decode, found)))
+        for step, taken, migration in steps:
             try:
                 found = [_encode(migration(msgspec.msgpack.decode(each, type=taken))) for each in found]
             except USERS_ERRORS as error:
@@ -140,9 +204,14 @@ class StateType(Generic[S]):
         """
         version = self.version if version is None else version
         self._require_known(version)
+        steps = self._versioned.steps(version)
+        if _by_avro(written) or _by_avro(self.schema):
+            if not steps and (unresolved := _unresolved(written, self.schema)):
+                raise self._incompatible(written, "; ".join(unresolved))
+            return
         if version == self.version and (lost := _lost(written, self.schema, self.name)):
             raise self._incompatible(written, f"{', '.join(lost)} would be lost")
-        if not self._versioned.steps(version) and (unfit := _unfit(written, self.schema, self.name)):
+        if not steps and (unfit := _unfit(written, self.schema, self.name)):
             raise self._incompatible(written, "; ".join(unfit))
 
     def damaged(self, why: str) -> DamagedState:
@@ -151,15 +220,15 @@ class StateType(Generic[S]):
 
     def _incompatible(self, written: Any, why: str) -> StateIncompatible:
         old, new = (msgspec.json.encode(schema).decode() for schema in (written, self.schema))
+        fit = "Let Avro's rules lead from one to the other" if _by_avro(written) and _by_avro(self.schema) else _FIT
         return StateIncompatible(
             f"The checkpoint's state of operator {self.operator!r} cannot be read as {self.name}: {why}. It was written"
-            f" as {old}; the pipeline now declares {new}. Keep every old field under its name and give new ones a"
-            " default; or raise state_version, with a migration where names and defaults do not tell how; or start over"
-            " with `exactlyonce reset`."
+            f" as {old}; the pipeline now declares {new}. {fit}; or raise state_version, with a migration where that"
+            " does not tell how; or start over with `exactlyonce reset`."
         )
 
     def _clone_by_codec(self, state: S) -> S:
-        return self._decoder.decode(self.encode([state]))[0]
+        return self._packing.decode(self.encode([state]), self.schema)[0]
 
 
 class RawStates:
@@ -200,6 +269,18 @@ def joined(packed: Sequence[bytes]) -> bytes:
     else:
         head = b"\xdd" + count.to_bytes(4, "big")
     return head + b"".join(packed)
+
+
+def _by_avro(schema: Any) -> bool:
+    return isinstance(schema, dict) and "avro" in schema
+
+
+def _unresolved(old: Any, new: Any) -> list[str]:
+    """Why states of schema *old* are not read as *new*, one of which is Avro's at least."""
+    if _by_avro(old) and _by_avro(new):
+        return AvroResolution(old["avro"], new["avro"]).problems
+    was, now = ("by an Avro schema" if _by_avro(each) else "by a type alone" for each in (old, new))
+    return [f"it was kept {was}, and is declared {now}"]
 
 
 def _mutable(info: inspect.Type, seen: frozenset[type] = frozenset()) -> bool:

@@ -53,6 +53,8 @@ class StoredState(Generic[S]):
     """`Merging.credit`, as the checkpoint left it."""
     share: float = 1.0
     """Of the subtask's key groups, those in `groups`."""
+    anew: bool = False
+    """Whether the table's first snapshot is to write all of it: the blocks cannot stand beside its own."""
     digest: bytes = b""
     """Of the indexes: of one digest is one state. Empty where there is none."""
     fetch: Fetch = lambda refs: ()

@@ -35,6 +35,8 @@ class Contents(Generic[S]):
     tables: dict[int, dict[bytes, S]] = field(default_factory=dict)
     chain: Chain = field(default_factory=Chain)
     merging: Merging = field(default_factory=Merging)
+    anew: bool = False
+    """See `StoredState`."""
 
 
 class KeyedTable(BatchTable[S]):
@@ -68,6 +70,7 @@ class KeyedTable(BatchTable[S]):
         )
         self._intervals: list[Interval[S]] = []
         self._frozen_latest = contents.checkpoint
+        self._anew = contents.anew
         self._chains = {contents.checkpoint: contents.chain}
 
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> Snapshot:
@@ -77,6 +80,7 @@ class KeyedTable(BatchTable[S]):
         """
         require(checkpoint > self._frozen_latest, f"checkpoint {checkpoint} is later than {self._frozen_latest}")
         require(base in self._chains, f"checkpoint {base} is a base of {self.operator!r}")
+        whole, self._anew = whole or self._anew, False
         for older in [each for each in self._chains if each < base]:
             del self._chains[older]
         self._intervals = [interval for interval in self._intervals if interval.checkpoint > base]

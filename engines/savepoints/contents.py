@@ -33,7 +33,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
 
     operator: str
     schema: Any = None
-    """Of the states of the newest version, as `pipeline.schema.describe` gives it; None: there are none."""
+    """Of the states of the newest version, as `VersionedState.schema` gives it; None: there are none."""
     version: int = 1
     """The newest of its states."""
     files: tuple[SavedFile, ...] = ()

@@ -17,6 +17,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.store.storage import Blocks
+from exactlyonce.pipeline.avro import as_msgpack
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.chain import Chain
@@ -37,7 +38,7 @@ class KeptEntry(NamedTuple):
     key: bytes
     """Canonical (`pipeline.keys`)."""
     state: bytes
-    """As msgpack."""
+    """As msgpack; of a state by an Avro schema, the byte string that has it."""
     version: int
     """Of the state: `pipeline.versions`."""
 
@@ -169,7 +170,7 @@ def kept_state(manifest: Manifest, operator: str, blocks: Blocks) -> KeptState:
 
 def decoded(encoded: bytes, schema: Any = None) -> Any:
     """The value that msgpack *encoded* stands for; with its *schema*, records whose fields were written by position
-    have their names. ConfigError where it has a dict whose keys are records.
+    have their names, and Avro is read. ConfigError where it has a dict whose keys are records.
 
     >>> decoded(b"\\x92\\x01\\x02", {"record": "Pair", "fields": [["a", "int"], ["b", "int"]], "array": True})
     {'a': 1, 'b': 2}
@@ -184,9 +185,11 @@ def decoded(encoded: bytes, schema: Any = None) -> Any:
 
 
 def named(value: Any, schema: Any) -> Any:
-    """What msgpack holds, with the names of fields that were written by position."""
+    """What msgpack holds, with the names of fields that were written by position, or by an Avro schema."""
     if not isinstance(schema, dict):
         return value
+    if "avro" in schema:
+        return msgspec.msgpack.decode(as_msgpack(schema["avro"])(value))
     if "optional" in schema:
         return named(value, schema["optional"])
     if "union" in schema:

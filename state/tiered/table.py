@@ -79,6 +79,7 @@ class TieredTable(BatchTable[S]):
         self._unsettled: list[TieredInterval[S]] = []
         """Those that have a barrier, and changes that are not in the store, oldest first."""
         self._frozen_latest = stored.checkpoint
+        self._anew = stored.anew
         self._chains = {stored.checkpoint: stored.chain}
         self._batches = 0
         self._entry_bytes = ENTRY_BYTES_AT_FIRST
@@ -261,6 +262,7 @@ class TieredTable(BatchTable[S]):
         """The synchronous part of a snapshot; see `Table.freeze`."""
         require(checkpoint > self._frozen_latest, f"checkpoint {checkpoint} is later than {self._frozen_latest}")
         require(base in self._chains, f"checkpoint {base} is a base of {self.operator!r}")
+        whole, self._anew = whole or self._anew, False
         for older in [each for each in self._chains if each < base]:
             del self._chains[older]
         self._intervals = [interval for interval in self._intervals if interval.checkpoint > base]

@@ -258,6 +258,84 @@ def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
         assert healthy.wait() == 0, "a run that cannot go on fences none that does"
 
 
+AVRO_STATE = """\
+class Total(msgspec.Struct):
+    sum: int
+    note: str
+    first: str
+
+
+SCHEMA = {"type": "record", "name": "Total", "fields": [
+    {"name": "sum", "type": "int"}, {"name": "note", "type": "string"}, {"name": "first", "type": "string"}]}
+
+
+def added(total: Total | None, order: Order) -> tuple[Total, int]:
+    total = total or Total(0, "", order.customer)
+    total.sum += order.total
+    return total, total.sum
+
+
+def make("""
+GROWN_STATE = """\
+class Total(msgspec.Struct):
+    sum: float
+    customer: str
+    orders: int
+
+
+SCHEMA = {"type": "record", "name": "Total", "fields": [
+    {"name": "sum", "type": "double"}, {"name": "customer", "type": "string", "aliases": ["first"]},
+    {"name": "orders", "type": "long", "default": 100}]}
+
+
+def added(total: Total | None, order: Order) -> tuple[Total, int]:
+    total = total or Total(0, order.customer, 0)
+    total.orders += 1
+    return Total(total.sum + order.total, total.customer, total.orders), total.orders
+
+
+def make("""
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: str) -> None:
+    """Its states are resolved, those of an export as well: a field is added, one removed, one promoted, one renamed.
+    What does not resolve is refused by operator and field, and nothing is lost by that."""
+    kept = ["--state-backend", backend, *(["--state-folder", str(tmp_path / "kept")] if backend == "rocksdb" else [])]
+    changed(
+        orders,
+        ("import Pipeline", "import AvroCodec, Pipeline"),
+        ("def make(", AVRO_STATE),
+        ('"totals", add)', '"totals", added, state=AvroCodec(Total, SCHEMA))'),
+    )
+    assert run(orders, *kept).code == 0
+    with orders.running(*kept) as process:
+        savepoint = taken(orders, "--stop")
+        process.wait()
+    assert states(orders) == {f"c{each}": {"sum": 100, "note": "", "first": f"c{each}"} for each in range(7)}
+    changed(orders, ('"name": "sum", "type": "int"', '"name": "sum", "type": "boolean"'))
+    orders.write(70)
+    for options in ([], ["--from-savepoint", str(savepoint)]):
+        refused = run(orders, *kept, *options)
+        assert refused.code == 2, refused.err
+        assert "operator 'totals' cannot be read as Total: field 'sum' was written as int and is" in said(refused)
+    newest = history(orders).latest
+    assert newest is not None
+    assert newest.checkpoint == savepoint
+    changed(orders, ("boolean", "int"), (AVRO_STATE, GROWN_STATE))
+    source = str(savepoint)
+    if backend == "rocksdb":
+        ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}", "--json")
+        source = json.loads(ended.out)["url"]
+        assert orders.command("reset", orders.name, "--yes", "--force").code == 0
+    resolved = run(orders, *kept, "--from-savepoint", source, "--parallelism", "2")
+    assert resolved.code == 0, resolved.err
+    assert states(orders) == {f"c{each}": {"sum": 110.0, "customer": f"c{each}", "orders": 110} for each in range(7)}
+    assert sorted(map(int, filter(None, orders.totals()))) == sorted([*range(1, 111)] * 7)
+    table = orders.command("state", orders.name)
+    assert "Total(sum: float, customer: str, orders: int) by Avro" in table.out
+
+
 @pytest.mark.exhaustive
 def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> None:
     """All of it is shown and exported, whichever subtask had it; it is restored by one subtask, or for key groups."""

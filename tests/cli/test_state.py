@@ -11,10 +11,12 @@ import pytest
 from exactlyonce.cli.commands.state import lines, row, type_text
 from exactlyonce.cli.main import main
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
+from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
 from exactlyonce.state.index import IndexHead
+from exactlyonce.state.state_type import StateType
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Orders
@@ -78,6 +80,16 @@ def test_states_of_an_older_version() -> None:
     head = IndexHead("totals", 41, 128, describe(tuple[int, int, int]), version=2)
     (line,) = lines(41, "totals", head, [old])
     assert json.loads(line)["state"] == [7, 8]
+
+
+def test_states_by_an_avro_schema() -> None:
+    """They are shown by the names of the schema, which is told in a few words."""
+    schema = {"type": "record", "name": "Total", "fields": [{"name": "sum", "type": "long"}]}
+    codec = AvroCodec(dict[str, int], schema)
+    head = IndexHead("totals", 41, 128, StateType("totals", codec).schema)
+    entry = KeptEntry(3, canonical_key("shop"), msgspec.msgpack.encode(codec.encode({"sum": 7})), 1)
+    assert row(entry, head)[2] == '{"sum":7}'
+    assert type_text(head.schema) == "Total(sum: int) by Avro"
 
 
 @pytest.mark.parametrize("limit", ["-1", "0", "two"])

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.pipeline.avro import AvroCodec, avro_schema
+from exactlyonce.pipeline.avro import AvroCodec, avro_schema, described
 from exactlyonce.pipeline.schema import UnsupportedType
 
 
@@ -125,3 +125,27 @@ def test_a_wrong_schema_is_refused() -> None:
     """A schema that is none is an error when the codec is made."""
     with pytest.raises(UnsupportedType, match="schema is wrong"):
         AvroCodec(Line, {"type": "nonsense"})
+
+
+def test_a_schema_in_the_terms_of_others() -> None:
+    """A type is described as by itself, as far as Avro keeps it apart."""
+    plain = {
+        "fields": [
+            ["id", "int"], ["total", "float"], ["tags", {"list": "str"}], ["at", "datetime"], ["day", "date"],
+            ["clock", "time"], ["key", "uuid"], ["colour", {"enum": "Colour", "values": ["red"]}],
+            ["again", {"enum": "Colour", "values": ["red"]}], ["price", "decimal"], ["digest", "bytes"],
+            ["next", {"union": ["null", {"record": "Order"}]}],
+        ],
+        "record": "Order",
+    }  # fmt: skip
+    colour = {"type": "enum", "name": "Colour", "symbols": ["red"]}
+    types: dict[str, Any] = {
+        "id": "int", "total": "float", "tags": {"type": "array", "items": "string"},
+        "at": {"type": "long", "logicalType": "timestamp-millis"}, "day": {"type": "int", "logicalType": "date"},
+        "clock": {"type": "long", "logicalType": "time-micros"}, "key": {"type": "string", "logicalType": "uuid"},
+        "colour": colour, "again": "Colour",
+        "price": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+        "digest": {"type": "fixed", "name": "Digest", "size": 2}, "next": ["null", "Order"],
+    }  # fmt: skip
+    fields = [{"name": name, "type": type_} for name, type_ in types.items()]
+    assert described({"type": "record", "name": "Order", "fields": fields}) == plain

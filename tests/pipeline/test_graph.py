@@ -98,6 +98,7 @@ def graph(
         {"source": "others"},
         {"operator": "sums"},
         {"state": float},
+        {"state": AvroCodec(int)},
         {"out": "other"},
         {"output": AvroCodec(int, {"type": "long"})},
         {"metadata": True},

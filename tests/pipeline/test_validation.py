@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, GraphError, Operator, Output, Pipeline, Stream
+from exactlyonce import AvroCodec, GraphError, JsonCodec, Operator, Output, Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
@@ -126,6 +126,12 @@ MISTAKES: dict[str, Write] = {
     "the type of the state is unknown: annotate it": lambda p, s: s.key_by(len).stateful_map("t", first),
     "the state cannot be kept in a checkpoint: Unwritable": lambda p, s: s.key_by(len).stateful_map(
         "t", unwritable_state
+    ),
+    "state= is an AvroCodec with a schema_id, which is for topics": lambda p, s: s.key_by(len).stateful_map(
+        "t", first, state=AvroCodec(int, schema_id=7)
+    ),
+    "the state cannot be kept in a checkpoint: JsonCodec": lambda p, s: s.key_by(len).stateful_map(
+        "t", first, state=JsonCodec(int)
     ),
     r"no_none takes state int, but a new key has None: make it int \| None": lambda p, s: s.key_by(len).stateful_map(
         "t", no_none

@@ -1,6 +1,6 @@
 """Schemas as types of Spark, and how what msgpack holds becomes a value of each.
 
-Invariants: a type is made of a schema alone (`pipeline.schema.describe`), so that every process makes the same one; no
+Invariants: a type is made of a schema alone (`VersionedState.schema`), so that every process makes the same one; no
 value is rounded or cut on the way: what a type cannot hold is `Unfit`. What has no type of its own in Spark, such as a
 union, is text in JSON.
 """
@@ -16,6 +16,7 @@ import msgspec
 from pyspark.sql import types as spark
 
 from exactlyonce.engines.savepoints.kept_state import by_position, named
+from exactlyonce.pipeline.avro import as_msgpack, described
 from exactlyonce.state.json_text import json_text
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
@@ -114,6 +115,11 @@ def as_json(schema: Any) -> SparkColumn:
     return SparkColumn(spark.StringType(), lambda value: json_text(named(value, schema)))
 
 
+def _avro(schema: Any) -> SparkColumn:
+    shown, plain = column(described(schema["avro"])), as_msgpack(schema["avro"])
+    return SparkColumn(shown.type, lambda data: shown.value(msgspec.msgpack.decode(plain(data))))
+
+
 def _optional(schema: Any) -> SparkColumn:
     return column(schema["optional"])
 
@@ -201,6 +207,7 @@ def _struct(fields: Iterable[tuple[str, SparkColumn]]) -> spark.StructType:
 
 
 _FORMS: Mapping[str, Callable[[Any], SparkColumn]] = {
+    "avro": _avro,
     "optional": _optional,
     "union": _union,
     "enum": _one_of,

@@ -1,0 +1,229 @@
+"""State that is kept by an Avro schema: what becomes of it under another one, in every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.pipeline.avro import AvroCodec
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.state.backend import StateBackend, Table
+from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.restore import restore
+from exactlyonce.state.state_type import StateType
+from exactlyonce.state.tiered.backend import RocksDBBackend
+
+
+class Total(msgspec.Struct):
+    sum: int
+    note: str = ""
+
+
+class Day(msgspec.Struct):
+    on: date
+
+
+class Grown(msgspec.Struct):
+    cents: float
+    count: int
+
+
+def codec(type_: Any, *fields: dict[str, Any], name: str = "Total") -> AvroCodec[Any]:
+    """Of a record with *fields*."""
+    return AvroCodec(type_, {"type": "record", "name": name, "fields": list(fields)})
+
+
+FIRST = codec(Total, {"name": "sum", "type": "int"}, {"name": "note", "type": "string"})
+SECOND = codec(
+    Grown,
+    {"name": "cents", "type": "double", "aliases": ["sum"]},
+    {"name": "count", "type": "long", "default": 7},
+)
+OTHER = codec(Total, {"name": "sum", "type": "string"}, {"name": "note", "type": "string"})
+
+
+def keys(count: int) -> list[bytes]:
+    """That many keys."""
+    return [canonical_key(f"c{number}") for number in range(count)]
+
+
+def add(total: Total | None, amount: int) -> tuple[Total, None]:
+    """Add to the state, in place."""
+    total = total or Total(0, "n")
+    total.sum += amount
+    return total, None
+
+
+@pytest.fixture(params=["hashmap", "rocksdb"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StateBackend]]:
+    """Makes a backend, as a process that begins does."""
+    made: list[StateBackend] = []
+
+    def make() -> StateBackend:
+        made.append(HashMapBackend() if request.param == "hashmap" else RocksDBBackend(tmp_path, 64 << 20))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+Restore = Callable[..., Table[Any]]
+
+
+@pytest.fixture
+def restored(topic: Any, backend: Callable[[], StateBackend]) -> Restore:
+    """Restores tables of 16 key groups."""
+
+    def at(type_: Any, checkpoint: int, index: Any, touched: Any = None) -> Table[Any]:
+        return restore("totals", type_, range(16), 16, checkpoint, index, topic.fetch, touched, backend=backend())
+
+    return at
+
+
+def first(topic: Any, restored: Restore, count: int = 200) -> tuple[bytes, ...]:
+    """The index of checkpoint 2, with an increment in its chain, by the first schema."""
+    table = restored(FIRST, 0, ())
+    table.apply(add, keys(count), [1] * count)
+    topic.write_all(table.freeze(1, 0))
+    table.apply(add, keys(3), [1] * 3)
+    index: tuple[bytes, ...] = topic.write_all(table.freeze(2, 1))
+    return index
+
+
+def test_state_by_the_same_schema(topic: Any, restored: Restore) -> None:
+    """It is what it was, and goes on with increments."""
+    index = first(topic, restored)
+    table = restored(FIRST, 2, index)
+    assert table.get(keys(3)[0]) == Total(2, "n")
+    written = len(topic.bodies)
+    table.apply(add, keys(1), [1])
+    assert dict(restored(FIRST, 3, topic.write_all(table.freeze(3, 2))).items()) == dict(table.items())
+    assert len(topic.bodies) == written + 1
+    assert decode_index(index[0]).head.schema == {"avro": FIRST.schema}
+
+
+def test_another_schema_is_resolved(topic: Any, restored: Restore) -> None:
+    """Field by field; and the first snapshot has all states by the new one, those that no record has changed, too."""
+    table = restored(SECOND, 2, first(topic, restored))
+    expected = {key: Grown(2.0 if number < 3 else 1.0, 7) for number, key in enumerate(keys(200))}
+    assert table.get(keys(5)[4]) == Grown(1.0, 7)
+    snapshot = table.freeze(3, 2)
+    index = topic.write_all(snapshot)
+    assert dict(table.items()) == expected
+    assert {block.checkpoint for block in snapshot.chain.blocks} == {3}
+    again = restored(SECOND, 3, index)
+    assert dict(again.items()) == expected
+    again.apply(lambda state, _: (Grown(state.cents, 9) if state else None, None), keys(1), [0])
+    again.freeze(4, 3)
+    assert again.get(keys(1)[0]) == Grown(2.0, 9)
+
+
+def test_a_checkpoint_that_failed(topic: Any, restored: Restore) -> None:
+    """The one after it has all states by the new schema as well: its base is still of the old one."""
+    table = restored(SECOND, 2, first(topic, restored))
+    table.freeze(3, 2)
+    table.apply(lambda state, _: (Grown(0.5, 1), None), keys(1), [0])
+    snapshot = table.freeze(4, 2)
+    index = topic.write_all(snapshot)
+    assert min(block.checkpoint for block in snapshot.chain.blocks) == 3
+    found = dict(restored(SECOND, 4, index).items())
+    assert (found[keys(1)[0]], found[keys(2)[1]], len(found)) == (Grown(0.5, 1), Grown(2.0, 7), 200)
+
+
+def test_key_groups_that_are_not_touched(topic: Any, restored: Restore) -> None:
+    """They are read all the same where they are written anew; by the same schema their blocks are carried over."""
+    index, key = first(topic, restored), keys(1)[0]
+    touched = [key_group(key, 16)]
+    assert len(dict(restored(FIRST, 2, index, touched).items())) < 200
+    table = restored(SECOND, 2, index, touched)
+    assert len(dict(restored(SECOND, 3, topic.write_all(table.freeze(3, 2))).items())) == 200
+
+
+def test_what_does_not_resolve_is_refused(topic: Any, restored: Restore) -> None:
+    """Before any state is read, by operator and field."""
+    index = first(topic, restored)
+    topic.bytes_read = 0
+    with pytest.raises(StateIncompatible, match=r"operator 'totals' .*'sum' was written as int and is read as string"):
+        restored(OTHER, 2, index)
+    with pytest.raises(StateIncompatible, match=r"it was kept by an Avro schema, and is declared by a type alone"):
+        restored(Total, 2, index)
+    assert topic.bytes_read == 0
+
+
+def test_a_type_alone_becomes_an_avro_schema(topic: Any, restored: Restore) -> None:
+    """And back, each by a migration, and by nothing else."""
+    table = restored(Total, 0, ())
+    table.apply(add, keys(50), [3] * 50)
+    index = topic.write_all(table.freeze(1, 0))
+    with pytest.raises(StateIncompatible, match=r"it was kept by a type alone, and is declared by an Avro schema"):
+        restored(VersionedState(FIRST, 2), 1, index)
+
+    def grow(state: Total) -> Grown:
+        return Grown(100.0 * state.sum, 1)
+
+    def shrink(state: Grown) -> Total:
+        return Total(int(state.cents), "back")
+
+    by_avro = restored(VersionedState(SECOND, 2, {1: grow}), 1, index)
+    index = topic.write_all(by_avro.freeze(2, 1))
+    by_type = restored(VersionedState(Total, 3, {2: shrink}), 2, index)
+    assert set(map(msgspec.structs.astuple, dict(by_type.items()).values())) == {(300, "back")}
+    index = topic.write_all(by_type.freeze(3, 2))
+    assert restored(VersionedState(Total, 3), 3, index).get(keys(1)[0]) == Total(300, "back")
+
+
+def test_a_migration_goes_before_the_rules() -> None:
+    """It takes what the old schema holds, as its annotation has it, or as a dict."""
+    written = StateType[Any]("totals", AvroCodec(Day))
+    encoded = written.encode([Day(date(2026, 2, 28))])
+
+    def by_type(state: Day) -> Total:
+        return Total(state.on.day)
+
+    def by_name(state: Any) -> Total:
+        return Total(int(state["on"][-2:]))
+
+    for migration in (by_type, by_name):
+        today = StateType[Any]("totals", VersionedState(FIRST, 2, {1: migration}))
+        today.require_readable(written.schema, 1)
+        assert today.decode(encoded, written.schema, 1) == [Total(28)]
+        assert today.unpack(today.split(encoded, written.schema, 1)[0]) == Total(28)
+
+
+def test_a_version_without_a_migration_is_resolved() -> None:
+    """By the rules, as any other."""
+    written = StateType[Any]("totals", FIRST)
+    today = StateType[Any]("totals", VersionedState(SECOND, 2))
+    today.require_readable(written.schema, 1)
+    assert today.decode(written.encode([Total(5)]), written.schema, 1) == [Grown(5.0, 7)]
+    with pytest.raises(StateIncompatible, match="field 'sum' was written as int"):
+        StateType("totals", VersionedState(OTHER, 2)).require_readable(written.schema, 1)
+
+
+def test_states_are_checked() -> None:
+    """What the schema has no place for is refused, not left out; clones share nothing."""
+    short = StateType[Any]("totals", codec(Total, {"name": "sum", "type": "int"}))
+    with pytest.raises(StateUnstorable, match=r"operator 'totals' is not a valid Total.*note"):
+        short.encode([Total(1, "kept")])
+    full = StateType[Any]("totals", FIRST)
+    with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid Total"):
+        full.encode([Total("1")])  # type: ignore[arg-type]  # wrong on purpose
+    state = Total(1, "n")
+    assert (full.clone(state), full.clone(state) is state) == (state, False)
+
+
+def test_bytes_that_do_not_decode_are_damage() -> None:
+    """By the schema that wrote them."""
+    state_type = StateType[Any]("totals", FIRST)
+    for bad in (b"", b"\x91\x01", b"\x91\xc4\x01\x02", b"\x91\xc4\x04\x02\x02nn"):
+        with pytest.raises(DamagedState, match="operator 'totals'"):
+            state_type.decode(bad, state_type.schema)
