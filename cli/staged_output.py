@@ -80,42 +80,48 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
         for sink in traces.stores():
             if sink not in found.views:
                 found.unasked.setdefault(sink, BY_NAME)
-        found.waiting += _decided(history, found.views)
+        sinks = {*traces.stores(), *found.views}
+        if not sinks:
+            return found
+        seen = survey(storages, history, deep=False)
+        found.waiting += _decided(history, found.views, seen)
         for sink in sorted(found.views):
             found.waiting += undecided(sink, found, history)
-        sinks = {*traces.stores(), *found.views}
-        if sinks:
-            seen = survey(storages, history, deep=False)
-            found.waiting += _rows(seen, sinks)
-            for sink in sinks if seen.damaged else ():
-                why = f"which of its rows nobody decided is not known: {'; '.join(seen.damaged.values())}"
-                found.unasked.setdefault(sink, why)
+        found.waiting += _rows(seen, sinks)
+        for sink in sinks if seen.damaged else ():
+            why = f"which of its rows nobody decided is not known: {'; '.join(seen.damaged.values())}"
+            found.unasked.setdefault(sink, why)
     return found
 
 
-def _decided(history: History, views: Mapping[str, StoreView]) -> Iterator[WaitingOutput]:
+def _decided(history: History, views: Mapping[str, StoreView], seen: BlockSurvey) -> Iterator[WaitingOutput]:
     """What the checkpoint that is decided, and not finalized, has for stores."""
     manifest = history.unfinalized
-    for each in manifest.staged if manifest is not None else ():
+    if manifest is None:
+        return
+    for each in manifest.staged:
         view = views.get(each.sink)
         listed = next((waits for waits in view.waiting if _names(each, waits)), None) if view else None
         state, where = _progress(each, view, listed, described(history.storage))
         yield WaitingOutput(
             name=listed.name if listed else each.name, kind=each.kind, state=state, sink=each.sink,
             subtask=each.subtask, checkpoint=each.checkpoint, records=each.records,
-            decided_in=manifest.checkpoint if manifest else None, where=where, next=_AGAIN,
+            decided_in=manifest.checkpoint, where=where, next=_AGAIN,
             incarnation=listed.incarnation if listed else None, attempt=str(listed.attempt) if listed else None,
-            started_at_ms=listed.since_ms if listed else None,
+            started_at_ms=_staged_at_ms(each, listed, seen) or manifest.triggered_at_ms,
         )  # fmt: skip
+
+
+def _staged_at_ms(each: StoreCommittable, listed: SetAside | None, seen: BlockSurvey) -> int | None:
+    """When *each* was set aside, as its store or the storage of its blocks says."""
+    return listed.since_ms if listed else seen.written_at_ms(each.blocks)
 
 
 def _names(committable: StoreCommittable, waits: SetAside) -> bool:
     return committable.subtask == waits.subtask and waits.name.encode() in committable.body
 
 
-def _progress(
-    each: StoreCommittable, view: StoreView | None, listed: SetAside | None, place: str
-) -> tuple[str, str]:
+def _progress(each: StoreCommittable, view: StoreView | None, listed: SetAside | None, place: str) -> tuple[str, str]:
     """How far the commit has come, and by what that is known; *place* is where blocks are kept."""
     blocks = f"{text.counted(len(each.blocks), 'block')} of {place}" if each.blocks else ""
     if view is None:
@@ -156,5 +162,5 @@ def _rows(seen: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
             name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
             where=f"{text.counted(len(refs), 'block')} of the checkpoint topic, {size}",
-            next=_DROPPED, holds=False,
+            started_at_ms=seen.written_at_ms(refs), next=_DROPPED, holds=False,
         )  # fmt: skip

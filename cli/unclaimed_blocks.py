@@ -6,7 +6,7 @@ has left may be gone for good: what is not known for that is said, and is no err
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -48,6 +48,11 @@ class BlockSurvey:
         keys = {ref.key for ref in self.claimed}
         found = ((storage, ref) for storage, scanned in self.scanned.items() for ref in scanned.blocks)
         return [StoredBlock(storage, ref) for storage, ref in found if ref.key not in keys]
+
+    def written_at_ms(self, refs: Iterable[BlockRef]) -> int | None:
+        """When the first of *refs* was put; None: that of none of them is known."""
+        known = (scanned.written_at_ms.get(ref.key) for ref in refs for scanned in self.scanned.values())
+        return min((each for each in known if each is not None), default=None)
 
     @property
     def damaged(self) -> dict[int, str]:

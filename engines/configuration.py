@@ -3,7 +3,7 @@
 What is given directly wins over the file, the file over the environment. A key that does not exist is an error that
 lists those that do.
 
-    [run]           parallelism, until, repair, checkpoint_partitions
+    [run]           parallelism, until, repair, checkpoint_partitions, from_savepoint, map, allow_dropped_state
     [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
                     tolerable_failed, num_retained, incremental, retention, restart_budget, store_timeout,
                     transaction_timeout, storage
@@ -57,7 +57,9 @@ def _keyword(name: str) -> str:
     return f"checkpoint_{name}" if name in ("interval", "timeout", "storage") else name
 
 
-RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind")
+_SAVEPOINT = ("from_savepoint", "map", "allow_dropped_state")
+RESTORING = (*_SAVEPOINT, "rewind")
+"""The last is in no file: it would stand there at every start, and write output again at some of them."""
 _DIRECT = {
     "bootstrap_servers",
     "config",
@@ -100,7 +102,7 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
     known = {
-        "run": _RUN,
+        "run": (*_RUN, *_SAVEPOINT),
         "checkpoint": (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS),
         "state": _STATE,
         "restart": ("strategy", *_RESTART_DURATIONS, *_RESTART_COUNTS),
@@ -135,20 +137,22 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
         restart=_restart(given.get("restart") or file.get("restart", {})),
         inline=bool(given.get("inline", False)),
         accept_loss=given.get("accept_loss"),
-        restoration=_restoration(given),
+        restoration=_restoration(given, file.get("run", {})),
         **{key: value for key, value in run.items() if value is not None},
     )
 
 
-def _restoration(given: Mapping[str, Any]) -> Restoration | None:
+def _restoration(given: Mapping[str, Any], file: Mapping[str, Any]) -> Restoration | None:
     """The savepoint to begin from, and what is said of it."""
-    mapping = dict(given.get("map") or {})
-    if "from_savepoint" in given:
-        source = str(given["from_savepoint"])
+    found = {name: value for name in RESTORING if (value := given.get(name, file.get(name))) is not None}
+    found["map"] = {**_names(file.get("map", {})), **_names(dict(given.get("map", {})))}
+    found["allow_dropped_state"] = _flag(found.get("allow_dropped_state", False), setting("allow_dropped_state"))
+    if "from_savepoint" in found:
+        source = str(found["from_savepoint"])
         if not source.isdigit():
             storage_url(source, setting("from_savepoint"), or_else="the number of a savepoint")
-        return Restoration(source, mapping, bool(given.get("allow_dropped_state")), bool(given.get("rewind")))
-    alone = [setting(name) for name in RESTORING[1:] if given.get(name)]
+        return Restoration(source, found["map"], found["allow_dropped_state"], bool(found.get("rewind")))
+    alone = [setting(name) for name in RESTORING[1:] if found.get(name)]
     if alone:
         raise ConfigError(f"{', '.join(alone)} is for a run that begins from a savepoint: add --from-savepoint.")
     return None
@@ -206,6 +210,12 @@ def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:
             known = ", ".join((*_RESTART_COUNTS, *_RESTART_DURATIONS))
             raise ConfigError(f"A restart strategy has no option {name!r}. Options are, depending on it: {known}.")
     return found
+
+
+def _names(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
+        raise ConfigError(f'{setting("map")} is {value!r}: write a name for each name, as {{old = "new"}}.')
+    return value
 
 
 def _flag(value: Any, name: str) -> bool:

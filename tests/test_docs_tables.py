@@ -14,7 +14,16 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
-from exactlyonce.engines.configuration import _COUNTS, _DURATIONS, _FLAGS, _RUN, _STATE, _WORDS, options_from
+from exactlyonce.engines.configuration import (
+    _COUNTS,
+    _DURATIONS,
+    _FLAGS,
+    _RUN,
+    _SAVEPOINT,
+    _STATE,
+    _WORDS,
+    options_from,
+)
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
@@ -50,7 +59,7 @@ def test_every_setting_is_documented(table: Table) -> None:
     named = {name for row in rows for name in code(row["command line"])}
     assert named | {"--restart", "--help"} == run_options()
     keys = {code(row["in the file"])[0] for row in rows if row["in the file"]}
-    expected = {f"[run] {name}" for name in _RUN} | {
+    expected = {f"[run] {name}" for name in (*_RUN, *_SAVEPOINT)} | {
         f"[checkpoint] {name}" for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)
     }
     expected |= {f"[state] {name}" for name in _STATE}
@@ -91,6 +100,8 @@ def test_the_defaults_are_those_of_the_code(table: Table) -> None:
             assert options.state.memory_bytes == byte_count(row["default"]), name
         elif section == "[state]" and name == "backend":
             assert options.state.backend == row["default"].strip("`"), name
+        elif name in _SAVEPOINT:
+            assert (options.restoration, row["default"]) == (None, {"allow_dropped_state": "off"}.get(name, "none"))
         elif section == "[run]":
             assert str(getattr(options, name)) == row["default"].strip("`"), name
 

@@ -295,6 +295,7 @@ def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iter
     once it is committed: below the last stable offset that is known, and what lies behind it is not hidden.
     """
     found: dict[str, BlockRef] = {}
+    written_at_ms: dict[str, int] = {}
     unreadable: list[str] = []
     client = store_client.admin(config)
     with store_client.explained(config, f"asking for the ends of {topic.name}"):
@@ -309,24 +310,26 @@ def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iter
 
         settled = read_range(config, topic.name, partition, begin, known, "read_committed", skipped)
         for message in settled:
-            _note(found, message)
+            _note(found, written_at_ms, message)
         rest = read_range(
             config, topic.name, partition, max(begin, known), ends[partition], "read_uncommitted", skipped
         )
         for message in rest:
             if message.value() is not None:
-                _note(found, message)
+                _note(found, written_at_ms, message)
     ends_of_all = tuple(ends[partition] for partition in range(topic.partitions))
-    return Scanned(tuple(found.values()), ends_of_all, tuple(unreadable))
+    return Scanned(tuple(found.values()), ends_of_all, tuple(unreadable), written_at_ms)
 
 
-def _note(found: dict[str, BlockRef], message: Message) -> None:
-    """Take the next record of a partition into *found*, by key."""
+def _note(found: dict[str, BlockRef], written_at_ms: dict[str, int], message: Message) -> None:
+    """Take the next record of a partition into *found*, and its time into *written_at_ms*, by key."""
     key, value = (message.key() or b"").decode(errors="replace"), message.value()
     found.pop(key, None)
+    written_at_ms.pop(key, None)
     if value is not None and BlockKey.parse(key) is not None:
         digest = hashlib.sha256(value).digest()
         found[key] = BlockRef(message.partition() or 0, message.offset() or 0, key, len(value), digest)
+        _, written_at_ms[key] = message.timestamp()
 
 
 class TopicStorage:

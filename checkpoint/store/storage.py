@@ -10,8 +10,8 @@ asks all of it of any storage.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
@@ -112,6 +112,8 @@ class Scanned:
     """How far it went."""
     unreadable: tuple[str, ...] = ()
     """Damaged places, which it has skipped."""
+    written_at_ms: Mapping[str, int] = field(default_factory=dict)
+    """By key, when a block was put, for people; none of a storage that does not say so."""
 
 
 class AttemptBlocks(Protocol):

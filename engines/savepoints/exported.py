@@ -274,7 +274,7 @@ def _removal(folder: Folder) -> _Removed | None:
 
 
 def _empty(folder: Folder) -> None:
-    folder.remove([name for name, _ in folder.files() if name != REMOVED])
+    folder.remove([each.name for each in folder.files() if each.name != REMOVED])
     folder.remove([REMOVED])
     folder.remove_folder()
 

@@ -19,7 +19,7 @@ PREPARED = WaitingOutput(
 )  # fmt: skip
 ROWS = WaitingOutput(
     name="rows:2:7", kind="rows", state="unknown", sink="rows", subtask=2, checkpoint=7, decided_in=8, records=1,
-    where="3 blocks of the checkpoint topic", holds=False,
+    started_at_ms=NOW_MS - 5_000, where="3 blocks of the checkpoint topic", holds=False,
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_what_waits_for_a_store() -> None:
     header, *lines = as_table([OPEN, PREPARED, ROWS], NOW_MS, 100)
     assert header.split() == ["transaction", "state", "open", "for", "left", "decided"]
     assert [line.split() for line in lines[2::2]] == [
-        ["eo-1-0-7", "waits", "1m", "01s", "no"], ["rows:2:7", "unknown", "in", "checkpoint", "8"],
+        ["eo-1-0-7", "waits", "1m", "01s", "no"], ["rows:2:7", "unknown", "5.0", "s", "in", "checkpoint", "8"],
     ]  # fmt: skip
     assert [line.strip() for line in lines[3::2]] == [
         "sink rows, subtask 2; set aside in the store; cut at checkpoint 7",

@@ -15,11 +15,13 @@ from exactlyonce.engines.configuration import (
     _DURATIONS,
     _FLAGS,
     _RUN,
+    _SAVEPOINT,
     _STATE,
     _WORDS,
     BOOTSTRAP_VARIABLE,
     options_from,
 )
+from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -101,6 +103,15 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ),
         ("[run]\nuntil = 'later'", "until is 'later': choose one of running, latest"),
         ("[run]\nthreads = 2", "\\[run\\] has no key 'threads'. It has: parallelism"),
+        ("[run]\nfrom_savepoint = 'first'", "from_savepoint \\(--from-savepoint\\): it is no URL"),
+        ("[run]\nfrom_savepoint = 1\nrewind = true", "\\[run\\] has no key 'rewind'"),
+        ("[run]\nfrom_savepoint = 1\nmap = 'a=b'", "map is 'a=b': .* as {old = \"new\"}"),
+        ("[run]\nfrom_savepoint = 1\nmap = {a = 1}", "map is {'a': 1}: write a name for each name"),
+        (
+            "[run]\nfrom_savepoint = 1\nallow_dropped_state = 'yes'",
+            "allow_dropped_state \\(--allow-dropped-state\\) is 'yes': write true or false",
+        ),
+        ("[run]\nmap = {a = 'b'}", "map is for a run that begins from a savepoint: add --from-savepoint"),
         ("[checkpoints]\n", "there is no table \\[checkpoints\\]"),
         ("[checkpoint]\ninterval = 500", "interval \\(--checkpoint-interval\\) is 500: write a number with a unit"),
         ("[checkpoint]\ninterval = '1ms'", "checkpoints need at least 10 ms"),
@@ -148,7 +159,10 @@ def test_keywords_are_called_as_on_the_command_line() -> None:
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "run": {"parallelism": 2, "until": "latest", "repair": "halt", "checkpoint_partitions": 9},
+    "run": {
+        "parallelism": 2, "until": "latest", "repair": "halt", "checkpoint_partitions": 9,
+        "from_savepoint": "s3://bucket/prefix/1", "map": {"sums": "totals"}, "allow_dropped_state": True,
+    },
     "checkpoint": {
         "mode": "at_least_once", "retention": "delete_on_cancellation", "storage": "s3://bucket/prefix",
         "unaligned": True, "incremental": False, "aligned_timeout": "2s", "interval": "2s", "timeout": "3s",
@@ -159,6 +173,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """By table of a file and key, what is not the default."""
 NEEDED: dict[str, dict[str, Any]] = {
+    "map": {"from_savepoint": 12},
+    "allow_dropped_state": {"from_savepoint": 12},
     "aligned_timeout": {"unaligned": True},
     "memory": {"backend": "rocksdb"},
     "folder": {"backend": "rocksdb"},
@@ -174,15 +190,23 @@ def directly(table: str, key: str) -> str:
 
 def on_the_line(keywords: dict[str, Any]) -> list[str]:
     """The same on the command line."""
-    flags = {name.replace("_", "-"): value for name, value in keywords.items()}
+    flags = {name.replace("_", "-"): value for name, value in keywords.items() if not isinstance(value, dict)}
+    named = [(name, *pair) for name, value in keywords.items() if isinstance(value, dict) for pair in value.items()]
     switches = {True: "--{}", False: "--no-{}"}
-    return [switches[v].format(n) if isinstance(v, bool) else f"--{n}={v}" for n, v in flags.items()]
+    pairs = [f"--{name}={old}={new}" for name, old, new in named]
+    return pairs + [switches[v].format(n) if isinstance(v, bool) else f"--{n}={v}" for n, v in flags.items()]
 
 
 def in_a_file(table: str, content: dict[str, Any]) -> str:
     """The same in a file."""
-    written = {name: str(value).lower() if isinstance(value, bool) else repr(value) for name, value in content.items()}
-    return f"[{table}]\n" + "".join(f"{name} = {value}\n" for name, value in written.items())
+    return f"[{table}]\n" + "".join(f"{name} = {as_toml(value)}\n" for name, value in content.items())
+
+
+def as_toml(value: Any) -> str:
+    """As it is written there."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {as_toml(each)}' for name, each in value.items())}}}"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 @pytest.mark.parametrize(("table", "key"), [(table, key) for table, keys in OTHERS.items() for key in keys])
@@ -201,7 +225,7 @@ def test_no_setting_of_a_file_is_left_out() -> None:
     """What is tried in the three places is all that a file may have, but for restarts and Kafka's own settings."""
     checkpoint = {*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS}
     assert {table: {*keys} for table, keys in OTHERS.items()} == {
-        "run": {*_RUN}, "checkpoint": checkpoint, "state": {*_STATE}
+        "run": {*_RUN, *_SAVEPOINT}, "checkpoint": checkpoint, "state": {*_STATE}
     }  # fmt: skip
 
 
@@ -226,6 +250,19 @@ def test_a_restart_strategy_is_the_same_wherever_it_is_given(
     line = ":".join([strategy, *([",".join(f"{name}={value}" for name, value in options.items())] if options else [])])
     assert options_from(settings(parser().parse_args(["run", "orders:pipeline", "--restart", line]))) == in_python
     assert options_from({"config": written(tmp_path, in_a_file("restart", content))}) == in_python
+
+
+def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
+    """What is given directly wins, the new name of each operator for itself; whether older ones may be taken is said
+    directly alone."""
+    text = "[run]\nfrom_savepoint = 3\nmap = {sums = 'totals', seen = 'known'}\nallow_dropped_state = true"
+    file = written(tmp_path, text)
+    assert options_from({"config": file}).restoration == Restoration("3", {"sums": "totals", "seen": "known"}, True)
+    line = ["run", "orders:pipeline", "--config", file, "--from-savepoint", "4", "--map", "seen=met", "--rewind"]
+    expected = Restoration("4", {"sums": "totals", "seen": "met"}, allow_dropped=True, rewind=True)
+    assert options_from(settings(parser().parse_args(line))).restoration == expected
+    kept = options_from({"config": file, "allow_dropped_state": False}).restoration
+    assert kept == Restoration("3", {"sums": "totals", "seen": "known"})
 
 
 def test_barriers_overtake_where_it_is_said(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from watched import demand
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.store.files.folder import StoredFile
 from exactlyonce.checkpoint.store.files.names import name_of, reference
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.checkpoint.store.files.writer import FileBlocks
@@ -75,7 +76,7 @@ class Outside:
     def get(self, name: str) -> bytes | None:
         return self._asked("a get", lambda: self.contents.get(_key(name)))
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[StoredFile]:
         return iter(self._asked("a listing", self._listed))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -95,12 +96,12 @@ class Outside:
         self.contents[key] = content
         self.world.oracle.blocks_written([key])
 
-    def _listed(self) -> list[tuple[str, int]]:
+    def _listed(self) -> list[StoredFile]:
         now_ms = self.world.clock.monotonic_ms()
         hidden = {key for key, until_ms in self.unlisted.items() if until_ms > now_ms and key in self.contents}
         self.world.seen["listed late"] += len(hidden)
         found = {key: value for key, value in self.contents.items() if key not in hidden}
-        return [(_name(key, value), len(value)) for key, value in sorted(found.items())]
+        return [StoredFile(_name(key, value), len(value), now_ms) for key, value in sorted(found.items())]
 
     def _go(self, names: list[str]) -> None:
         for key in map(_key, names):
@@ -128,7 +129,7 @@ class Outside:
     def scanned(self, ends: tuple[int, ...]) -> Steps:
         """What a listing shows."""
         found = yield from self.until_answered(lambda: list(self.files()))
-        refs = (reference(*each) for each in found)
+        refs = (reference(each.name, each.size) for each in found)
         return Scanned(tuple(ref for ref in refs if ref is not None), (0,) * len(ends))
 
     def let_go(self, coordinator: SimulatedCoordinator, refs: list[BlockRef]) -> None:

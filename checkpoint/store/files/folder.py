@@ -7,10 +7,18 @@ Every call waits, a few ten seconds at most, tries what it is asked once, and ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 STORAGE, CHECKPOINT_STORAGE = "The storage", "The checkpoint storage"
 """What a folder is for, as its errors begin: the second where `--checkpoint-storage` has named it."""
+
+
+class StoredFile(NamedTuple):
+    """A file, as a listing shows it."""
+
+    name: str
+    size: int
+    written_at_ms: int
 
 
 class Folder(Protocol):
@@ -30,8 +38,8 @@ class Folder(Protocol):
     def get(self, name: str) -> bytes | None:
         """The content; None: there is no such file."""
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        """The name and size of every file; none where the folder was never made."""
+    def files(self) -> Iterator[StoredFile]:
+        """Every file; none where the folder was never made."""
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are gone already are no error."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from exactlyonce.checkpoint.store.files.folder import STORAGE
+from exactlyonce.checkpoint.store.files.folder import STORAGE, StoredFile
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
@@ -85,13 +85,14 @@ class HdfsFolder:
 
         return self._asked(read)
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        def listed(client: Any) -> list[tuple[str, int]]:
+    def files(self) -> Iterator[StoredFile]:
+        def listed(client: Any) -> list[StoredFile]:
             try:
                 found = list(client.list_status(self._path))
             except FileNotFoundError:
                 return []
-            return [(each.path.rpartition("/")[2], each.length) for each in found if not each.isdir]
+            files = (each for each in found if not each.isdir)
+            return [StoredFile(each.path.rpartition("/")[2], each.length, each.modification_time) for each in files]
 
         yield from self._asked(listed)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from exactlyonce.checkpoint.store.files.folder import STORAGE
+from exactlyonce.checkpoint.store.files.folder import STORAGE, StoredFile
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 _REFUSED = {
@@ -67,7 +67,7 @@ class LocalFolder:
                 self._require_mounted()
                 return None
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[StoredFile]:
         with self._explained():
             try:
                 entries = list(os.scandir(self._path))
@@ -76,7 +76,8 @@ class LocalFolder:
                 return
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    yield entry.name, entry.stat(follow_symlinks=False).st_size
+                    found = entry.stat(follow_symlinks=False)
+                    yield StoredFile(entry.name, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def remove(self, names: Iterable[str]) -> None:
         with self._explained():

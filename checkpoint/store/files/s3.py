@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from exactlyonce.checkpoint.store.files.folder import STORAGE
+from exactlyonce.checkpoint.store.files.folder import STORAGE, StoredFile
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
@@ -76,12 +76,13 @@ class S3Folder:
                 return None
             raise answer.error from answer
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[StoredFile]:
         more: dict[str, str] = {}
         while True:
             found = self._asked("list_objects_v2", Prefix=self._prefix, **more)
             for each in found.get("Contents", ()):
-                yield each["Key"][len(self._prefix) :], each["Size"]
+                written_at_ms = int(each["LastModified"].timestamp() * 1000)
+                yield StoredFile(each["Key"][len(self._prefix) :], each["Size"], written_at_ms)
             if not found.get("IsTruncated"):
                 return
             more = {"ContinuationToken": found["NextContinuationToken"]}
@@ -143,9 +144,7 @@ class S3Folder:
             if isinstance(cause, ClientError):
                 code, text = cause.response["Error"].get("Code", ""), cause.response["Error"].get("Message", "")
                 raise _Answered(str(code), self._error(str(code), str(text))) from error
-            raise StorageUnavailable(
-                f"{self._named} does not answer: {type(cause or error).__name__}."
-            ) from error
+            raise StorageUnavailable(f"{self._named} does not answer: {type(cause or error).__name__}.") from error
 
     def _error(self, code: str, text: str) -> ExactlyOnceError:
         """What an answer means; its text is not shown where it may repeat a key or a signature."""

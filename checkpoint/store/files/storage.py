@@ -78,8 +78,10 @@ class FileStorage:
 
     def since(self, ends: Iterable[int]) -> Scanned:
         """All that there are."""
-        found = (reference(name, size) for name, size in self._persistently(lambda: list(self._folder.files())))
-        return Scanned(tuple(ref for ref in found if ref is not None), tuple(0 for _ in ends))
+        listed = self._persistently(lambda: list(self._folder.files()))
+        found = [(ref, each) for each in listed if (ref := reference(each.name, each.size)) is not None]
+        written_at_ms = {ref.key: each.written_at_ms for ref, each in found}
+        return Scanned(tuple(ref for ref, _ in found), tuple(0 for _ in ends), written_at_ms=written_at_ms)
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
         """Remove them."""
@@ -87,7 +89,7 @@ class FileStorage:
 
     def erase(self) -> None:
         """Remove all files, and the folder."""
-        self._folder.remove([name for name, _ in self._folder.files()])
+        self._folder.remove([each.name for each in self._folder.files()])
         self._folder.remove_folder()
 
     def close(self) -> None:

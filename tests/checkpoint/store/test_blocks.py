@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log_requests import as_topic
 from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -267,7 +268,9 @@ class TestTrouble:
 
 class TestCleaning:
     def test_orphans(self, store: Any) -> None:
-        """A scan finds the blocks behind the given offsets that are not tombstoned, as they can be referred to."""
+        """A scan finds the blocks behind the given offsets that are not tombstoned, as they can be referred to, and the
+        time of each."""
+        before_ms = SystemClock().now_ms()
         writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         log = store.living()
         written(writer, [b"old"] * 8)
@@ -278,6 +281,8 @@ class TestCleaning:
         scanned = scan_blocks(store.config, store.topic, ends)
         assert scanned.end_offsets == log.end_offsets
         assert sorted(scanned.blocks, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
+        assert scanned.written_at_ms.keys() == {ref.key for ref in refs[3:]}
+        assert all(before_ms <= each <= SystemClock().now_ms() for each in scanned.written_at_ms.values())
 
     def test_a_tombstone_counts_once_it_is_committed(self, store: Any) -> None:
         """One of a transaction that is open, or was aborted, says nothing: the block is found, and dropped again."""

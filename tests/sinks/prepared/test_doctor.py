@@ -110,10 +110,12 @@ def test_what_is_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.Captur
 def test_rows_that_wait(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows in the checkpoint topic that nobody decided are listed, and an abort of them is refused, for they hold
     nobody back; decided ones are listed with what the ledger has, which a commit brings up to them."""
+    before_ms = SystemClock().now_ms()
     killed_at(job, tmp_path, "coordinator-checked", *WRITE_AHEAD)
     module, *options = pipeline(job, *WRITE_AHEAD)
     (rows,) = (each for each in said(capsys, "transactions", "list", module, *options) if each["kind"] == "rows")
     assert (rows["sink"], rows["decided_in"], "of the checkpoint topic" in rows["where"]) == ("rows", None, True)
+    assert before_ms <= rows["started_at_ms"] <= rows["started_at_ms"] + rows["open_ms"] <= SystemClock().now_ms()
     assert main(["transactions", "abort", module, rows["name"], *options, "--take-over"]) == 2
     assert "holds nobody back" in capsys.readouterr().err
     killed_at(job, tmp_path, "coordinator-decided", *WRITE_AHEAD)

@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.hdfs import HdfsFolder
 from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
@@ -65,12 +66,14 @@ class TestHdfs(BlockStorageContract):
 
 def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
     """A put whose answer did not come is repeated, replaces nothing, and leaves nothing beside it."""
-    folder = HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
+    before_ms, folder = SystemClock().now_ms(), HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
     folder.check()
     folder.put("block", b"first", "aside-1")
     folder.put("block", b"other", "aside-2")
     assert folder.get("block") == b"first"
-    assert list(folder.files()) == [("block", 5)]
+    ((name, size, written_at_ms),) = folder.files()
+    assert (name, size) == ("block", 5)
+    assert before_ms <= written_at_ms <= SystemClock().now_ms()
 
 
 def test_what_is_removed_and_what_stays(hdfs: Any) -> None:

@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.s3 import S3Folder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
@@ -54,10 +55,13 @@ class TestS3(BlockStorageContract):
 
 def test_what_is_put_again_is_no_error(s3: Any) -> None:
     """A put whose answer did not come is repeated, and replaces nothing."""
-    folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
+    before_ms, folder = SystemClock().now_ms(), S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
     folder.put("block", b"first", "aside")
     folder.put("block", b"other", "aside")
     assert folder.get("block") == b"first"
+    ((name, size, written_at_ms),) = folder.files()
+    assert (name, size) == ("block", 5)
+    assert before_ms - 1_000 < written_at_ms <= SystemClock().now_ms(), "to the second"
 
 
 @pytest.mark.exhaustive
@@ -68,9 +72,9 @@ def test_more_than_a_listing_holds(s3: Any) -> None:
     names = {f"block-{number}" for number in range(1_003)}
     for name in names:
         folder.put(name, b"x", "aside")
-    assert set(folder.files()) == {(name, 1) for name in names}
+    assert {(each.name, each.size) for each in folder.files()} == {(name, 1) for name in names}
     folder.remove(sorted(names)[1:])
-    assert list(folder.files()) == [(min(names), 1)]
+    assert [each.name for each in folder.files()] == [min(names)]
 
 
 def test_a_bucket_that_is_missing(s3: Any) -> None:

@@ -1,0 +1,95 @@
+"""The output that waits for stores, found where blocks are files, and how old it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.store.files.names import name_of
+from exactlyonce.checkpoint.store.files.opening import file_storage
+from exactlyonce.checkpoint.store.storage import AttemptBlocks
+from exactlyonce.cli import staged_output
+from exactlyonce.cli.staged_output import find_staged
+from exactlyonce.cli.traces import Traces
+from exactlyonce.cli.waiting import WaitingOutput
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.testing.cluster import LIMIT_S
+
+TOPIC = TopicInfo("p.checkpoints", "id", 2, 1)
+TRIGGERED_AT_MS = 5_000_000
+Put = Callable[[int, int, int], BlockRef]
+
+
+def decided(storage: str, *staged: StoreCommittable) -> Manifest:
+    """Checkpoint 1, which has that for stores."""
+    return Manifest(
+        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
+        triggered_at_ms=TRIGGERED_AT_MS, completed_at_ms=TRIGGERED_AT_MS + 10, fingerprint="", max_parallelism=8,
+        parallelism=2, block_partitions=2, block_end_offsets=(0, 0), written_bytes=0, offsets=(), operators=(),
+        order_logs=(), committables=(), sinks=(), staged=staged, storage=storage,
+        ledger=tuple((each.sink, each.subtask, each.checkpoint) for each in staged),
+    )  # fmt: skip
+
+
+def waits(subtask: int, kind: str, *blocks: BlockRef) -> StoreCommittable:
+    """What a subtask of a sink has set aside for checkpoint 1."""
+    sink = "rows" if kind == "rows" else "other"
+    return StoreCommittable(sink=sink, subtask=subtask, checkpoint=1, records=1, kind=kind, blocks=blocks)
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the pipeline's blocks are."""
+    monkeypatch.setattr(staged_output, "find_topic", lambda *_: TOPIC)
+    return f"file://{tmp_path}"
+
+
+@pytest.fixture
+def put(storage: str, tmp_path: Path) -> Put:
+    """`put(subtask, part, at_ms)`: rows of that time."""
+    blocks: AttemptBlocks = file_storage(storage, TOPIC).begin(1, 0)
+
+    def of_that_time(subtask: int, part: int, at_ms: int) -> BlockRef:
+        ticket = blocks.write(Block("rows", 1, "rows", "none", "rows", b"rows"), subtask, part)
+        blocks.wait(LIMIT_S)
+        assert ticket.ref is not None
+        file = tmp_path / "p" / "id" / str(name_of(ticket.ref))
+        os.utime(file, ns=(at_ms * 1_000_000, at_ms * 1_000_000))
+        return ticket.ref
+
+    return of_that_time
+
+
+def found(manifest: Manifest) -> dict[str, WaitingOutput]:
+    """By name, what waits."""
+    history = History("p")
+    history.manifests[1] = manifest
+    traces = Traces("p", TOPIC.name, history, "", ())
+    config: Any = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
+    return {f"{each.name} {each.decided_in}": each for each in find_staged(config, traces, None).waiting}
+
+
+def test_the_age_of_rows(storage: str, put: Put) -> None:
+    """Decided or not, they wait since the first of their blocks was written."""
+    manifest = decided(storage, waits(0, "rows", put(0, 2, 3_000_000), put(0, 1, 2_000_000)))
+    put(1, 1, 4_000_000)
+    put(1, 2, 3_500_000)
+    shown = found(manifest)
+    assert {name: each.started_at_ms for name, each in shown.items()} == {
+        "rows:0:1 1": 2_000_000, "rows:1:1 None": 3_500_000,
+    }  # fmt: skip
+    assert {each.row(4_500_000)[2] for each in shown.values()} == {"41m 40s", "16m 40s"}
+
+
+def test_the_age_where_only_the_decision_tells(storage: str) -> None:
+    """What a store lists that was not asked waits at least since the checkpoint was triggered."""
+    (shown,) = found(decided(storage, waits(0, "prepared"))).values()
+    assert (shown.state, shown.started_at_ms) == ("unknown", TRIGGERED_AT_MS)
