@@ -17,13 +17,23 @@ from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.state_type import StateType
 
 
+class Numbered(Protocol):
+    """Blocks, by number; a list of them is one. Whoever has many need not have all of them in memory."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> EncodedBlock: ...
+
+
 class Encoding(Protocol):
     """The changes of an interval, on their way into blocks: `Interval` is one."""
 
     checkpoint: int
-    blocks: list[EncodedBlock]
     encoded: bool
     credit: float
+
+    @property
+    def blocks(self) -> Numbered:
+        """Those that are finished."""
 
     def advance(self) -> None:
         """Encode one slice more."""
@@ -63,10 +73,10 @@ class Snapshot:
                     interval.advance()
                     yield None
                     continue
-                block = interval.blocks[sent]
                 sent += 1
                 if self._whole and interval is not self._intervals[-1]:
                     continue
+                block = interval.blocks[sent - 1]
                 self._headers.append(block.header)
                 yield block
         self._encoded = True

@@ -366,13 +366,17 @@ class Subtask:
         self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]
     ) -> Generator[bool, None, OperatorAck]:
         """Write the state of one operator; what was written is noted in *written*."""
-        tickets = []
-        for block in snapshot.encode():
-            if block is not None:
-                tickets.append(self.names.write(self.blocks, snapshot.checkpoint, table.operator, block))
-            yield True
-            while self.blocks.pending > BLOCKS_PENDING_MAX:
-                yield False
+        tickets: list[Ticket] = []
+        try:
+            for block in snapshot.encode():
+                if block is not None:
+                    tickets.append(self.names.write(self.blocks, snapshot.checkpoint, table.operator, block))
+                yield True
+                while self.blocks.pending > BLOCKS_PENDING_MAX:
+                    yield False
+        except SnapshotDeclined:  # who decides drops what is acknowledged and not needed; of all else nobody knows
+            written += yield from _durable(tickets)
+            raise
         refs = yield from _durable(tickets)
         hit("worker-blocks")
         parts = snapshot.seal(refs)

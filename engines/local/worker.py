@@ -172,7 +172,7 @@ class Worker:
         for task in built.subtasks:
             fetching = task.fetching
             moved = task.advance(budget_s) or moved
-            if fetching and not task.fetching and not self._full:
+            if fetching and not task.fetching and not task.full:  # `_full` is as it was last reported
                 built.notes.append(f"worker {self.start.subtask}: the state of {task.name!r} is read whole")
             if task.name not in self._reported and task.sources and all(s.finished for s in task.sources):
                 self._reported.add(task.name)

@@ -18,10 +18,12 @@ from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
+from exactlyonce.state.blocks import IMAGE, INCREMENT
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.state_type import StateType, joined
+from exactlyonce.state.snapshot import Numbered
+from exactlyonce.state.state_type import StateType
 from exactlyonce.state.tiered.files import LocalFiles
+from exactlyonce.state.tiered.interval_blocks import IntervalBlocks, SectionOrigin, encoded_section
 from exactlyonce.state.tiered.store import Entry, LocalStore
 
 S = TypeVar("S")
@@ -29,6 +31,8 @@ S = TypeVar("S")
 SLICE_ENTRIES = 1024
 _SECTION_TARGET = 128 * 1024
 _DONE = object()
+OriginOf = Callable[[bytes], SectionOrigin | None]
+"""Where entries were read, by the first key."""
 
 
 @dataclass
@@ -72,7 +76,7 @@ class TieredInterval(Generic[S]):
         self.layers: list[dict[bytes, S | None]] = [{}]
         """Oldest first. What is settled is not here any more."""
         self.settled = False
-        self.blocks: list[EncodedBlock] = []
+        self.blocks: Numbered = ()
         self.encoded = False
         self.credit = 0.0
         """What merging had left after this interval's images."""
@@ -94,7 +98,6 @@ class TieredInterval(Generic[S]):
     def freeze(self, checkpoint: int, *, whole: bool = False) -> TieredInterval[S]:
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
-        self._writer = BlockEncoder(self._shelf.state_type.operator, checkpoint, self._shelf.state_type.version)
         self._slices = self._encode()
         return TieredInterval(self._shelf, self.number + 1)
 
@@ -119,6 +122,8 @@ class TieredInterval(Generic[S]):
         merged = self._choose()
         yield from self._settle()
         self._view = shelf.store.view()
+        self._writer = IntervalBlocks(shelf.store, self._view, shelf.state_type, self.checkpoint)
+        self.blocks = self._writer
         if self.spilled:  # else a process that takes the files would find it among the changes of its own intervals
             shelf.store.forget(self.number)
         if not shelf.unread:
@@ -133,7 +138,7 @@ class TieredInterval(Generic[S]):
             if group not in merged:
                 yield from self._increment(group, slices, expected)
             shelf.written.add(group)
-        self._keep(self._writer.flush())
+        self._writer.end()
         self._view = None
         self._dealt.clear()
         shelf.files.describe(self.checkpoint, shelf.known())
@@ -190,45 +195,53 @@ class TieredInterval(Generic[S]):
         shelf, before = self._shelf, self._written
         shelf.merging.imaged(group)
         slices = shelf.store.group(self._view, group, SLICE_ENTRIES)
-        yield from self._sections(group, IMAGE, slices, shelf.counts.get(group, 0))
+        yield from self._sections(group, IMAGE, slices, shelf.counts.get(group, 0), _in_group)
         shelf.counts[group] = self._written - before
 
     def _increment(self, group: int, slices: Iterator[list[Entry]], expected: int) -> Iterator[None]:
         """Write what changed in *group*; as an image, if there is nothing before it."""
         shelf, before = self._shelf, self._written
+        origin = self._noted if self.spilled else _in_memory
         if group in shelf.written:
-            yield from self._sections(group, INCREMENT, slices, expected)
+            yield from self._sections(group, INCREMENT, slices, expected, origin)
             shelf.merging.incremented(group, self.checkpoint, self._written - before)
         else:
             present = ([entry for entry in some if entry[1]] for some in slices)
-            yield from self._sections(group, IMAGE, present, expected)
+            yield from self._sections(group, IMAGE, present, expected, origin)
             shelf.merging.imaged(group)
 
     _written = 0
     """Entries in sections so far."""
     _bytes_per_entry = 0.0
 
-    def _sections(self, group: int, kind: int, slices: Iterator[list[Entry]], expected: int) -> Iterator[None]:
+    def _sections(
+        self, group: int, kind: int, slices: Iterator[list[Entry]], expected: int, origin: OriginOf
+    ) -> Iterator[None]:
         """Write all of *slices*, about so many entries as *expected*; one section at least: an image may be empty."""
-        self._keep(self._writer.begin_group(int(expected * self._bytes_per_entry)))
+        self._writer.begin_group(int(expected * self._bytes_per_entry))
         for some in chain([next(slices, [])], slices):
-            self._section(group, kind, some)
+            self._section(group, kind, some, origin)
             yield
 
-    def _section(self, group: int, kind: int, entries: list[Entry]) -> None:
+    def _section(self, group: int, kind: int, entries: list[Entry], origin: OriginOf) -> None:
         """Write *entries* as a section, or as several, where they are large."""
-        keys, packed = [key for key, each in entries if each], [each for _, each in entries if each]
-        deleted = [key for key, each in entries if not each] if len(keys) < len(entries) else []
-        encoded_keys, encoded_states = encode_keys(keys, deleted), joined(packed)
-        size, count = len(encoded_keys) + len(encoded_states), len(entries)
+        encoded, count = encoded_section(entries), len(entries)
+        size = sum(map(len, encoded))
         if size > _SECTION_TARGET and count > 1:
-            self._section(group, kind, entries[: count // 2])
-            self._section(group, kind, entries[count // 2 :])
+            self._section(group, kind, entries[: count // 2], origin)
+            self._section(group, kind, entries[count // 2 :], origin)
             return
         self._bytes_per_entry = size / max(1, count)
         self._written += count
-        self._keep(self._writer.add(group, kind, encoded_keys, encoded_states, count))
+        self._writer.add(group, kind, encoded, count, origin(entries[0][0] if entries else b""))
 
-    def _keep(self, finished: EncodedBlock | None) -> None:
-        if finished is not None:
-            self.blocks.append(finished)
+    def _noted(self, first: bytes) -> SectionOrigin:
+        return SectionOrigin(first, self.number)
+
+
+def _in_group(first: bytes) -> SectionOrigin:
+    return SectionOrigin(first, None)
+
+
+def _in_memory(first: bytes) -> None:
+    return None

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,6 +52,10 @@ _LEVEL_1_BYTES, _FILE_BYTES = 64 << 20, 8 << 20
 """What lies below is merged file by file. By RocksDB's default, 256 MB, most of a state of a gigabyte was level 1."""
 LOADED_ENTRIES = 4096
 """In a slice."""
+SLICE_BYTES = 1 << 20
+"""What is read of a view at once is not much more."""
+AGAIN_ENTRIES = 64
+"""Likewise, where few are wanted."""
 Entry = tuple[bytes, bytes]
 """A key and its packed state, or nothing where it is deleted."""
 
@@ -161,7 +165,7 @@ class LocalStore:
             return self._db.iter()
 
     def group(self, view: RdictIter, group: int, slice_entries: int) -> Iterator[list[Entry]]:
-        """The keys of a key group, in order, with their packed states; in slices of so many."""
+        """The keys of a key group, in order, with their packed states; in slices of so many at most."""
         for some in self._slices(view, _PREFIXES[group], slice_entries):
             yield [(place[2:], packed) for place, packed in some]
 
@@ -171,12 +175,23 @@ class LocalStore:
             for group, same in groupby(some, key=_group_of_change):
                 yield group, [(place[_CHANGE_PREFIX + 2 :], packed) for place, packed in same]
 
-    def _slices(self, view: RdictIter, prefix: bytes, count: int) -> Iterator[list[Entry]]:
-        """All whose place begins with *prefix*."""
-        with self._asked():
-            entries = _from(view, prefix)
-            while some := list(islice(entries, count)):
-                yield some
+    def entries(self, view: RdictIter, group: int, interval: int | None, first: bytes) -> Iterator[Entry]:
+        """Those of a key group from the key *first* on; with *interval*, of what was noted for it."""
+        prefix = _PREFIXES[group] if interval is None else _interval(_CHANGES, interval) + _PREFIXES[group]
+        for some in self._slices(view, prefix, AGAIN_ENTRIES, first):
+            yield from ((place[len(prefix) :], packed) for place, packed in some)
+
+    def _slices(self, view: RdictIter, prefix: bytes, count: int, first: bytes = b"") -> Iterator[list[Entry]]:
+        """All whose place begins with *prefix*, in slices of so many and some `SLICE_BYTES` at most. Between two of
+        them the view may be read elsewhere."""
+        place = prefix + first
+        while True:
+            with self._asked():
+                some = _from(view, prefix, place, count)
+            if not some:
+                return
+            yield some
+            place = some[-1][0] + b"\0"
 
     def forget(self, interval: int) -> None:
         """Let go of what was noted for *interval*."""
@@ -193,14 +208,18 @@ class LocalStore:
         self._db.close()
 
 
-def _from(view: RdictIter, prefix: bytes) -> Iterator[Entry]:
-    """All whose key begins with *prefix*. At a damaged block a view ends, as if that were all; its status tells."""
-    cursor: Any = view
-    cursor.seek(prefix)
-    while cursor.valid() and (key := cursor.key()).startswith(prefix):
-        yield key, cursor.value()
+def _from(view: RdictIter, prefix: bytes, place: bytes, count: int) -> list[Entry]:
+    """The next from *place* on whose key begins with *prefix*. At a damaged block a view ends, as if that were all; its
+    status tells."""
+    cursor, some, size = cast("Any", view), list[Entry](), 0
+    cursor.seek(place)
+    while len(some) < count and size < SLICE_BYTES and cursor.valid() and (key := cursor.key()).startswith(prefix):
+        value = cursor.value()
+        some.append((key, value))
+        size += len(value)
         cursor.next()
     cursor.status()
+    return some
 
 
 def _group_of_change(entry: Entry) -> int:

@@ -304,6 +304,7 @@ class TieredTable(BatchTable[S]):
 
     def close(self) -> None:
         """At a clean end: let go of the local files, but for those that were saved."""
+        self._intervals, self._unsettled = [], []  # and of views, with which a database stays open
         self._files.close()
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.state.tiered import files, interval
+from exactlyonce.state import blocks as state_blocks
+from exactlyonce.state.tiered import files, interval, interval_blocks, store
 from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract.memory import StateBlocks, Subtasks
@@ -48,10 +49,14 @@ def every_one_saved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly nothing stays in memory, every interval spills, and slices are short."""
+    """Nearly nothing stays in memory, every interval spills; slices are short, and blocks, none of which stays."""
 
     def limit(self: TieredTable[Any]) -> None:
         self._cached_max, self._changes_max = 5, 4
 
     monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
+    monkeypatch.setattr(state_blocks, "RAW_TARGET", 40)
+    monkeypatch.setattr(interval_blocks, "KEPT_BYTES", 0)
+    monkeypatch.setattr(store, "AGAIN_ENTRIES", 2)
+    monkeypatch.setattr(store, "SLICE_BYTES", 8)
     monkeypatch.setattr(TieredTable, "_limit", limit)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import tracemalloc
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -20,6 +22,7 @@ from exactlyonce.state.backend import TableSnapshot
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered import store
+from exactlyonce.state.tiered.interval_blocks import KEPT_BYTES
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
@@ -403,3 +406,29 @@ def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < entries <= 1.2 * held < 60_000
     assert key_of(59_999) in table._states
     assert len(subtasks.items()) == 60_000
+
+
+def test_a_whole_snapshot_is_never_in_memory(process: Process) -> None:
+    """A savepoint of a state many times as large as what its interval keeps: whoever writes its blocks as they come
+    holds some, and so does the table, also where a later checkpoint has to write all of them again."""
+    subtasks, blocks = process(bytes), 40
+    for number in range(blocks):
+        subtasks.put({1_000 * number + each: os.urandom(100_000) for each in range(10)})
+    large, bound = blocks * 1_000_000, 3 * KEPT_BYTES
+    (savepoint,) = subtasks.freeze(1, 0, whole=True)
+    assert large > 3 * bound
+    assert _most_held(savepoint) < bound, "and nobody seals it"
+    subtasks.put({0: b"0"})
+    (after,) = subtasks.freeze(2, 0)
+    assert _most_held(after) < bound
+
+
+def _most_held(snapshot: TableSnapshot) -> int:
+    """The most memory that was taken at once while all blocks of *snapshot* were made, beyond what was before."""
+    tracemalloc.start()
+    try:
+        written = sum(len(block.body) for block in snapshot.encode() if block is not None)
+        assert written > 40_000_000
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

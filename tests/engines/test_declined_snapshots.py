@@ -1,0 +1,131 @@
+"""A subtask whose disk is full: what it says of the snapshot that it declines, and of the state that it has to read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from exactlyonce.checkpoint.events import Ack
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.store.blocks import BlockWriter
+from exactlyonce.engines.activity import Activity
+from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.engines.local.building import Built
+from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.engines.local.inputs import ChannelInput
+from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.local.worker import Worker
+from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
+from exactlyonce.state.chain import Chain
+from exactlyonce.state.errors import SnapshotDeclined
+from exactlyonce.testing.sink_contract.memory_blocks import MemoryBlocks
+
+
+class LateBlocks(MemoryBlocks):
+    """Tells of what was written only when it is polled, as a broker does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[str] = []
+        self._told: list[Any] = []
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: Any) -> None:
+        self.keys.append(key)
+        self._told.append(lambda: super(LateBlocks, self).produce(topic, value, key, partition, on_delivery))
+
+    def poll(self, timeout_s: float) -> None:
+        while self._told:
+            self._told.pop(0)()
+
+
+@dataclass
+class Stuck:
+    """A table whose disk becomes full behind the second block of a snapshot, if it ever does."""
+
+    operator: str
+    full_then: bool
+    full: str = ""
+    checkpoint: int = 0
+    chain: Chain = field(default_factory=Chain)
+
+    def fetch(self) -> bool:
+        return False
+
+    def freeze(self, checkpoint: int, base: int, *, whole: bool) -> Stuck:
+        self.checkpoint = checkpoint
+        return self
+
+    def encode(self) -> Iterator[EncodedBlock | None]:
+        encoder = BlockEncoder(self.operator, self.checkpoint)
+        for group in range(3):
+            if group == 2 and self.full_then:
+                raise SnapshotDeclined("The disk is full.")
+            encoder.add(group, IMAGE, encode_keys([b"k"], []), b"\x91\x01", 1)
+            yield encoder.flush()
+
+    def seal(self, refs: Any) -> tuple[bytes, ...]:
+        return (b"index",)
+
+
+def subtask_of(tables: list[Any], writer: Any, acks: list[Ack], channel: LocalChannel) -> Subtask:
+    """One that reads *channel*; its clock goes on whenever it is read."""
+    return Subtask(
+        name="task", index=0, inputs=[ChannelInput("in", channel, BatchCodec(str), lambda _: None)], tables=tables,
+        sinks=[], outputs=[], fed=[], blocks=writer, names=BlockNames(0),
+        acknowledge=lambda message: acks.append(message.ack), order=None,
+        monotonic_s=itertools.count(0.0).__next__,
+    )  # fmt: skip
+
+
+def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
+    """All blocks of it, those of operators that had room included: else nobody would know of them, and drop them."""
+    blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
+    writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
+    tables = [Stuck("roomy", full_then=False), Stuck("stuck", full_then=True)]
+    subtask = subtask_of(tables, writer, acks, channel)
+    channel.send_barrier(BarrierFrame(1, 0))
+    subtask.step(0.0)
+    while not acks:
+        subtask.advance(1.0)
+        writer.poll()
+    assert acks[0].declined == "The disk is full."
+    assert len(blocks.keys) == 3 + 1 + 2, "of the first its blocks and its index, of the second what had room"
+    assert {ref.key for ref in acks[0].written} == set(blocks.keys)
+    assert [each.operator for each in acks[0].operators] == ["roomy"]
+
+
+def test_a_state_that_waits_for_room_is_not_called_read() -> None:
+    """Also where the disk has become full since the worker last reported it: reading rests, and goes on."""
+
+    class Table(SimpleNamespace):
+        def fetch(self) -> bool:
+            if self.full or not self.unread:
+                return False
+            self.unread -= 1
+            return True
+
+    table = Table(full="", unread=4, operator="totals")
+    task = subtask_of([table], None, [], LocalChannel())
+    worker = Worker(cast(Any, None), cast(Any, SimpleNamespace(subtask=0)), cast(Any, StoppedClock()), Activity())
+    worker.built = Built(cast(Any, SimpleNamespace(poll=lambda: 0)), worker.activity, [task])
+    worker._work()
+    assert task.fetching
+    table.full = "no room"
+    for _ in range(3):
+        worker._work()
+    assert worker.built.notes == []
+    table.full = ""
+    while table.unread or task.fetching:
+        worker._work()
+    assert worker.built.notes == ["worker 0: the state of 'task' is read whole"]
+
+
+class StoppedClock:
+    """The clients of a worker in a test: only the time is asked, and it stands still."""
+
+    def monotonic_s(self) -> float:
+        return 0.0
