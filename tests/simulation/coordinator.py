@@ -192,11 +192,13 @@ class SimulatedCoordinator:
     def _perform_effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
+                incarnation = self.log.incarnation.incarnation
+                self.world.oracle.savepoints.triggered(incarnation, checkpoint, final=final, savepoint=savepoint)
                 aligned_chance = self.world.luck.aligned_chance
-                if aligned_chance and self.world.rng.random() < aligned_chance:
-                    attempt = (self.log.incarnation.incarnation, self.core.attempt)
-                    self.world.oracle.aligned.add((*attempt, checkpoint))
-                    overtakes_after_ms = None
+                aligned = bool(aligned_chance) and self.world.rng.random() < aligned_chance
+                overtakes_after_ms = None if aligned else overtakes_after_ms
+                if aligned or (final and not self.world.topology.loops):
+                    self.world.oracle.aligned.add((incarnation, self.core.attempt, checkpoint))
                 for worker in self.workers:
                     added = self.world.share(self._topics.added, self.scale.parallelism, worker.index)
                     worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms))
@@ -214,6 +216,7 @@ class SimulatedCoordinator:
                     worker.tell(msg.Hold(held))
             case events.Restart(attempt, delay_ms, reason):
                 self.world.note(f"{self} restarts: {reason}")
+                self.world.oracle.savepoints.restarted(self.log.incarnation.incarnation)
                 self.kill_workers()
                 self._delay_ms, self._deploy = delay_ms, None
                 self._on_broker(

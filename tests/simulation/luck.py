@@ -167,6 +167,12 @@ LUCK = {
         settings={"interval_ms": 20, "max_concurrent": 1},
         stores={"harm": ""},
     ),
+    "late savepoints": Luck(
+        kinds=("ask_for_savepoint", "slow_worker", "slow_worker", "kill_worker"),
+        chances={"_chance": 0.02, "_network_chance": 0.0, "_request_chance": 0.005, "_decided_chance": 0.0},
+        settings={"interval_ms": 20, "timeout_ms": 200, "max_concurrent": 1},
+        parallelism=3,
+    ),
     "whole state": Luck(
         kinds=("kill_worker", "slow_worker", "crash_coordinator"),
         chances={"_chance": 0.004, "_request_chance": 0.005},
@@ -223,6 +229,12 @@ LUCK = {
         settings={"storage": "s3://simulated/blocks"},
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
+    "unaligned stops": Luck(
+        kinds=("stop", "slow_worker"),
+        chances={"_chance": 0.01, "_request_chance": 0.0},
+        settings={"unaligned": True},
+        parallelism=3,
+    ),
 }
 """By name."""
 NONE = Luck()

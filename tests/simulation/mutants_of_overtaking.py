@@ -146,7 +146,7 @@ def _restored_once() -> Iterable[Any]:
     yield patch.object(RestoredInput, "left", left)
 
 
-@mutant("the last barrier before a clean end overtakes", OPEN + "|before a clean end is aligned", luck=UNALIGNED)
+@mutant("the last barrier before a clean end overtakes", r"checkpoint \d+ is aligned|" + OPEN, luck="unaligned stops")
 def _final() -> Iterable[Any]:
     real = Coordinator._trigger
 

@@ -82,6 +82,21 @@ def _never_served() -> Iterable[Any]:
     yield patch.object(coordinator.Coordinator, "_note_served", lambda *_: None)
 
 
+@mutant("a savepoint is tried again before a checkpoint", r"is triggered before a checkpoint", luck="late savepoints")
+def _at_once() -> Iterable[Any]:
+    yield patch.object(coordinator.Coordinator, "_checkpoint_first", False)
+
+
+@mutant("workers stay behind a savepoint that is too late", r"while workers may still write", luck="late savepoints")
+def _still_writing() -> Iterable[Any]:
+    real = coordinator.Coordinator._failed
+
+    def failed(self: Any, failure: Any, now_ms: int) -> Any:
+        return real(self, failure, now_ms) if failure.counts else []
+
+    yield patch.object(coordinator.Coordinator, "_failed", failed)
+
+
 @mutant("a restored state lies with the wrong subtask", STATE, luck="from savepoint")
 def _misplaced() -> Iterable[Any]:
     yield patch.object(restoring, "subtask_of", lambda group, parallelism, most: 0)

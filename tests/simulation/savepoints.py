@@ -2,12 +2,13 @@
 
 Invariants: a request is served by one savepoint, whatever crashes meanwhile; a savepoint stands on no block of another
 checkpoint, and no checkpoint does where the settings say so; it is there until somebody deletes it, and what was
-deleted goes once nothing is built on it.
+deleted goes once nothing is built on it. Whoever asks stops no progress: what came to nothing leaves no worker at work
+for it, and an ordinary checkpoint is decided before the next one is tried.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from watched import demand
@@ -39,6 +40,10 @@ class Savepoints:
         """By savepoint, the incarnation that has said that it is kept no longer."""
         self._finalized_since: Counter[int] = Counter()
         """By savepoint that was deleted, how many checkpoints of that incarnation were finalized since."""
+        self._under_way: defaultdict[int, set[int]] = defaultdict(set)
+        """By incarnation, those of its attempt that are not decided."""
+        self._came_to_nothing: dict[int, int] = {}
+        """By incarnation, the last one, while no ordinary checkpoint was decided since."""
         self._count = 0
 
     def ask(self, *, stop: bool) -> None:
@@ -46,8 +51,26 @@ class Savepoints:
         self._count += 1
         self.asked[f"request-{self._count}"] = stop
 
+    def triggered(self, incarnation: int, checkpoint: int, *, final: bool, savepoint: bool) -> None:
+        """A coordinator, with one checkpoint under way at a time, has triggered *checkpoint*. Only a last one is tried
+        again by the same workers: they read nothing behind it."""
+        late = self._under_way[incarnation]
+        demand(final or not late, f"checkpoint {checkpoint} is triggered while workers may still write for {late}")
+        if savepoint:
+            failed = self._came_to_nothing.get(incarnation)
+            demand(failed is None, f"savepoint {checkpoint} is triggered before a checkpoint behind {failed}")
+            late.add(checkpoint)
+
+    def restarted(self, incarnation: int) -> None:
+        """A coordinator has replaced its workers."""
+        if late := self._under_way.pop(incarnation, None):
+            self._came_to_nothing[incarnation] = max(late)
+
     def decided(self, manifest: Manifest) -> None:
         """*manifest* is durable."""
+        self._under_way[manifest.incarnation].discard(manifest.checkpoint)
+        if not manifest.is_savepoint:
+            self._came_to_nothing.pop(manifest.incarnation, None)
         demand(manifest.is_savepoint == bool(manifest.requests), "a savepoint is a checkpoint that somebody asked for")
         for request in manifest.requests:
             demand(request not in self._served, f"{request} is served twice")
