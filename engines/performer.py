@@ -53,11 +53,16 @@ def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> s
 NOTED_INTERVAL_S = 30.0
 
 
-def beside(beat: Callable[[], None], work: Callable[[], R]) -> R:
+def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R]) -> R:
     """Do *work*, which may take long and asks nothing of whoever leads, and *beat* on another thread meanwhile, again
-    and again: nothing else may ask the leader until it is done. What *beat* has raised is raised then."""
+    and again: nothing else may ask the leader until it is done. What *beat* has raised is raised then, and where *work*
+    calls what it is given, to be called often."""
     ended = threading.Event()
     raised: list[Exception] = []
+
+    def look() -> None:
+        if raised:
+            raise raised[0]
 
     def go_on() -> None:
         while not ended.wait(UPKEEP_INTERVAL_S):
@@ -70,12 +75,11 @@ def beside(beat: Callable[[], None], work: Callable[[], R]) -> R:
     thread = threading.Thread(target=go_on, name="heartbeat", daemon=True)
     thread.start()
     try:
-        return work()
+        return work(look)
     finally:
         ended.set()
         thread.join()
-        if raised:
-            raise raised[0]
+        look()
 
 
 class _Lane(enum.Enum):

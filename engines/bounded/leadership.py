@@ -61,4 +61,4 @@ def _is_known_dead(newest: Incarnation) -> bool:
 
 def with_heartbeats(submit: Submit, beat: Callable[[], None]) -> Submit:
     """*submit*, beside which heartbeats go on: see `beside`."""
-    return lambda stage, work: beside(beat, lambda: submit(stage, work))
+    return lambda stage, work: beside(beat, lambda _: submit(stage, work))

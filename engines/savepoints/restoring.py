@@ -8,8 +8,10 @@ command, repeated, goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from typing import TypeVar
 
 import msgspec
 
@@ -41,7 +43,7 @@ from exactlyonce.engines.savepoints.fitting import (
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.savepoints.loops import frames_of_loop, require_same
 from exactlyonce.engines.savepoints.retained import require_savepoint
-from exactlyonce.pipeline.errors import ConfigError, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
@@ -51,7 +53,13 @@ from exactlyonce.state.key_groups import subtask_of
 SECTION_BYTES = 64 * 1024
 PENDING_MAX = 64
 DURABLE_TIMEOUT_S = 600.0
+POLL_S = 0.05
 _encode = msgspec.msgpack.Encoder().encode
+T = TypeVar("T")
+
+
+def _nothing() -> None:
+    """Nothing ends it."""
 
 
 def _sought(asked: Restoration, newest: Manifest | None) -> tuple[str, ExportedSavepoint | None]:
@@ -124,15 +132,18 @@ class Restoring:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def write(self, checkpoint: int, incarnation: int) -> Restored:
-        """Write all states as blocks of *checkpoint*; what its manifest says of them."""
+    def write(self, checkpoint: int, incarnation: int, look: Callable[[], None] = _nothing) -> Restored:
+        """Write all states as blocks of *checkpoint*; what its manifest says of them.
+
+        *look*, which is called with each entry and while blocks are waited for, may raise what ends it.
+        """
         if checkpoint != self._next:
             raise ConfigError(
                 "Another instance of the pipeline has taken a checkpoint while this one began: it was checked against "
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
-        putting = _Putting(blocks, checkpoint)
+        putting = _Putting(blocks, checkpoint, look)
         snapshots = tuple(self._written(putting, new, saved) for new, saved in sorted(self._operators.items()))
         logs = self._going_round(putting)
         self._around.note(f"restored from {self._savepoint.name}")
@@ -142,7 +153,7 @@ class Restoring:
         """Write what goes round the loops, subtask by subtask; all of it is in memory at once, as in the workers."""
         frames: dict[int, list[InFlightFrame]] = {}
         for new, loop in sorted(self._loops.items()):
-            entries = self._savepoint.going_round(loop.loop)
+            entries = _looking(self._savepoint.going_round(loop.loop), putting.look)
             for subtask, frame in frames_of_loop(new, entries, self._around.parallelism):
                 frames.setdefault(subtask, []).append(frame)
         logs = []
@@ -157,7 +168,7 @@ class Restoring:
         head = IndexHead(operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
-        entries = self._by_group(saved.operator, graph.max_parallelism)
+        entries = self._by_group(_looking(self._savepoint.entries(saved.operator), putting.look))
         for subtask, own in groupby(entries, lambda each: subtask_of(each.group, parallelism, graph.max_parallelism)):
             require(not indexes[subtask], "the states of a savepoint lie by key group")
             chain = Chain().extended(putting.state(operator, own))
@@ -165,9 +176,9 @@ class Restoring:
             size += chain.size
         return OperatorSnapshot(operator, parallelism, size, tuple(indexes))
 
-    def _by_group(self, operator: str, max_parallelism: int) -> Iterator[KeptEntry]:
+    def _by_group(self, entries: Iterator[KeptEntry]) -> Iterator[KeptEntry]:
         """All states, key group by key group."""
-        entries = self._savepoint.entries(operator)
+        max_parallelism = self._around.graph.max_parallelism
         if self._savepoint.saved.max_parallelism == max_parallelism:
             return entries  # they lie so
         found = list(entries)
@@ -178,15 +189,16 @@ class Restoring:
 class _Putting:
     """Puts blocks of *checkpoint*."""
 
-    def __init__(self, blocks: AttemptBlocks, checkpoint: int) -> None:
-        self._blocks, self._names, self.checkpoint = blocks, BlockNames(0), checkpoint
+    def __init__(self, blocks: AttemptBlocks, checkpoint: int, look: Callable[[], None]) -> None:
+        self._blocks, self._names, self.checkpoint, self.look = blocks, BlockNames(0), checkpoint, look
 
     def state(self, operator: str, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
         """Put images of all key groups in *entries*; where they lie."""
         put = []
         for block in self._cut(operator, entries):
             while self._blocks.poll() > PENDING_MAX:
-                self._blocks.poll(0.05)
+                self._blocks.poll(POLL_S)
+                self.look()
             put.append((self._names.write(self._blocks, self.checkpoint, operator, block), block.header))
         refs = self._durable([ticket for ticket, _ in put])
         return [(ref, header) for ref, (_, header) in zip(refs, put, strict=True)]
@@ -202,7 +214,12 @@ class _Putting:
 
     def _durable(self, tickets: list[Ticket]) -> tuple[BlockRef, ...]:
         """Where they lie, once they do. `BrokerUnavailable` if that takes too long."""
-        self._blocks.wait(DURABLE_TIMEOUT_S)
+        deadline = time.monotonic() + DURABLE_TIMEOUT_S
+        while pending := self._blocks.poll(POLL_S):
+            self.look()
+            if time.monotonic() > deadline:
+                why = f"{pending} blocks were not written within {DURABLE_TIMEOUT_S:.0f} s. {self._blocks.waiting}"
+                raise BrokerUnavailable(why.rstrip())
         found = tuple(each.ref for each in tickets if each.ref is not None)
         require(len(found) == len(tickets), "what was waited for is written")
         return found
@@ -220,6 +237,13 @@ class _Putting:
         for encoder in encoders.values():
             if (last := encoder.flush()) is not None:
                 yield last
+
+
+def _looking(entries: Iterable[T], look: Callable[[], None]) -> Iterator[T]:
+    """*entries*, and *look* before each."""
+    for entry in entries:
+        look()
+        yield entry
 
 
 def _sections(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:

@@ -7,8 +7,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import permutations
+from functools import partial
+from itertools import count as count_from
+from itertools import islice, permutations
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +24,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, SourceOf
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines import in_flight
+from exactlyonce.engines import in_flight, performer
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints import kept_state as kept_states
@@ -31,7 +34,7 @@ from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
 from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.errors import Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.sinks import KafkaSink
@@ -180,6 +183,58 @@ def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manif
     restored = Restoring(Restoration(url), around, None).write(0, 1)
     manifest = manifest_of("totals", operators=restored.operators)
     assert sorted(kept_state(manifest, "counts", storage).entries()) == states
+    storage.close()
+
+
+@pytest.mark.parametrize("max_parallelism", [128, 24])
+def test_who_is_fenced_meanwhile_reads_no_further(
+    max_parallelism: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat that is refused ends a restore at once, with its error: what it wrote yet would be for nothing."""
+    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.0)
+    url, _ = exported_counts(tmp_path)
+    storage, reading, refused = FileStorage(LocalFolder(tmp_path, "blocks")), Event(), Event()
+    restoring = Restoring(Restoration(url), surroundings(graph(max_parallelism), storage, 3, []), None)
+    counted: Iterator[int] = count_from(1)
+
+    def entries(_: str) -> Iterator[KeptEntry]:
+        """More than there is time for, once the heartbeat is refused."""
+        reading.set()
+        refused.wait()
+        for _number in islice(counted, 1_000_000):
+            yield KeptEntry(0, b"k", b"s", 1)
+
+    def beat() -> None:
+        reading.wait()
+        refused.set()
+        raise Fenced("A newer instance took over.")
+
+    monkeypatch.setattr(ExportedSavepoint, "entries", lambda self, operator: entries(operator))
+    with pytest.raises(Fenced):
+        performer.beside(beat, partial(restoring.write, 0, 1))
+    assert next(counted) < 1_000_000, "not all of the savepoint was read"
+    storage.close()
+
+
+def test_what_waits_for_the_storage_looks_whether_it_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage that is away is waited for ten minutes: not by who is fenced."""
+    url, _ = exported_counts(tmp_path)
+    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+    restoring = Restoring(Restoration(url), surroundings(graph(), storage, 3, []), None)
+    put, written = LocalFolder.put, Event()
+
+    def away(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
+        written.set()
+        raise StorageUnavailable("away")
+
+    def look() -> None:
+        if written.is_set():
+            raise Fenced("A newer instance took over.")
+
+    monkeypatch.setattr(LocalFolder, "put", away)
+    with pytest.raises(Fenced):
+        restoring.write(0, 1, look)
+    monkeypatch.setattr(LocalFolder, "put", put)
     storage.close()
 
 

@@ -81,12 +81,7 @@ class _Storage:
     def begin(self, incarnation: int, attempt: int) -> BlockWriter:
         nonce = f"{self._world.rng.getrandbits(48):x}"
         producer = cast(Any, _Producer(self._world))
-        return _AtOnce(producer, self._world.topic, incarnation, attempt, nonce)
-
-
-class _AtOnce(BlockWriter):
-    def wait(self, timeout_s: float) -> None:
-        self.poll()
+        return BlockWriter(producer, self._world.topic, incarnation, attempt, nonce)
 
 
 def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Steps:
