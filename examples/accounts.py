@@ -46,10 +46,10 @@ def book(balance: int | None, entry: Entry) -> tuple[int, list[Entry]]:
     return (balance or 0) + entry.amount, [booked, *credit]
 
 
-def pipeline(name: str = "accounts") -> Pipeline:
-    """Topic NAME-transfers to NAME-entries."""
+def pipeline(name: str = "accounts", pause: str = "0ms") -> Pipeline:
+    """Topic NAME-transfers to NAME-entries; money is on its way for *pause*."""
     pipeline = Pipeline(name)
-    credits = pipeline.feedback("credits", Entry)
+    credits = pipeline.feedback("credits", Entry, pause=pause)
     debits = pipeline.source("transfers", KafkaSource(f"{name}-transfers", value=Transfer)).map(debit)
     entries = debits.union(credits).key_by(lambda entry: entry.account).stateful_flat_map("balances", book)
     entries.filter(lambda entry: not entry.booked).feed(credits)

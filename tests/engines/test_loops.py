@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from nested_loops import rounds
 from running import QUICK
 
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -44,15 +46,23 @@ def on_their_way(manifest: Manifest, blocks: Any) -> Iterator[dict[str, Any]]:
             yield from _records.decode(each.frame)[0]
 
 
+def money_on_its_way(manifest: Manifest, blocks: Any) -> int:
+    """All that is debited and not credited yet."""
+    return sum(each["amount"] for each in on_their_way(manifest, blocks) if not each["booked"] and each["amount"] > 0)
+
+
 def sum_of_money(manifest: Manifest, blocks: Any) -> int:
-    """All balances, and all that is debited and not credited yet."""
+    """All balances, and all that is on its way."""
     balances: list[int] = [
         msgspec.msgpack.decode(entry.state) for entry in kept_state(manifest, "balances", blocks).entries()
     ]
-    waiting = [
-        entry["amount"] for entry in on_their_way(manifest, blocks) if not entry["booked"] and entry["amount"] > 0
-    ]
-    return int(sum(balances) + sum(waiting))
+    return sum(balances) + money_on_its_way(manifest, blocks)
+
+
+def loops_with_records(kafka: KafkaCluster, name: str) -> set[str]:
+    """Those that have some in the newest checkpoint."""
+    found, blocks = manifests(kafka, name)
+    return {each.loop for log in found[-1].channel_logs for each in frames_of(log, blocks)}
 
 
 @pytest.mark.slow
@@ -64,22 +74,29 @@ def test_money_is_the_same_in_every_snapshot(
     mode: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any
 ) -> None:
     """Through kills of the coordinator, whose workers die with it, and with 1, 3 and 2 subtasks after each other, no
-    money is lost or made: all checkpoints have the same sum, and every transfer is booked once on either side."""
+    money is lost or made: all checkpoints have the same sum, of some of them a part is on its way in the log of the
+    loop, and every transfer is booked once on either side."""
     topic = kafka.create_topic(f"{topic_name}-transfers", 3)
-    names = [(ACCOUNTS[i % 9], ACCOUNTS[(i * 5 + 1 + i // 9) % 9]) for i in range(20_000)]
-    transfers: list[dict[str, Any]] = [
-        {"id": i, "payer": a, "payee": b, "amount": i % 40 + 1} for i, (a, b) in enumerate(names)
-    ]
-    arguments = ("accounts:pipeline", "--param", f"name={topic_name}", "--num-retained", "100", *QUICK, *mode)
-    share = len(transfers) // 4
-    for number, parallelism in enumerate((1, 3, 2)):
-        more = transfers[number * share : (number + 1) * share]
+    transfers: list[dict[str, Any]] = []
+
+    def transfer_more() -> None:
+        some = range(len(transfers), len(transfers) + 5_000)
+        pairs = [(ACCOUNTS[i % 9], ACCOUNTS[(i * 5 + 1 + i // 9) % 9]) for i in some]
+        more = [{"id": i, "payer": a, "payee": b, "amount": i % 40 + 1} for i, (a, b) in zip(some, pairs, strict=True)]
         kafka.produce(topic, [(str(each["id"]), json.dumps(each)) for each in more])
+        transfers.extend(more)
+
+    target = ("accounts:pipeline", "--param", f"name={topic_name}", "--param", "pause=300ms")
+    arguments = (*target, "--num-retained", "1000", *QUICK, *mode)
+    for parallelism in (1, 3, 2):
+        transfer_more()
         job = run(*arguments, "--parallelism", str(parallelism), env=EXAMPLES)
         job.await_checkpoint()
+        while "credits" not in loops_with_records(kafka, topic_name):
+            transfer_more()
+            job.await_checkpoint()
         job.kill()
-    more = transfers[3 * share :]
-    kafka.produce(topic, [(str(each["id"]), json.dumps(each)) for each in more])
+    transfer_more()
     last = run(*arguments, "--parallelism", "2", "--until", "latest", env=EXAMPLES)
     assert last.wait() == 0, last.said
     found, blocks = manifests(kafka, topic_name)
@@ -87,12 +104,43 @@ def test_money_is_the_same_in_every_snapshot(
         bool(m.operators) for m in found
     )
     assert not found[-1].channel_logs
+    assert {each.parallelism for each in found if money_on_its_way(each, blocks)} >= {1, 2, 3}
     entries = Counter(
         (entry["transfer"], entry["account"], entry["amount"])
         for entry in (json.loads(each.value or b"") for each in kafka.read_committed(f"{topic_name}-entries"))
     )
     sides = [(t["id"], t["payer"], -t["amount"]) for t in transfers]
     assert entries == Counter(sides + [(t["id"], t["payee"], t["amount"]) for t in transfers])
+
+
+@pytest.mark.slow
+def test_a_loop_in_a_loop_outlives_a_kill_of_a_worker(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+    """A worker is killed while records go round both loops, twice, and the coordinator goes on; then it is killed, too,
+    and another parallelism brings it to an end. Each order comes out once, and was counted in every round once."""
+    topic = kafka.create_topic(f"{topic_name}-in", 2)
+    target = ("nested_loops:pipeline", "--param", f"name={topic_name}", "--param", "pause=200ms", *QUICK)
+    ids: list[int] = []
+    job = run(*target, "--parallelism", "2")
+    for _ in range(2):
+        job.await_step("deployed")
+        while True:
+            more = range(len(ids), len(ids) + 600)
+            kafka.produce(topic, [(str(id), json.dumps({"id": id})) for id in more])
+            ids += more
+            job.await_checkpoint()
+            if loops_with_records(kafka, topic_name) == {"inner", "outer"}:
+                break
+        workers = [event["workers"] for event in job.events if event.get("step") == "deployed"][-1]
+        os.kill(workers[0], signal.SIGKILL)
+    job.await_step("deployed")
+    job.kill()
+    last = run(*target, "--parallelism", "3", "--until", "latest")
+    assert last.wait() == 0, last.said
+    assert not loops_with_records(kafka, topic_name)
+    out = [json.loads(each.value or b"") for each in kafka.read_committed(f"{topic_name}-out")]
+    assert sorted((each["id"], each["firsts"], each["seconds"]) for each in out) == [
+        (id, outer + 1, (outer + 1) * (inner + 1)) for id in ids for outer, inner in [rounds(id)]
+    ]
 
 
 def attempts(id: int) -> int:

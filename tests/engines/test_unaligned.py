@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from damaging import damage
 from running import QUICK, Run, assert_totals, orders
 
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -36,8 +39,8 @@ class Job:
         self._target = (f"pipelines:{target}", "--param", f"name={name}", "--param", "pause_ms=1")
         self._arguments = (*QUICK, *(arguments or ("--unaligned",)))
         kafka.create_topic(f"{name}-in", 3)
-        self.fed = orders(COUNT)
-        kafka.produce(f"{name}-in", self.fed)
+        self.fed: list[tuple[str, str]] = []
+        self.feed()
 
     def start(self, parallelism: int, *arguments: str, env: dict[str, str] | None = None) -> Run:
         """One incarnation."""
@@ -58,9 +61,36 @@ class Job:
                 job = self.start(parallelism)
         raise AssertionError(f"no checkpoint had anything on its way; {job.said}")
 
-    def finish(self, parallelism: int) -> None:
+    def save(self, job: Run, *options: str) -> Manifest:
+        """A savepoint that *job* is asked for behind a checkpoint that was not aligned."""
+        self.feed()
+        while not ((found := self._awaited(job)) and found.records_in_flight):
+            self.feed()
+        line = [sys.executable, "-m", "exactlyonce.cli.main", "savepoint", self._name, "--json", *options]
+        asked = [*line, "--bootstrap-servers", self._kafka.bootstrap_servers]
+        said = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+        return self._history().manifests[json.loads(said)["checkpoint"]]
+
+    def overtook(self, checkpoint: int) -> bool:
+        """Whether *checkpoint*, which is retained, was not aligned."""
+        return self._history().manifests[checkpoint].records_in_flight > 0
+
+    def _awaited(self, job: Run) -> Manifest | None:
+        job.await_event(lambda event: event["event"] == "checkpoint")
+        return newest(self._kafka, self._name)
+
+    def _history(self) -> History:
+        return read_history({"bootstrap.servers": self._kafka.bootstrap_servers}, self._name)
+
+    def feed(self) -> None:
+        """As many orders again."""
+        more = orders(COUNT, first=len(self.fed))
+        self._kafka.produce(f"{self._name}-in", more)
+        self.fed += more
+
+    def finish(self, parallelism: int, *arguments: str) -> None:
         """To the end, by a last incarnation, whose last checkpoint is aligned."""
-        last = self.start(parallelism, "--until", "latest")
+        last = self.start(parallelism, "--until", "latest", *arguments)
         assert last.wait() == 0, last.said
         found = newest(self._kafka, self._name)
         assert found is not None
@@ -141,6 +171,26 @@ def test_a_stop_leaves_an_aligned_checkpoint(job: Callable[..., Job], kafka: Kaf
     assert left is not None
     assert not left.channel_logs
     running.finish(1)
+    assert_totals(kafka, f"{topic_name}-out", running.fed)
+
+
+def test_a_savepoint_while_channels_are_full(job: Callable[..., Job], kafka: KafkaCluster, topic_name: str) -> None:
+    """It is aligned though barriers overtake before it and behind it, completes, and is gone on from at another
+    parallelism: every order counts once."""
+    running = job("slow_behind_a_shuffle", "--unaligned", "--num-retained", "1000")
+    first = running.start(2)
+    while not running.overtook((taken := running.save(first)).previous):
+        pass  # channels ran empty before it came
+    assert (taken.kind, taken.channel_logs) == ("savepoint", ())
+    while not running.overtook((last := running.save(first, "--stop")).previous):
+        assert first.wait() == 0, first.said
+        first = running.start(2)
+    assert first.wait() == 0, first.said
+    assert (last.kind, last.channel_logs, last.parallelism) == ("savepoint", (), 2)
+    left = newest(kafka, topic_name)
+    assert left is not None
+    assert left.checkpoint == last.checkpoint
+    running.finish(3, "--from-savepoint", str(last.checkpoint))
     assert_totals(kafka, f"{topic_name}-out", running.fed)
 
 
