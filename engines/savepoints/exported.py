@@ -10,8 +10,9 @@
 Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
 so that a part of an export is never taken for one and no changed byte goes unnoticed; such a part is removed, as far as
 what broke it off allows; a name is written once; a removal says first that it has begun, and then takes
-`_metadata.json`, so that whoever comes later can end it; no committable is in it. Where something goes round a loop,
-its format is 2, so that nobody leaves that behind who does not know of it.
+`_metadata.json`, so that whoever comes later can end it; one that finds no room to say so takes `_metadata.json` last,
+for the same reason; no committable is in it. Where something goes round a loop, its format is 2, so that nobody leaves
+that behind who does not know of it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from exactlyonce.checkpoint.store.files.opening import folder_of
 from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.savepoints.loops import LoopEntry
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 
 METADATA = "_metadata.json"
@@ -248,7 +249,10 @@ def remove(url: str, pipeline: str) -> int:
         begun = _Removed(saved.pipeline, saved.checkpoint)
     if begun.pipeline != pipeline:
         raise ConfigError(f"{url} is a savepoint of {begun.pipeline}, not of {pipeline}. Nothing was deleted.")
-    folder.put(REMOVED, msgspec.json.encode(begun), _aside())
+    try:
+        folder.put(REMOVED, msgspec.json.encode(begun), _aside())
+    except StorageUnavailable:  # a disk that is full, say: this is how to make room
+        _remove_all_but(folder, METADATA, REMOVED)
     folder.remove([METADATA])
     hit("savepoint-removing")
     _empty(folder)
@@ -274,9 +278,13 @@ def _removal(folder: Folder) -> _Removed | None:
 
 
 def _empty(folder: Folder) -> None:
-    folder.remove([each.name for each in folder.files() if each.name != REMOVED])
+    _remove_all_but(folder, REMOVED)
     folder.remove([REMOVED])
     folder.remove_folder()
+
+
+def _remove_all_but(folder: Folder, *kept: str) -> None:
+    folder.remove([each.name for each in folder.files() if each.name not in kept])
 
 
 def _decoded(url: str, content: bytes) -> tuple[Saved, str]:

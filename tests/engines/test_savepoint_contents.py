@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,6 +12,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
+from exactlyonce.checkpoint.store.files import local
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
@@ -18,7 +20,7 @@ from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame, encode
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, TopicSavepoint
-from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export
+from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, remove
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
@@ -88,3 +90,39 @@ def test_no_transaction_is_exported(storage: FileStorage, manifest_of: Callable[
     assert list(ExportedSavepoint.at(url).going_round("again")) == [
         LoopEntry(0, bytes([number]), "t0", 1, number) for number in (1, 2)
     ]
+
+
+@pytest.mark.parametrize("survived", [0, 1, 2, 3, 4])
+def test_an_export_is_deleted_while_its_disk_is_full(
+    survived: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Nothing has to be written for it, and after whichever file it is broken off, the same command ends it, for the
+    savepoint's own pipeline alone."""
+    logs = [log_of(storage, subtask, *((f">{loop}:0", [1, 2]) for loop in "abcd")) for subtask in range(2)]
+    (tmp_path / "exports").mkdir()
+    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "cluster")
+    url = export(savepoint, f"file://{tmp_path}/exports")
+    unlink, unlinked = Path.unlink, list[Path]()
+
+    def full(path: Path, content: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def broken_off(path: Path, missing_ok: bool = False) -> None:
+        if "aside" not in path.name:
+            if len(unlinked) == survived:
+                raise KeyboardInterrupt
+            unlinked.append(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(local, "_write", full)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Path, "unlink", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            remove(url, "totals")
+    assert len([*(tmp_path / "exports").rglob("*.*")]) == 1 + 4 - survived
+    with pytest.raises(ConfigError, match="is a savepoint of totals, not of others"):
+        remove(url, "others")
+    assert remove(url, "totals") == 7
+    assert [*(tmp_path / "exports").iterdir()] == []
