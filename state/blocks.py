@@ -164,6 +164,16 @@ class BlockDecoder:
         _check(len(keys) + len(deleted) == section.entries, "it holds another number of keys than its header says")
         return keys, deleted, self._raw[middle:end]
 
+    @property
+    def held(self) -> bool:
+        """Whether it is decompressed."""
+        return self._raw is not None
+
+    @property
+    def raw_bytes(self) -> int:
+        """What it takes then."""
+        return self._ends[-1]
+
     def release(self) -> None:
         """Let go of what was decompressed; `section` would do it again."""
         self._raw = None

@@ -23,6 +23,9 @@ from exactlyonce.state.state_type import RawState, RawStates, StateType
 S = TypeVar("S")
 T = TypeVar("T")
 
+RAW_BYTES = 64 << 20
+"""Of blocks that later key groups need too, what stays decompressed; others are decompressed again."""
+
 Fetch = Callable[[list[BlockRef]], Iterable[tuple[BlockRef, bytes]]]
 """Given references, yields each with its block, in any order."""
 
@@ -68,13 +71,13 @@ class StoredState(Generic[S]):
         return {group for group in self.groups if mask >> group & 1}
 
     def together(self, groups: Iterable[int], bytes_max: float) -> tuple[int, ...]:
-        """The first of *groups* that are best read together, from blocks of at most so many bytes, one group at least:
-        the blocks of neighbours lie together, or are the same."""
+        """The first of *groups* that are best read together: one, and behind it those that need blocks of so many bytes
+        more at most: the blocks of neighbours lie together, or are the same."""
         some, blocks, bytes_left = list[int](), set[BlockRef](), bytes_max
         for group in sorted(groups):
             own = {block.ref for block, _ in self.chain.needed(1 << group)} - blocks
-            bytes_left -= sum(ref.size for ref in own)
-            if some and bytes_left < 0:
+            bytes_left -= sum(ref.size for ref in own) if some else 0
+            if bytes_left < 0:
                 break
             some.append(group)
             blocks |= own
@@ -90,10 +93,10 @@ class StoredState(Generic[S]):
         state_type: StateType[S] = StateType(self.operator, self.type)
         return self._decoded(groups, state_type.damaged, state_type.split)
 
-    def read_raw(self, groups: Iterable[int]) -> dict[int, GroupState[RawState]]:
+    def reading_raw(self, groups: Iterable[int]) -> Iterator[tuple[int, GroupState[RawState]]]:
         """The same, each state as the msgpack that was written: for whoever does not know its type."""
         raw = RawStates(self.operator)
-        return dict(filter(None, self._decoded(groups, raw.damaged, raw.decode)))
+        return filter(None, self._decoded(groups, raw.damaged, raw.decode))
 
     def _decoded(
         self,
@@ -148,10 +151,11 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
 def _decode(
     parts: Sequence[_Part], damaged: Callable[[str], DamagedState], decode: Callable[[memoryview, int], list[T]]
 ) -> Iterator[tuple[int, GroupState[T]] | None]:
-    remaining = Counter(part.reader for part in parts)
+    remaining, held_bytes = Counter(part.reader for part in parts), 0
     for number, same in groupby(parts, key=lambda part: part.section.group):
         group = GroupState[T]()
         for part in same:
+            held_bytes += 0 if part.reader.held else part.reader.raw_bytes
             keys, deleted, encoded = part.reader.section(part.number)
             states = decode(encoded, part.reader.header.version)
             if len(states) != len(keys):
@@ -162,7 +166,8 @@ def _decode(
             if part.section.kind != IMAGE:
                 group.increments.append((part.reader.header.checkpoint, part.section.entries))
             remaining[part.reader] -= 1
-            if not remaining[part.reader]:
+            if not remaining[part.reader] or held_bytes > RAW_BYTES:
                 part.reader.release()
+                held_bytes -= part.reader.raw_bytes
             yield None
         yield number, group

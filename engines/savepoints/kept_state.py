@@ -25,8 +25,8 @@ from exactlyonce.state.index import Index, IndexHead, decode_index
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.stored import StoredState
 
-READ_BYTES = 8 << 20
-"""Of blocks, which are read together: the state may be larger than memory."""
+READ_BYTES = 32 << 20
+"""Of blocks that are read together with those of one key group: the state may be larger than memory."""
 SHARES = 16
 """Of the key groups, which are put in order one after the other where several subtasks have some of one."""
 
@@ -130,7 +130,7 @@ class KeptState:
         )
         while groups:
             some = stored.together(groups, READ_BYTES)
-            for group, found in sorted(stored.read_raw(some).items()):
+            for group, found in stored.reading_raw(some):
                 yield from (KeptEntry(group, key, raw.msgpack, raw.version) for key, raw in found.states.items())
             groups = groups[len(some) :]
 
