@@ -7,8 +7,8 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from crossing import DSN, table
@@ -17,6 +17,7 @@ from oracles import (
     Reader,
     Row,
     Seen,
+    TableReader,
     TopicReader,
     Wanted,
     assert_ledger,
@@ -37,7 +38,7 @@ PARALLELISMS = (1, 2)
 IN_PARTITIONS, OUT_PARTITIONS = 3, 4
 FENCED = 5
 SETTINGS = (
-    "--checkpoint-interval", "200ms", "--checkpoint-timeout", "5s", "--deploy-timeout", "30s", "--restart",
+    "--checkpoint-interval", "1s", "--checkpoint-timeout", "5s", "--deploy-timeout", "30s", "--restart",
     "fixed_delay:attempts=20,delay=100ms",
 )  # fmt: skip
 FEED = 300
@@ -115,9 +116,10 @@ class Life:
             self._read(topic, reader, reader.close)
         for each in self._to_postgres:
             self._make_table(each)
-            self._read(table(self.name, each), partial(self._in_postgres, each))
+            rows = TableReader(place.postgres, table(self.name, each))
+            self._read(table(self.name, each), rows, rows.close)
 
-    def _read(self, where: str, look: Callable[[], Iterable[Seen]], close: Callable[[], None] = lambda: None) -> None:
+    def _read(self, where: str, look: Callable[[], Iterable[Seen]], close: Callable[[], None]) -> None:
         self._readers[where] = Reader(where, look, close)
         self._readers[where].start()
 
@@ -128,9 +130,8 @@ class Life:
         )
 
     def _in_postgres(self, content: str) -> list[Seen]:
-        """In the order in which the rows came."""
-        found = self.place.postgres.execute(f"SELECT * FROM {table(self.name, content)} ORDER BY place")
-        return [Seen((place,), tuple(row)) for place, *row in found]
+        with closing(TableReader(self.place.postgres, table(self.name, content))) as rows:
+            return rows()
 
     def _in_kafka(self, content: str) -> list[Seen]:
         found = self.place.kafka.read_committed(f"{self.name}-{content}")

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 from kafka.admin import KafkaAdminClient
@@ -19,7 +20,7 @@ from postgres_server import PostgresServer
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-LOOK_AGAIN_S = 0.2
+LOOK_AGAIN_S = 0.4
 OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort"]
 """States of transactions that hold readers back."""
 
@@ -139,6 +140,22 @@ def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tup
         "SELECT sink, subtask, checkpoint FROM exactlyonce_ledger WHERE pipeline = %s AND subtask >= 0", pipeline
     )
     assert sorted(rows) == sorted(decided), "the ledger of PostgreSQL is that of the decisions"
+
+
+class TableReader:
+    """Reads a whole table, in a session of its own."""
+
+    def __init__(self, postgres: PostgresServer, table: str) -> None:
+        self._session = psycopg.connect(postgres.dsn("postgres"), autocommit=True)
+        self._statement = f"SELECT * FROM {table} ORDER BY place"
+
+    def __call__(self) -> list[Seen]:
+        """In the order in which the rows came."""
+        return [Seen((place,), tuple(row)) for place, *row in self._session.execute(self._statement.encode())]
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self._session.close()
 
 
 def values(record: bytes | None) -> Row:
