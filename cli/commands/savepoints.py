@@ -37,7 +37,8 @@ disturbed.
 _DELETE = """\
 Delete a savepoint: by the run, if the pipeline runs, else at once. What other checkpoints
 stand on stays. The newest checkpoint is never deleted, for the next run goes on from it.
-Of an exported one the folder goes, first the file that makes it a savepoint.
+Of an exported one the folder goes, first the file that makes it a savepoint; where the
+disk is full, that one last.
 """
 
 

@@ -181,7 +181,7 @@ def test_a_type_alone_becomes_an_avro_schema(topic: Any, restored: Restore) -> N
     assert restored(VersionedState(Total, 3), 3, index).get(keys(1)[0]) == Total(300, "back")
 
 
-def test_a_migration_goes_before_the_rules() -> None:
+def test_a_migration_takes_the_place_of_the_rules() -> None:
     """It takes what the old schema holds, as its annotation has it, or as a dict."""
     written = StateType[Any]("totals", AvroCodec(Day))
     encoded = written.encode([Day(date(2026, 2, 28))])
