@@ -62,7 +62,7 @@ class AvroCodec(Codec[T]):
             fastavro.schemaless_writer(out, parsed, found, strict_allow_default=strict)
             return out.getvalue()
 
-        def encode_all(value: T) -> bytes:
+        def encode_strictly(value: T) -> bytes:
             return write(value, strict=True)
 
         def decode(data: bytes) -> T:
@@ -71,13 +71,13 @@ class AvroCodec(Codec[T]):
             value: T = convert(_read(data[len(header) :], parsed), type_)
             return value
 
-        def reading(written: Any) -> Callable[[bytes], T]:
+        def decoder_from(written: Any) -> Callable[[bytes], T]:
             writer = fastavro.parse_schema(written)
             return lambda data: convert(_read(data, writer, parsed), type_)
 
-        self.encode_all = encode_all
+        self.encode_strictly = encode_strictly
         """As `encode`; ValueError for a field that the schema has no place for."""
-        self.reading = reading
+        self.decoder_from = decoder_from
         """What decodes values that another schema has written, without a schema id, as Avro resolves the two."""
         super().__init__("avro", type_, write, decode)
 
@@ -98,10 +98,21 @@ def _read(data: bytes, writer: Any, reader: Any = None) -> Any:
     return read
 
 
+def avro_of(noted: Any) -> Any:
+    """The Avro schema in what checkpoints note of a state, `VersionedState.schema`; None: it is kept by its type."""
+    return noted.get("avro") if isinstance(noted, dict) else None
+
+
 def as_msgpack(schema: Any) -> Callable[[bytes], bytes]:
     """What makes msgpack of values of an Avro schema, for who does not know their type. It raises ValueError."""
     writer = fastavro.parse_schema(schema)
     return lambda data: msgspec.msgpack.encode(_read(data, writer))
+
+
+def plain_values(schema: Any) -> Callable[[bytes], Any]:
+    """What decodes values of an Avro schema for who does not know their type: they are as msgpack has them."""
+    to_msgpack, decode = as_msgpack(schema), msgspec.msgpack.Decoder().decode
+    return lambda data: decode(to_msgpack(data))
 
 
 def avro_schema(type_: Any) -> Any:
@@ -192,30 +203,30 @@ _DESCRIBED = {
 }
 
 
-def described(schema: Any) -> Any:
-    """An Avro schema in the terms of `pipeline.schema`: what `as_msgpack` makes looks so.
+def as_plain_schema(schema: Any) -> Any:
+    """An Avro schema in the terms of `pipeline.schema`: what `plain_values` gives looks so.
 
-    >>> described({"type": "array", "items": ["null", "long"]})
+    >>> as_plain_schema({"type": "array", "items": ["null", "long"]})
     {'list': {'union': ['null', 'int']}}
     """
-    return _described(fastavro.parse_schema(schema), {})
+    return _plain_schema(fastavro.parse_schema(schema), {})
 
 
-def _described(schema: Any, named: dict[str, Any]) -> Any:
+def _plain_schema(schema: Any, named: dict[str, Any]) -> Any:
     if isinstance(schema, list):
-        return {"union": [_described(member, named) for member in schema]}
+        return {"union": [_plain_schema(member, named) for member in schema]}
     if isinstance(schema, str):
         return named.get(schema) or _DESCRIBED[schema]
     kind = schema["type"]
     if kind == "array":
-        return {"list": _described(schema["items"], named)}
+        return {"list": _plain_schema(schema["items"], named)}
     if kind == "map":
-        return {"dict": ["str", _described(schema["values"], named)]}
+        return {"dict": ["str", _plain_schema(schema["values"], named)]}
     if kind == "enum":
         found: Any = {"enum": schema["name"], "values": schema["symbols"]}
-    elif kind == "record":
+    elif kind in ("record", "error"):
         named[schema["name"]] = found = {"record": schema["name"]}  # where it is met again
-        return found | {"fields": [[field["name"], _described(field["type"], named)] for field in schema["fields"]]}
+        return found | {"fields": [[field["name"], _plain_schema(field["type"], named)] for field in schema["fields"]]}
     else:
         found = _DESCRIBED.get(schema.get("logicalType")) or _DESCRIBED[kind]
     return named.setdefault(schema["name"], found) if "name" in schema else found

@@ -18,7 +18,7 @@ _PROMOTED = {
     "string": {"bytes"},
     "bytes": {"string"},
 }
-_NAMED = {"record", "error", "enum", "fixed"}
+_NAMED = {"record", "enum", "fixed"}
 _LOGICAL = ("logicalType", "precision", "scale")
 
 
@@ -105,22 +105,24 @@ class AvroResolution:
     def _default(self, field: Any, path: str) -> Iterator[str]:
         if "default" not in field:
             yield f"{_at(path)} was not written: give it a default, or the old name as an alias"
-        elif not self._plain(field["type"], field["default"]):
+        elif not self._fillable(field["type"], field["default"]):
             yield f"{_at(path)} was not written, and a default of its kind is not filled in: register a migration"
 
-    def _plain(self, schema: Any, default: Any) -> bool:
-        """Whether fastavro's *default*, which is as JSON has it, is a value of the schema."""
+    def _fillable(self, schema: Any, default: Any) -> bool:
+        """Whether *default*, which fastavro fills in just as JSON has it, is a whole value of the schema."""
         if isinstance(schema, list):
-            return default is None or self._plain(schema[0], default)
+            return default is None or self._fillable(schema[0], default)
         schema = self._read.get(_key(schema), schema)
         kind = _kind(schema)
         if kind == "record":
-            types = {field["name"]: field["type"] for field in schema["fields"]}
-            return all(self._plain(types[name], each) for name, each in default.items() if name in types)
+            fields = schema["fields"]
+            return all(
+                each["name"] in default and self._fillable(each["type"], default[each["name"]]) for each in fields
+            )
         if kind == "array":
-            return all(self._plain(schema["items"], each) for each in default)
+            return all(self._fillable(schema["items"], each) for each in default)
         if kind == "map":
-            return all(self._plain(schema["values"], each) for each in default.values())
+            return all(self._fillable(schema["values"], each) for each in default.values())
         return kind not in ("bytes", "fixed") and not _logical(schema)
 
 
@@ -131,7 +133,7 @@ def _key(schema: Any) -> str:
 
 def _kind(schema: Any) -> str:
     kind: str = schema["type"] if isinstance(schema, dict) else schema
-    return kind
+    return "record" if kind == "error" else kind
 
 
 def _logical(schema: Any) -> list[Any]:

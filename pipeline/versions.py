@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from exactlyonce.pipeline import functions, schema
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.hints import UNKNOWN
 
-Step = tuple[int, Any, Callable[[Any], Any]]
-"""A version, the type of what its migration takes, and that."""
+
+class Step(NamedTuple):
+    """From one version of a state to the next."""
+
+    version: int
+    takes: Any
+    """The type of what *migrate* takes."""
+    migrate: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class VersionedState:
     def steps(self, written: int) -> list[Step]:
         """The migrations from version *written* on."""
         return [
-            (version, _taken(self.migrations[version]), self.migrations[version])
+            Step(version, _taken(self.migrations[version]), self.migrations[version])
             for version in range(written, self.version)
             if version in self.migrations
         ]

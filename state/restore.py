@@ -42,7 +42,7 @@ def restore(
     indexes = [decode_index(body) for body in index_blocks]
     for index in indexes:
         _check(index.head, state_type, max_parallelism, checkpoint)
-    anew = not all(state_type.stands_beside(index.head.schema, index.head.version) for index in indexes)
+    anew = not all(state_type.may_share_chain(index.head.schema, index.head.version) for index in indexes)
     restored = groups if touched is None or anew else sorted(touched)
     return backend.table(
         StoredState(

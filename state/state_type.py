@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import inspect
 
-from exactlyonce.pipeline.avro import AvroCodec, as_msgpack
+from exactlyonce.pipeline.avro import AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.versions import Step, VersionedState
@@ -90,17 +90,17 @@ class _ByAvro(Generic[S]):
         self._codec = codec
 
     def pack(self, state: S) -> bytes:
-        return _encode(self._codec.encode_all(state))
+        return _encode(self._codec.encode_strictly(state))
 
     def unpack(self, packed: bytes) -> S:
         return self._codec.decode(_byte_string.decode(packed))
 
     def encode(self, states: Sequence[S]) -> bytes:
-        return _encode(list(map(self._codec.encode_all, states)))
+        return _encode(list(map(self._codec.encode_strictly, states)))
 
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
-        same = written["avro"] == self._codec.schema
-        read = self._codec.decode if same else self._codec.reading(written["avro"])
+        schema = avro_of(written)
+        read = self._codec.decode if schema == self._codec.schema else self._codec.decoder_from(schema)
         return list(map(read, _byte_strings.decode(encoded)))
 
 
@@ -127,9 +127,9 @@ class StateType(Generic[S]):
         """Version and schema: packed states of equal forms are read alike."""
         return [self.version, self.schema]
 
-    def stands_beside(self, written: Any, version: int) -> bool:
+    def may_share_chain(self, written: Any, version: int) -> bool:
         """Whether blocks with states of schema *written* and of *version* may be in a chain with those of today: an
-        index notes one Avro schema, while msgpack tells what it holds."""
+        index notes one Avro schema, so that no block of another may be in its chain; msgpack names its own fields."""
         return [version, written] == self.form or not (_by_avro(written) or _by_avro(self.schema))
 
     def encode(self, states: Sequence[S]) -> bytes:
@@ -179,7 +179,7 @@ class StateType(Generic[S]):
         """The states in *encoded*, of schema *written*, after *steps*, as msgpack has the type of today."""
         found: list[Any] = _raw.decode(encoded)
         if _by_avro(written):
-            found = list(map(as_msgpack(written["avro"]), map(_byte_string.decode, found)))
+            found = list(map(as_msgpack(avro_of(written)), map(_byte_string.decode, found)))
         for step, taken, migration in steps:
             try:
                 found = [_encode(migration(msgspec.msgpack.decode(each, type=taken))) for each in found]
@@ -272,13 +272,13 @@ def joined(packed: Sequence[bytes]) -> bytes:
 
 
 def _by_avro(schema: Any) -> bool:
-    return isinstance(schema, dict) and "avro" in schema
+    return avro_of(schema) is not None
 
 
 def _unresolved(old: Any, new: Any) -> list[str]:
     """Why states of schema *old* are not read as *new*, one of which is Avro's at least."""
     if _by_avro(old) and _by_avro(new):
-        return AvroResolution(old["avro"], new["avro"]).problems
+        return AvroResolution(avro_of(old), avro_of(new)).problems
     was, now = ("by an Avro schema" if _by_avro(each) else "by a type alone" for each in (old, new))
     return [f"it was kept {was}, and is declared {now}"]
 

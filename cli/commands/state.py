@@ -19,7 +19,7 @@ from exactlyonce.cli.arguments import (
     client,
     pipeline_name,
 )
-from exactlyonce.pipeline.avro import described
+from exactlyonce.pipeline.avro import as_plain_schema, avro_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import shown_bytes
 
@@ -164,8 +164,8 @@ def type_text(schema: Any) -> str:
     """
     if not isinstance(schema, dict):
         return str(schema or "empty")
-    if "avro" in schema:
-        return f"{type_text(described(schema['avro']))} by Avro"
+    if (avro := avro_of(schema)) is not None:
+        return f"{type_text(as_plain_schema(avro))} by Avro"
     if "optional" in schema:
         return type_text(schema["optional"])
     if "fields" in schema:

@@ -17,7 +17,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.store.storage import Blocks
-from exactlyonce.pipeline.avro import as_msgpack
+from exactlyonce.pipeline.avro import avro_of, plain_values
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.chain import Chain
@@ -188,8 +188,8 @@ def named(value: Any, schema: Any) -> Any:
     """What msgpack holds, with the names of fields that were written by position, or by an Avro schema."""
     if not isinstance(schema, dict):
         return value
-    if "avro" in schema:
-        return msgspec.msgpack.decode(as_msgpack(schema["avro"])(value))
+    if (avro := avro_of(schema)) is not None:
+        return plain_values(avro)(value)
     if "optional" in schema:
         return named(value, schema["optional"])
     if "union" in schema:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.pipeline.avro import AvroCodec, avro_schema, described
+from exactlyonce.pipeline.avro import AvroCodec, as_plain_schema, avro_schema
 from exactlyonce.pipeline.schema import UnsupportedType
 
 
@@ -128,7 +128,7 @@ def test_a_wrong_schema_is_refused() -> None:
 
 
 def test_a_schema_in_the_terms_of_others() -> None:
-    """A type is described as by itself, as far as Avro keeps it apart."""
+    """A type looks as it does by itself, as far as Avro keeps it apart."""
     plain = {
         "fields": [
             ["id", "int"], ["total", "float"], ["tags", {"list": "str"}], ["at", "datetime"], ["day", "date"],
@@ -148,4 +148,4 @@ def test_a_schema_in_the_terms_of_others() -> None:
         "digest": {"type": "fixed", "name": "Digest", "size": 2}, "next": ["null", "Order"],
     }  # fmt: skip
     fields = [{"name": name, "type": type_} for name, type_ in types.items()]
-    assert described({"type": "record", "name": "Order", "fields": fields}) == plain
+    assert as_plain_schema({"type": "record", "name": "Order", "fields": fields}) == plain

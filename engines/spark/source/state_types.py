@@ -16,7 +16,7 @@ import msgspec
 from pyspark.sql import types as spark
 
 from exactlyonce.engines.savepoints.kept_state import by_position, named
-from exactlyonce.pipeline.avro import as_msgpack, described
+from exactlyonce.pipeline.avro import as_plain_schema, avro_of, plain_values
 from exactlyonce.state.json_text import json_text
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
@@ -116,8 +116,8 @@ def as_json(schema: Any) -> SparkColumn:
 
 
 def _avro(schema: Any) -> SparkColumn:
-    shown, plain = column(described(schema["avro"])), as_msgpack(schema["avro"])
-    return SparkColumn(shown.type, lambda data: shown.value(msgspec.msgpack.decode(plain(data))))
+    shown, decode = column(as_plain_schema(avro_of(schema))), plain_values(avro_of(schema))
+    return SparkColumn(shown.type, lambda data: shown.value(decode(data)))
 
 
 def _optional(schema: Any) -> SparkColumn:
