@@ -16,8 +16,6 @@ decided is seen to its end, and what is not decided is aborted.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.events import (
@@ -51,6 +49,7 @@ from exactlyonce.checkpoint.events import (
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog, StagedAck
 from exactlyonce.checkpoint.restart import RestartStrategy
+from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import JOB_TRANSITIONS, CheckpointState, JobState
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
@@ -58,7 +57,8 @@ from exactlyonce.pipeline.names import setting
 
 NEVER_MS = 1 << 62
 HOLD_AFTER_MS = 1_000
-SAVEPOINT_TRIES_MAX = 3
+DRAINED_LOOK_INTERVAL_MS = 1_000
+"""How soon, where all is read, the next checkpoint looks whether anything is still on its way, if it is not due."""
 DECLINED_NOTE_INTERVAL_MS = 10_000
 """How often it is said, while checkpoint after checkpoint is declined."""
 
@@ -97,13 +97,7 @@ class Coordinator:
         self._order_logs: list[tuple[int, OrderLog]] = []
         self._acked: dict[Subtask, int] = {}
         self._stopping = False
-        self._asked: dict[str, bool] = {}
-        """Requests for a savepoint that no completed one serves, and whether the job is to stop behind it."""
-        self._served: set[str] = set()
-        self._tries: Counter[str] = Counter()
-        """By request, how many savepoints for it have come to nothing."""
-        self._savepoints_behind = 0
-        """The checkpoint that must be complete, or a later one, before a savepoint is triggered, whoever asks."""
+        self._savepoints = SavepointRequests()
         self._read_by: int | None = None
         """The newest checkpoint when every source had reached its target; None: not yet."""
         self._finished = False
@@ -115,8 +109,13 @@ class Coordinator:
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked for, and no checkpoint has to go first."""
-        return self._stopping or (any(self._asked.values()) and not self._checkpoint_first)
+        """Whether the next checkpoint is the last: at once behind a stop, behind a savepoint's once none goes first."""
+        return self._stopping or self._savepoints.stops(self._newest)
+
+    @property
+    def _newest(self) -> int:
+        """The newest completed checkpoint; 0: none."""
+        return self.manifest.checkpoint if self.manifest else 0
 
     @property
     def deciding(self) -> PendingCheckpoint | None:
@@ -126,7 +125,7 @@ class Coordinator:
     @property
     def pinned(self) -> set[int]:
         """Completed checkpoints that something in flight builds on, or may before the present decision concludes."""
-        return {each.base for each in self.in_flight} | ({self.manifest.checkpoint} if self.manifest else set())
+        return {each.base for each in self.in_flight} | ({self._newest} if self.manifest else set())
 
     @property
     def wake_ms(self) -> int:
@@ -166,7 +165,7 @@ class Coordinator:
                 effects = self._savepoint_asked(request, now_ms, stop=stop)
             case Room(worker, found):
                 self._full = self._full - {worker} if found else self._full | {worker}
-                effects = self._hold(now_ms)
+                effects = self._hold(now_ms) + self._stop_without_room(now_ms)
             case Stop():
                 effects = self._stop(now_ms)
             case CancelAsked(request):
@@ -180,10 +179,9 @@ class Coordinator:
     # --- states of the job --------------------------------------------------------------------------------------
 
     def _recovered(self, manifest: Manifest, now_ms: int) -> list[Effect]:
-        older = self.manifest.checkpoint if self.manifest else 0
-        require(manifest.checkpoint >= older, "completed checkpoint ids only grow")
+        require(manifest.checkpoint >= self._newest, "completed checkpoint ids only grow")
         self.manifest = manifest
-        self._note_served(manifest)
+        self._stopping |= self._savepoints.serve(manifest.requests)
         self._checkpoint_latest = max(self._checkpoint_latest, manifest.checkpoint)
         if self._stopping or self._gave_up or self._cancelled:
             return self._end(self._gave_up)
@@ -202,13 +200,18 @@ class Coordinator:
         if isinstance(failure.error, Fenced):
             return self._end(failure.error)
         if self.deciding is not None:
-            self._pending_failure = self._pending_failure or failure
+            self._note_pending(failure)
             return []
         if self._cancelled:
             return []  # the workers are being killed
         if failure.error is not None:
             return self._end(failure.error)
         return self._restart(failure.reason, now_ms) if failure.counts else self._recover(failure.reason, 0)
+
+    def _note_pending(self, failure: Failed) -> None:
+        """Of failures that wait for a decision the gravest counts, of equal ones the first."""
+        pending = self._pending_failure or failure
+        self._pending_failure = max(pending, failure, key=lambda each: (each.error is not None, each.counts))
 
     def _restart(self, reason: str, now_ms: int, *, unfinished: bool = False) -> list[Effect]:
         if self.state is JobState.RECOVERING and not unfinished:  # a decision that concludes then is a defect: `_move`
@@ -293,7 +296,14 @@ class Coordinator:
 
     def _stop(self, now_ms: int) -> list[Effect]:
         self._stopping, self._next_trigger_ms = True, now_ms
-        return self._recover("", 0) if self.state is JobState.DEPLOYING else []
+        return self._recover("", 0) if self.state is JobState.DEPLOYING else self._stop_without_room(now_ms)
+
+    def _stop_without_room(self, now_ms: int) -> list[Effect]:
+        """A stop waits for nobody to make room on a disk: the next run reads on behind the newest checkpoint."""
+        if not (self._stopping and self._full and self.state is JobState.RUNNING):
+            return []
+        end = Note("a worker's disk is full: the run ends with its newest checkpoint, and takes no last one")
+        return [end, *self._failed(Failed("", counts=False), now_ms)]
 
     def _cancel(self, request: str) -> list[Effect]:
         """End as soon as nothing is being decided, with all that is undecided aborted."""
@@ -303,49 +313,34 @@ class Coordinator:
         return [] if self.deciding is not None or self.state is JobState.RECOVERING else self._recover("", 0)
 
     def _savepoint_asked(self, request: str, now_ms: int, *, stop: bool) -> list[Effect]:
-        """The next checkpoint is to be a savepoint, and comes at once; one that serves the request may be under way.
+        """The next checkpoint is to be a savepoint, and comes at once, unless an ordinary one has to go first; one that
+        serves the request may be under way.
 
         Where an older incarnation has decided it, and died before it stopped, this one stops.
         """
-        if stop and request in self._served:
+        if stop and self._savepoints.is_served(request):
             return self._stop(now_ms)
-        if request not in self._served and request not in self._asked and self._tries[request] < SAVEPOINT_TRIES_MAX:
-            self._asked[request] = stop
-            self._next_trigger_ms = now_ms if self._unserved else self._next_trigger_ms
+        self._savepoints.ask(request, stop=stop)
+        self._next_trigger_ms = now_ms if self._unserved else self._next_trigger_ms
         return []
-
-    def _abort(self, plans: list[PendingCheckpoint], *, failed: bool = True) -> None:
-        """Nothing comes of *plans*. *failed*: a savepoint may take longer than it may, or kill a worker, where
-        checkpoints do not. One of these goes first then, or whoever asks often enough would stop all progress; behind
-        it the savepoint is tried again, `SAVEPOINT_TRIES_MAX` times in all; nobody tells whoever asked."""
-        for plan in plans:
-            plan.move(CheckpointState.ABORTED)
-            self.in_flight.remove(plan)
-        requests = [each for plan in plans for each in plan.requests]
-        if failed and requests:
-            self._savepoints_behind = self._checkpoint_latest + 1
-            self._tries.update(requests)
-            self._asked = {each: stop for each, stop in self._asked.items() if self._tries[each] < SAVEPOINT_TRIES_MAX}
-
-    @property
-    def _checkpoint_first(self) -> bool:
-        """Whether an ordinary checkpoint must be complete before a savepoint is triggered."""
-        return self.manifest is not None and self.manifest.checkpoint < self._savepoints_behind
-
-    def _note_served(self, manifest: Manifest) -> None:
-        self._served.update(manifest.requests)
-        self._stopping |= any(self._asked.get(request, False) for request in manifest.requests)
-        self._asked = {request: stop for request, stop in self._asked.items() if request not in self._served}
 
     @property
     def _unserved(self) -> tuple[str, ...]:
-        """The requests that the next checkpoint is to serve: those that nothing in flight does."""
-        under_way = {each for plan in self.in_flight for each in plan.requests}
-        return () if self._checkpoint_first else tuple(each for each in self._asked if each not in under_way)
+        """The requests that the next checkpoint is to serve."""
+        return self._savepoints.due(self._newest, {each for plan in self.in_flight for each in plan.requests})
+
+    def _abort(self, plans: list[PendingCheckpoint], *, failed: bool = True) -> None:
+        """Nothing comes of *plans*. *failed*: nor of another try at the same, if a savepoint is among them."""
+        for plan in plans:
+            plan.move(CheckpointState.ABORTED)
+            self.in_flight.remove(plan)
+        if failed:
+            self._savepoints.fail([each for plan in plans for each in plan.requests], self._checkpoint_latest + 1)
 
     def _late(self, tick: Tick, now_ms: int) -> list[Effect]:
-        """Abort the checkpoints that took too long. What workers still write for a savepoint, and what they hold at its
-        barrier, would make the next ones late, too: they are replaced. It is no failure, unless the job was to end."""
+        """Abort the checkpoints that took too long. An ordinary one is a failure; beyond `tolerable_failed` the job
+        restarts for it. A savepoint is none, unless the job ends with it anyway, but the workers are replaced at once:
+        what they still write for it would make the next ones late."""
         late = [
             p for p in self.in_flight
             if p.state is CheckpointState.TRIGGERED and now_ms >= p.triggered_ms + self.settings.timeout_ms
@@ -361,6 +356,7 @@ class Coordinator:
         carried = "its output is carried by the next one"
         if no_room:
             return [Note(f"{reason}; aborted, {carried}, which waits for room on a worker's disk")]
+        # Asked behind the abort: a stop that only waits for its savepoint ends nothing now.
         savepoint, ends = any(plan.requests for plan in late), self._final and any(plan.final for plan in late)
         longer = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {setting('timeout')}"
         hint = longer if savepoint else ""
@@ -371,14 +367,14 @@ class Coordinator:
         return [Note(f"{reason}; aborted{hint}"), *self._failed(failure, now_ms)]
 
     def _waits_for_room(self, tick: Tick) -> bool:
-        """Whether nothing but a full disk is why things take long, which is no failure."""
+        """Whether a disk is full and no worker hangs: what takes long then is no failure."""
         return bool(self._full) and not tick.hanging
 
     def _starved(self, tick: Tick, now_ms: int) -> list[Effect]:
         """A sink that gets no producer ready keeps checkpoints from being triggered; so does a worker that hangs."""
         late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
-        idle = self.state is JobState.RUNNING and not self.in_flight and not self._may_trigger
-        if not idle or not late or self._waits_for_room(tick):
+        stuck = self.state is JobState.RUNNING and not self.in_flight and not self._may_trigger
+        if not stuck or not late or self._waits_for_room(tick):
             return []
         reason = f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"
         if tick.hanging:
@@ -456,7 +452,8 @@ class Coordinator:
             return self._end(Undetermined(f"{unknown} {hint}"))
         if isinstance(verdict, Refuse):
             self._abort([plan])
-            return self._after_decision(now_ms) or self._restart(verdict.reason, now_ms)
+            self._note_pending(Failed(verdict.reason))
+            return self._after_decision(now_ms)
         plan.move(CheckpointState.COMPLETED)
         self.in_flight.remove(plan)
         self._completed(plan, verdict.manifest, now_ms)
@@ -477,12 +474,14 @@ class Coordinator:
         self._staged = [each for each in self._staged if each.committable.checkpoint > plan.checkpoint]
         self._order_logs = [(n, log) for n, log in self._order_logs if n > plan.checkpoint]
         self._failed_in_row = 0
-        self._note_served(manifest)
+        self._stopping |= self._savepoints.serve(manifest.requests)
         paused_ms = now_ms + self.settings.min_pause_ms
         self._next_trigger_ms = paused_ms if self._unserved else max(self._next_trigger_ms, paused_ms)
         behind_all = self._read_by is not None and plan.checkpoint > self._read_by
-        if behind_all and not self._finished and not manifest.channel_logs:
-            self._finished, self._next_trigger_ms = True, now_ms
+        if behind_all and not self._finished:
+            self._finished = not manifest.channel_logs
+            look_again_ms = max(paused_ms, now_ms + DRAINED_LOOK_INTERVAL_MS)
+            self._next_trigger_ms = now_ms if self._finished else min(self._next_trigger_ms, look_again_ms)
         self.restart.completed(now_ms)
 
     def _after_decision(self, now_ms: int) -> list[Effect]:

@@ -9,7 +9,7 @@ import pytest
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.coordinator import DRAINED_LOOK_INTERVAL_MS, Coordinator
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.events import (
     Ack,
@@ -117,6 +117,28 @@ def test_an_error_that_waited_ends_the_job_after_the_decision() -> None:
     error = RecordError("bad record")
     job(Failed("bad record", error))
     assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), End(manifest(1), error)]
+
+
+NOT_COUNTED = Failed("a savepoint is late", counts=False)
+
+
+def test_of_failures_that_waited_the_gravest_counts() -> None:
+    """Whichever came first: an error that no restart can help, else one that the restart strategy counts."""
+    error = RecordError("bad record")
+    job = Job(max_concurrent=2).running().deciding()
+    for each in (NOT_COUNTED, FAILED, Failed("bad record", error), FAILED):
+        assert job(each) == []
+    assert job(Concluded(1, finalized(1))) == [events.AnnounceFinalized(1), End(manifest(1), error)]
+
+
+@pytest.mark.parametrize("counted", [FAILED, Concluded(1, Refuse("expired"))], ids=repr)
+def test_what_counts_is_not_hidden_by_what_does_not(counted: events.Event) -> None:
+    """A worker that died, or a checkpoint that is refused, behind a savepoint that is late."""
+    job = Job(NoRestart()).running().deciding()
+    job(NOT_COUNTED)
+    end = [*job(counted), *job(Concluded(1, finalized(1)))][-1]
+    assert isinstance(end, End)
+    assert isinstance(end.error, ExactlyOnceError)
 
 
 def test_a_failure_and_a_refusal_are_one_restart() -> None:
@@ -453,6 +475,15 @@ def test_where_records_go_round_the_last_checkpoint_comes_behind_an_empty_round(
     assert job(Concluded(3, finalized(3))) == [events.AnnounceFinalized(3), Trigger(4, 3, final=True)]
     job.ack(4)
     assert job(Concluded(4, finalized(4)))[-1] == End(manifest(4), None)
+
+
+def test_what_is_still_on_its_way_at_the_end_is_looked_for_soon() -> None:
+    """Not an interval later, which may be hours, nor all the time."""
+    job = Job(loops=True, interval_ms=600_000).running()
+    assert job(events.SourcesFinished()) == [Trigger(1, 0, final=False)]
+    job.ack(1)
+    job(Concluded(1, going_round(1)))
+    assert job.core.wake_ms == job.now_ms + DRAINED_LOOK_INTERVAL_MS
 
 
 def test_after_a_restart_loops_are_looked_at_anew() -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.coordinator import DECLINED_NOTE_INTERVAL_MS, SAVEPOINT_TRIES_MAX, Coordinator
+from exactlyonce.checkpoint.coordinator import DECLINED_NOTE_INTERVAL_MS, Coordinator
 from exactlyonce.checkpoint.events import (
     Ack,
     Acknowledged,
     Decide,
     Deployed,
     Effect,
+    End,
     Failed,
     Hold,
     Note,
@@ -21,12 +22,14 @@ from exactlyonce.checkpoint.events import (
     Restart,
     Room,
     SavepointAsked,
+    Stop,
     Tick,
     Trigger,
 )
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import FixedDelay
+from exactlyonce.checkpoint.savepoint_requests import TRIES_MAX
 from exactlyonce.checkpoint.settings import CheckpointSettings
 
 FULL = "The disk is full."
@@ -150,7 +153,7 @@ def begin(job: Job, *, savepoint: bool) -> None:
 def test_what_is_late_while_a_worker_finds_no_room_is_no_failure(job: Job, savepoint: bool) -> None:
     """It is aborted, and the job waits for room; a savepoint is taken then, at once, and has lost none of its tries."""
     begin(job, savepoint=savepoint)
-    for number in range(1, 2 * SAVEPOINT_TRIES_MAX):
+    for number in range(1, 2 * TRIES_MAX):
         job(Room(1, found=False))
         job.now_ms += 60_000
         (note,) = job(Tick())
@@ -171,3 +174,19 @@ def test_what_hangs_is_a_failure_though_a_disk_is_full(job: Job, savepoint: bool
     job.now_ms += 60_000
     _, restart = job(Tick(hanging="worker 0 hangs"))
     assert isinstance(restart, Restart)
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+@pytest.mark.parametrize("stopped_first", [False, True])
+def test_a_stop_waits_for_no_room(job: Job, under_way: bool, stopped_first: bool) -> None:
+    """The run ends with its newest checkpoint, and takes no last one: room may never come."""
+    if under_way or stopped_first:
+        job.trigger()
+    for event in (Stop(), Room(1, found=False)) if stopped_first else (Room(1, found=False), Stop()):
+        said = job(event)
+    note, restart = said[-2:]
+    assert isinstance(note, Note)
+    assert "the run ends with its newest checkpoint" in note.text
+    assert isinstance(restart, Restart)
+    assert restart.reason == ""
+    assert job(Recovered(BEGINNING)) == [End(BEGINNING, None)]

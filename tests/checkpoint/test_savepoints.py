@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.coordinator import SAVEPOINT_TRIES_MAX
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import (
     AnnounceFinalized,
@@ -28,6 +27,7 @@ from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import NoRestart
 from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.savepoint_requests import TRIES_MAX
 from tests.checkpoint.test_coordinator import INTERVAL_MS, TIMEOUT_MS, Job, manifest, plan_of
 from tests.checkpoint.test_retention import blocks
 
@@ -125,7 +125,7 @@ def test_a_savepoint_that_is_never_in_time(stop: bool, tolerable_failed: int) ->
     outlive who has asked."""
     job = Job(tolerable_failed=tolerable_failed).running()
     latest, effects = 0, job(SavepointAsked("a", stop=stop))
-    for _ in range(SAVEPOINT_TRIES_MAX):
+    for _ in range(TRIES_MAX):
         assert effects[-1] == Trigger(latest + 1, latest, final=stop, savepoint=True)
         effects = checkpoint_behind_late_savepoint(job, latest)
         latest += 2

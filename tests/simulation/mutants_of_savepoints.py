@@ -12,6 +12,7 @@ from planting import LEFT, STATE, Table
 from exactlyonce.checkpoint import coordinator, orphans, retention
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
 from exactlyonce.state.table import KeyedTable
@@ -79,12 +80,13 @@ def _increments() -> Iterable[Any]:
 
 @mutant("a request that is served is not taken off the list", TWICE, luck="savepoints")
 def _never_served() -> Iterable[Any]:
-    yield patch.object(coordinator.Coordinator, "_note_served", lambda *_: None)
+    yield patch.object(SavepointRequests, "serve", lambda *_: False)
 
 
 @mutant("a savepoint is tried again before a checkpoint", r"is triggered before a checkpoint", luck="late savepoints")
 def _at_once() -> Iterable[Any]:
-    yield patch.object(coordinator.Coordinator, "_checkpoint_first", False)
+    real = SavepointRequests.fail
+    yield patch.object(SavepointRequests, "fail", lambda self, requests, first: real(self, requests, 0))
 
 
 @mutant("workers stay behind a savepoint that is too late", r"while workers may still write", luck="late savepoints")
