@@ -8,7 +8,7 @@ tried again, `TRIES_MAX` times in all. Nobody tells whoever asked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 TRIES_MAX = 3
 
