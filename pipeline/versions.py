@@ -15,7 +15,7 @@ from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.hints import UNKNOWN
 
 
-class Step(NamedTuple):
+class MigrationStep(NamedTuple):
     """From one version of a state to the next."""
 
     version: int
@@ -50,10 +50,10 @@ class VersionedState:
         """The type of a state, for people."""
         return schema.type_name(self.type if self.codec is None else self.codec.type)
 
-    def steps(self, written: int) -> list[Step]:
+    def steps(self, written: int) -> list[MigrationStep]:
         """The migrations from version *written* on."""
         return [
-            Step(version, _taken(self.migrations[version]), self.migrations[version])
+            MigrationStep(version, _taken(self.migrations[version]), self.migrations[version])
             for version in range(written, self.version)
             if version in self.migrations
         ]

@@ -18,7 +18,7 @@ from msgspec import inspect
 from exactlyonce.pipeline.avro import AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
-from exactlyonce.pipeline.versions import Step, VersionedState
+from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
@@ -175,7 +175,7 @@ class StateType(Generic[S]):
                 raise self.damaged(str(error)) from error
             raise self._incompatible(written, str(error)) from error
 
-    def _migrated(self, encoded: bytes | memoryview, written: Any, steps: Sequence[Step]) -> bytes:
+    def _migrated(self, encoded: bytes | memoryview, written: Any, steps: Sequence[MigrationStep]) -> bytes:
         """The states in *encoded*, of schema *written*, after *steps*, as msgpack has the type of today."""
         found: list[Any] = _raw.decode(encoded)
         if _by_avro(written):
