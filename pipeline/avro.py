@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FASTAVRO_TYPES = (bytes, datetime, date, time, Decimal, UUID)
+FASTAVRO_TYPES = (bytes, datetime, date, time, Decimal, UUID)
 _WRONG_SCHEMA = (
     SchemaParseException,
     ArithmeticError,
@@ -57,8 +57,9 @@ class AvroCodec(Codec[T]):
 
     def __init__(self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None) -> None:
         self.schema_id = schema_id
+        given = avro_schema(type_) if schema is None else schema
         try:
-            self.schema: Any = _as_stored(avro_schema(type_) if schema is None else schema)
+            self.schema: Any = _as_stored(given)
             parsed = fastavro.parse_schema(self.schema)
         except _WRONG_SCHEMA as error:
             raise UnsupportedType(f"{type_name(type_)}: the Avro schema is wrong: {error}") from None
@@ -66,7 +67,7 @@ class AvroCodec(Codec[T]):
         to_builtins, convert = msgspec.to_builtins, msgspec.convert
 
         def write(value: T, *, strict: bool = False) -> bytes:
-            return header + _written(to_builtins(value, builtin_types=_FASTAVRO_TYPES), parsed, strict=strict)
+            return header + _written(to_builtins(value, builtin_types=FASTAVRO_TYPES), parsed, strict=strict)
 
         def encode_strictly(value: T) -> bytes:
             return write(value, strict=True)
