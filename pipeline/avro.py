@@ -94,6 +94,15 @@ class AvroCodec(Codec[T]):
         """What decodes values that another schema has written, without a schema id, as Avro resolves the two."""
         super().__init__("avro", type_, write, decode)
 
+    @property
+    def dropped(self) -> list[str]:
+        """The fields of a record that the schema has and the type has not: they are read, and not written again."""
+        info = inspect.type_info(self.type)
+        if not isinstance(info, inspect.StructType | inspect.DataclassType) or not isinstance(self.schema, dict):
+            return []
+        taken = {field.encode_name for field in info.fields} | {getattr(info, "tag_field", None)}
+        return [field["name"] for field in self.schema.get("fields", []) if field["name"] not in taken]
+
     def describe(self) -> dict[str, Any]:
         """Name and Avro schema."""
         return {"codec": self.name, "schema": self.schema}

@@ -64,6 +64,11 @@ class VersionedState:
         found = []
         if self.codec is not None and self.codec.schema_id is not None:
             found.append("state= is an AvroCodec with a schema_id, which is for topics: leave it out")
+        if self.codec is not None and (lost := self.codec.dropped):
+            found.append(
+                f"the schema of state= has fields that {self.name} has not, {', '.join(lost)}, which would be lost "
+                "with the next write: give the type these fields, or take them out of the schema"
+            )
         if self.version < 1:
             found.append(f"state_version is {self.version}: versions begin at 1")
         for version in sorted(self.migrations):

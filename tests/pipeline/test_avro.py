@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from exactlyonce.pipeline.avro import AvroCodec, as_plain_schema, avro_schema
 from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.versions import VersionedState
 
 
 class Colour(enum.Enum):
@@ -170,6 +171,20 @@ def test_tuples_in_unions(either: tuple[str, ...] | str | None) -> None:
     """Two strings are two strings, and no type with its value."""
     codec, value = AvroCodec(Paths), Paths(either, [(1, 2), None, ()])
     assert codec.decode(codec.encode_strictly(value)) == codec.decode(codec.encode(value)) == value
+
+
+class Tagged(msgspec.Struct, tag=True, rename="camel"):
+    the_sum: int
+
+
+def test_fields_that_are_dropped() -> None:
+    """Those of the schema that the type has not by their written names; the tag is none."""
+    fields = [*avro_schema(Tagged)["fields"], {"name": "the_sum", "type": "long", "default": 0}]
+    assert AvroCodec(Tagged).dropped == AvroCodec(Line).dropped == AvroCodec(int).dropped == []
+    codec = AvroCodec(Tagged, {"type": "record", "name": "Tagged", "fields": fields})
+    assert codec.dropped == ["the_sum"]
+    assert "the schema of state= has fields that Tagged has not, the_sum," in VersionedState(codec).problems[0]
+    assert AvroCodec(dict[str, Any], codec.schema).dropped == []
 
 
 @pytest.mark.parametrize("wrong", [[], "", 5, None])
