@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FASTAVRO_TYPES = (bytes, datetime, date, time, Decimal, UUID)
+FASTAVRO_TYPES = (bytes, datetime, date, time, Decimal, UUID)
+_WRONG_SCHEMA = (
+    SchemaParseException,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What msgspec and fastavro raise on what is no schema."""
 _SCALARS: dict[type[inspect.Type], Any] = {
     inspect.NoneType: "null",
     inspect.BoolType: "boolean",
@@ -46,21 +56,18 @@ class AvroCodec(Codec[T]):
     """
 
     def __init__(self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None) -> None:
-        self.schema: Any = avro_schema(type_) if schema is None else schema
         self.schema_id = schema_id
+        given = avro_schema(type_) if schema is None else schema
         try:
+            self.schema: Any = _as_stored(given)
             parsed = fastavro.parse_schema(self.schema)
-        except (SchemaParseException, fastavro.schema.UnknownType) as error:
+        except _WRONG_SCHEMA as error:
             raise UnsupportedType(f"{type_name(type_)}: the Avro schema is wrong: {error}") from None
         header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
         to_builtins, convert = msgspec.to_builtins, msgspec.convert
 
         def write(value: T, *, strict: bool = False) -> bytes:
-            out = BytesIO()
-            out.write(header)
-            found = to_builtins(value, builtin_types=_FASTAVRO_TYPES)
-            fastavro.schemaless_writer(out, parsed, found, strict_allow_default=strict)
-            return out.getvalue()
+            return header + _written(to_builtins(value, builtin_types=FASTAVRO_TYPES), parsed, strict=strict)
 
         def encode_strictly(value: T) -> bytes:
             return write(value, strict=True)
@@ -73,7 +80,13 @@ class AvroCodec(Codec[T]):
 
         def decoder_from(written: Any) -> Callable[[bytes], T]:
             writer = fastavro.parse_schema(written)
-            return lambda data: convert(_read(data, writer, parsed), type_)
+
+            def resolve(data: bytes) -> T:
+                # Written again: fastavro gives the schema's own objects for defaults, and integers as they were
+                value: T = convert(_read(_written(_read(data, writer, parsed), parsed), parsed), type_)
+                return value
+
+            return resolve
 
         self.encode_strictly = encode_strictly
         """As `encode`; ValueError for a field that the schema has no place for."""
@@ -81,9 +94,33 @@ class AvroCodec(Codec[T]):
         """What decodes values that another schema has written, without a schema id, as Avro resolves the two."""
         super().__init__("avro", type_, write, decode)
 
+    @property
+    def dropped(self) -> list[str]:
+        """The fields of a record that the schema has and the type has not: they are read, and not written again."""
+        info = inspect.type_info(self.type)
+        if not isinstance(info, inspect.StructType | inspect.DataclassType) or not isinstance(self.schema, dict):
+            return []
+        taken = {field.encode_name for field in info.fields} | {getattr(info, "tag_field", None)}
+        return [field["name"] for field in self.schema.get("fields", []) if field["name"] not in taken]
+
     def describe(self) -> dict[str, Any]:
         """Name and Avro schema."""
         return {"codec": self.name, "schema": self.schema}
+
+
+def _as_stored(schema: Any) -> Any:
+    """A copy of *schema* as checkpoints give it back, where a tuple is a list."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(schema))
+
+
+def _written(value: Any, schema: Any, *, strict: bool = False) -> bytes:
+    """*value* by *schema*; *strict*: with all its fields. Raises TypeError or ValueError for what does not fit."""
+    out = BytesIO()
+    try:
+        fastavro.schemaless_writer(out, schema, value, strict_allow_default=strict, disable_tuple_notation=True)
+    except (ArithmeticError, AttributeError, LookupError) as error:
+        raise ValueError(f"it does not fit the schema: {error}") from None
+    return out.getvalue()
 
 
 def _read(data: bytes, writer: Any, reader: Any = None) -> Any:

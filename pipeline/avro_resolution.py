@@ -18,6 +18,16 @@ _PROMOTED = {
     "string": {"bytes"},
     "bytes": {"string"},
 }
+_FILLED: dict[str, set[type]] = {
+    "null": {type(None)},
+    "boolean": {bool},
+    "int": {int},
+    "long": {int},
+    "float": {int, float},
+    "double": {int, float},
+    "string": {str},
+}
+"""What a default is in JSON, for the types whose values are so in Python, too."""
 _NAMED = {"record", "enum", "fixed"}
 _LOGICAL = ("logicalType", "precision", "scale")
 
@@ -109,21 +119,29 @@ class AvroResolution:
             yield f"{_at(path)} was not written, and a default of its kind is not filled in: register a migration"
 
     def _fillable(self, schema: Any, default: Any) -> bool:
-        """Whether *default*, which fastavro fills in just as JSON has it, is a whole value of the schema."""
+        """Whether *default*, which fastavro fills in just as JSON has it, is a whole value of the schema; of a
+        union, of any member."""
         if isinstance(schema, list):
-            return default is None or self._fillable(schema[0], default)
+            return any(self._fillable(member, default) for member in schema)
         schema = self._read.get(_key(schema), schema)
-        kind = _kind(schema)
-        if kind == "record":
-            fields = schema["fields"]
-            return all(
-                each["name"] in default and self._fillable(each["type"], default[each["name"]]) for each in fields
-            )
-        if kind == "array":
-            return all(self._fillable(schema["items"], each) for each in default)
-        if kind == "map":
-            return all(self._fillable(schema["values"], each) for each in default.values())
-        return kind not in ("bytes", "fixed") and not _logical(schema)
+        if _logical(schema):
+            return False
+        match _kind(schema):
+            case "record":
+                return isinstance(default, dict) and all(
+                    each["name"] in default and self._fillable(each["type"], default[each["name"]])
+                    for each in schema["fields"]
+                )
+            case "array":
+                return isinstance(default, list) and all(self._fillable(schema["items"], each) for each in default)
+            case "map":
+                return isinstance(default, dict) and all(
+                    self._fillable(schema["values"], each) for each in default.values()
+                )
+            case "enum":
+                return default in schema["symbols"]
+            case kind:
+                return type(default) in _FILLED.get(kind, set())
 
 
 def _key(schema: Any) -> str:

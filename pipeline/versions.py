@@ -15,7 +15,7 @@ from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.hints import UNKNOWN
 
 
-class Step(NamedTuple):
+class MigrationStep(NamedTuple):
     """From one version of a state to the next."""
 
     version: int
@@ -50,10 +50,10 @@ class VersionedState:
         """The type of a state, for people."""
         return schema.type_name(self.type if self.codec is None else self.codec.type)
 
-    def steps(self, written: int) -> list[Step]:
+    def steps(self, written: int) -> list[MigrationStep]:
         """The migrations from version *written* on."""
         return [
-            Step(version, _taken(self.migrations[version]), self.migrations[version])
+            MigrationStep(version, _taken(self.migrations[version]), self.migrations[version])
             for version in range(written, self.version)
             if version in self.migrations
         ]
@@ -64,6 +64,11 @@ class VersionedState:
         found = []
         if self.codec is not None and self.codec.schema_id is not None:
             found.append("state= is an AvroCodec with a schema_id, which is for topics: leave it out")
+        if self.codec is not None and (lost := self.codec.dropped):
+            found.append(
+                f"the schema of state= has fields that {self.name} has not, {', '.join(lost)}, which would be lost "
+                "with the next write: give the type these fields, or take them out of the schema"
+            )
         if self.version < 1:
             found.append(f"state_version is {self.version}: versions begin at 1")
         for version in sorted(self.migrations):

@@ -15,10 +15,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import inspect
 
-from exactlyonce.pipeline.avro import AvroCodec, as_msgpack, avro_of
+from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
-from exactlyonce.pipeline.versions import Step, VersionedState
+from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
@@ -45,6 +45,8 @@ _IMMUTABLE = (
 )
 
 
+_NOT_OF_TYPE = (TypeError, ValueError, OverflowError, RecursionError)
+"""What encoding and decoding raise on values that are not of their type."""
 _FIT = "Keep every old field under its name and give new ones a default"
 
 
@@ -70,6 +72,9 @@ class _Packing(Protocol[S]):
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
         """What `encode` has made, maybe of another schema, which *written* is."""
 
+    def changed(self, states: Sequence[S], decoded: list[S]) -> str:
+        """What is another in the states that were encoded and decoded; empty if nothing is."""
+
 
 class _ByType(Generic[S]):
     """As their type has it: fields by their names."""
@@ -81,6 +86,9 @@ class _ByType(Generic[S]):
 
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
         return self._decode(encoded)
+
+    def changed(self, states: Sequence[S], decoded: list[S]) -> str:
+        return ""
 
 
 class _ByAvro(Generic[S]):
@@ -102,6 +110,9 @@ class _ByAvro(Generic[S]):
         schema = avro_of(written)
         read = self._codec.decode if schema == self._codec.schema else self._codec.decoder_from(schema)
         return list(map(read, _byte_strings.decode(encoded)))
+
+    def changed(self, states: Sequence[S], decoded: list[S]) -> str:
+        return "" if decoded == list(states) else _difference(*map(_comparable, (states, decoded)))
 
 
 class StateType(Generic[S]):
@@ -133,16 +144,39 @@ class StateType(Generic[S]):
         return [version, written] == self.form or not (_by_avro(written) or _by_avro(self.schema))
 
     def encode(self, states: Sequence[S]) -> bytes:
-        """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again."""
+        """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again as it was."""
         try:
             encoded = self._packing.encode(states)
-            self._packing.decode(encoded, self.schema)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            decoded = self._packing.decode(encoded, self.schema)
+        except _NOT_OF_TYPE as error:
+            raise self._unstorable(states, error) from error
+        if changed := self._packing.changed(states, decoded):
             raise StateUnstorable(
-                f"A state of operator {self.operator!r} is not a valid {self.name}: {error}. Its function returned this"
-                f" state: return {self.name}, or declare another type by state=."
-            ) from error
+                f"The Avro schema of operator {self.operator!r} cannot hold a state exactly: {changed}. Give state= a "
+                "schema that can, as double for float, micros for millis, or a larger scale or size; or round the "
+                "value before it is returned."
+            )
         return encoded
+
+    def _unstorable(self, states: Sequence[S], error: Exception) -> StateUnstorable:
+        if self._packing is not self._plain and self._of_type(states):
+            return StateUnstorable(
+                f"A state of operator {self.operator!r} does not fit its Avro schema: {error}. Give state= a schema "
+                "that takes it. For a field that its type's omit_defaults leaves out, this is one with the field's "
+                "default; or do without omit_defaults."
+            )
+        return StateUnstorable(
+            f"A state of operator {self.operator!r} is not a valid {self.name}: {error}. Its function returned this"
+            f" state: return {self.name}, or declare another type by state=."
+        )
+
+    def _of_type(self, states: Sequence[S]) -> bool:
+        """Whether all are, whatever a schema says."""
+        try:
+            self._plain.decode(self._plain.encode(states), None)
+        except _NOT_OF_TYPE:
+            return False
+        return True
 
     def pack(self, states: Sequence[S]) -> list[bytes]:
         """Each of *states* by itself; `joined`, they are what `encode` returns. Raises `StateUnstorable` likewise."""
@@ -175,7 +209,7 @@ class StateType(Generic[S]):
                 raise self.damaged(str(error)) from error
             raise self._incompatible(written, str(error)) from error
 
-    def _migrated(self, encoded: bytes | memoryview, written: Any, steps: Sequence[Step]) -> bytes:
+    def _migrated(self, encoded: bytes | memoryview, written: Any, steps: Sequence[MigrationStep]) -> bytes:
         """The states in *encoded*, of schema *written*, after *steps*, as msgpack has the type of today."""
         found: list[Any] = _raw.decode(encoded)
         if _by_avro(written):
@@ -281,6 +315,24 @@ def _unresolved(old: Any, new: Any) -> list[str]:
         return AvroResolution(avro_of(old), avro_of(new)).problems
     was, now = ("by an Avro schema" if _by_avro(each) else "by a type alone" for each in (old, new))
     return [f"it was kept {was}, and is declared {now}"]
+
+
+def _comparable(states: Sequence[Any]) -> Any:
+    """*states* by their fields, whether their types compare these or not; sets are ordered."""
+    return msgspec.to_builtins(states, builtin_types=FASTAVRO_TYPES, order="deterministic")
+
+
+def _difference(one: Any, other: Any, path: str = "") -> str:
+    """Where two values, as `_comparable` has them, differ, and how; a NaN is as good as another."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        inner = ((f"{path}.{name}" if path else f"{name}", one[name], other[name]) for name in one)
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        inner = ((path, *pair) for pair in zip(one, other, strict=True))
+    elif one == other or (one != one and other != other):
+        return ""
+    else:
+        return f"{f'field {path!r}' if path else 'the value'} is {one!r:.100}, and is read as {other!r:.100}"
+    return next(filter(None, (_difference(was, now, at) for at, was, now in inner)), "")
 
 
 def _mutable(info: inspect.Type, seen: frozenset[type] = frozenset()) -> bool:

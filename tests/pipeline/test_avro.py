@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from exactlyonce.pipeline.avro import AvroCodec, as_plain_schema, avro_schema
 from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.versions import VersionedState
 
 
 class Colour(enum.Enum):
@@ -121,10 +122,76 @@ def test_types_without_one_avro_form_are_refused(type_: Any, why: str) -> None:
         AvroCodec(type_)
 
 
-def test_a_wrong_schema_is_refused() -> None:
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "nonsense"}, {"type": {"type": "long"}}, {"type": "array"}, {"type": object()}, {"type": 1 << 70}],
+)
+def test_a_wrong_schema_is_refused(schema: dict[str, Any]) -> None:
     """A schema that is none is an error when the codec is made."""
     with pytest.raises(UnsupportedType, match="schema is wrong"):
-        AvroCodec(Line, {"type": "nonsense"})
+        AvroCodec(Line, schema)
+
+
+def test_a_codec_has_a_schema_of_its_own() -> None:
+    """As a checkpoint gives it back, whatever becomes of the one that was given."""
+    symbols = ["A", "B"]
+    schema = {"type": "array", "items": {"type": "enum", "name": "E", "symbols": symbols, "aliases": ("F",)}}
+    codec = AvroCodec(list[str], schema)
+    symbols.remove("B")
+    assert codec.schema["items"] == {"type": "enum", "name": "E", "symbols": ["A", "B"], "aliases": ["F"]}
+
+
+class Cart(msgspec.Struct):
+    items: Any
+    sizes: Any = None
+
+
+def test_defaults_are_filled_in_anew() -> None:
+    """A value that changes changes neither others nor the schema; and each is what is read when it is written again."""
+    old = {"type": "record", "name": "Cart", "fields": []}
+    items = {"name": "items", "type": {"type": "map", "values": "double"}, "default": {"a": 1}}
+    sizes = {"name": "sizes", "type": {"type": "array", "items": "long"}, "default": []}
+    codec = AvroCodec(Cart, {"type": "record", "name": "Cart", "fields": [items, sizes]})
+    read = codec.decoder_from(old)
+    first = read(b"")
+    assert type(first.items["a"]) is float
+    first.items["b"] = 2.0
+    first.sizes.append(3)
+    assert read(b"") == Cart({"a": 1.0}, [])
+    assert codec.schema["fields"] == [items, sizes]
+
+
+class Paths(msgspec.Struct):
+    either: tuple[str, ...] | str | None
+    inner: list[tuple[int, ...] | None]
+
+
+@pytest.mark.parametrize("either", [("a",), ("string", "b"), ("array", "b"), ("a", "b", "c"), "a", None])
+def test_tuples_in_unions(either: tuple[str, ...] | str | None) -> None:
+    """Two strings are two strings, and no type with its value."""
+    codec, value = AvroCodec(Paths), Paths(either, [(1, 2), None, ()])
+    assert codec.decode(codec.encode_strictly(value)) == codec.decode(codec.encode(value)) == value
+
+
+class Tagged(msgspec.Struct, tag=True, rename="camel"):
+    the_sum: int
+
+
+def test_fields_that_are_dropped() -> None:
+    """Those of the schema that the type has not by their written names; the tag is none."""
+    fields = [*avro_schema(Tagged)["fields"], {"name": "the_sum", "type": "long", "default": 0}]
+    assert AvroCodec(Tagged).dropped == AvroCodec(Line).dropped == AvroCodec(int).dropped == []
+    codec = AvroCodec(Tagged, {"type": "record", "name": "Tagged", "fields": fields})
+    assert codec.dropped == ["the_sum"]
+    assert "the schema of state= has fields that Tagged has not, the_sum," in VersionedState(codec).problems[0]
+    assert AvroCodec(dict[str, Any], codec.schema).dropped == []
+
+
+@pytest.mark.parametrize("wrong", [[], "", 5, None])
+def test_a_value_of_another_kind_is_refused(wrong: Any) -> None:
+    """As others that do not fit."""
+    with pytest.raises((TypeError, ValueError)):
+        AvroCodec(Line).encode_strictly(wrong)
 
 
 def test_a_schema_in_the_terms_of_others() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import date
+from datetime import date, datetime, time, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -212,13 +213,95 @@ def test_a_version_without_a_migration_is_resolved() -> None:
 def test_states_are_checked() -> None:
     """What the schema has no place for is refused, not left out; clones share nothing."""
     short = StateType[Any]("totals", codec(Total, {"name": "sum", "type": "int"}))
-    with pytest.raises(StateUnstorable, match=r"operator 'totals' is not a valid Total.*note"):
+    with pytest.raises(StateUnstorable, match=r"operator 'totals' does not fit its Avro schema.*note"):
         short.encode([Total(1, "kept")])
     full = StateType[Any]("totals", FIRST)
     with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid Total"):
         full.encode([Total("1")])  # type: ignore[arg-type]  # wrong on purpose
     state = Total(1, "n")
     assert (full.clone(state), full.clone(state) is state) == (state, False)
+
+
+NOW = datetime(2026, 1, 1, 0, 0, 0, 123456, tzinfo=timezone.utc)
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+CENTS: dict[str, Any] = {"type": "fixed", "name": "D", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2}
+
+
+class Omitting(msgspec.Struct, omit_defaults=True):
+    n: int = 1
+    tags: list[int] = []
+    either: int | None = 5
+
+
+class Readings(msgspec.Struct):
+    values: list[float]
+    seen: set[str]
+    price: Decimal = Decimal(0)
+
+
+READINGS = codec(
+    Readings,
+    {"name": "values", "type": {"type": "array", "items": "double"}},
+    {"name": "seen", "type": {"type": "array", "items": "string"}},
+    {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+)
+OMITTING = codec(
+    Omitting,
+    {"name": "n", "type": "long", "default": 0},
+    {"name": "tags", "type": {"type": "array", "items": "long"}, "default": []},
+    {"name": "either", "type": ["long", "null"], "default": 5},
+)
+
+
+@pytest.mark.parametrize(
+    ("by", "state", "change"),
+    [
+        (AvroCodec(datetime, MILLIS), NOW, "the value is .*123456.* and is read as .*123000"),
+        (AvroCodec(datetime, MILLIS), datetime(2026, 1, 1), "the value is .* and is read as .*timezone.utc"),
+        (AvroCodec(time, {"type": "int", "logicalType": "time-millis"}), time(1, 2, 3, 456789), "456789.*456000"),
+        (AvroCodec(float, {"type": "float"}), 0.1, "the value is 0.1, and is read as 0.10000000149"),
+        (AvroCodec(dict[str, list[float]], {"type": "map", "values": {"type": "array", "items": "float"}}),
+         {"a": [0.5], "b": [0.5, 1e300]}, "field 'b' is 1e[+]300, and is read as inf"),
+        (AvroCodec(Decimal, CENTS), Decimal("-0"), r"is Decimal\('-0'\), and is read as Decimal\('-0.02'\)"),
+        (OMITTING, Omitting(1), "the value is {}, and is read as {'n': 0}"),
+    ],
+)  # fmt: skip
+def test_what_the_schema_cannot_hold_exactly(by: AvroCodec[Any], state: Any, change: str) -> None:
+    """It is refused, and not another value after a restart."""
+    with pytest.raises(
+        StateUnstorable, match=rf"(?s)operator 'totals' cannot hold a state exactly: .*{change}.*double"
+    ):
+        StateType("totals", by).encode([state])
+
+
+@pytest.mark.parametrize(
+    ("by", "states"),
+    [
+        (AvroCodec(float, {"type": "float"}), [0.5, float("nan"), float("-inf")]),
+        (AvroCodec(Decimal, CENTS), [Decimal("1.5"), Decimal("-0.01")]),
+        (AvroCodec(datetime, MILLIS), [NOW.replace(microsecond=123000)]),
+        (READINGS, [Readings([float("nan")], set("abcdefgh"), Decimal("1.5")), Readings([], set("xyz"), Decimal(1))]),
+        (READINGS, [Readings([1], set())]),
+        (OMITTING, [Omitting(2), Omitting(0, [1], None)]),
+    ],
+)
+def test_what_the_schema_holds(by: AvroCodec[Any], states: list[Any]) -> None:
+    """It is stored, also what does not equal itself, or has another order or scale."""
+    state_type = StateType[Any]("totals", by)
+    for given in (states, tuple(states)):
+        assert len(state_type.decode(state_type.encode(given), state_type.schema)) == len(states)
+
+
+def test_what_is_no_state_of_the_type() -> None:
+    """The error tells it from what the schema alone does not take."""
+    wrong: list[Any] = [[], "", 5, None, {"sum": "1"}]
+    for state in wrong:
+        with pytest.raises(StateUnstorable, match=r"is not a valid Total.* return Total, or declare another type"):
+            StateType[Any]("totals", FIRST).encode([state])
+    with pytest.raises(
+        StateUnstorable, match=r"does not fit its Avro schema: .*with the field's default; or do without"
+    ):
+        StateType[Any]("totals", AvroCodec(Omitting)).encode([Omitting(2)])
 
 
 def test_bytes_that_do_not_decode_are_damage() -> None:
