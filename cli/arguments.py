@@ -183,9 +183,9 @@ def add_restoring(group: argparse._ActionsContainer) -> None:
 
 
 def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """What was given for options, by the names that `Pipeline.run` has for them; None: not given."""
-    attributes = (name.replace("-", "_") for name in names)
-    return {name: getattr(args, name) for name in attributes}
+    """What was given for options, by the names that `Pipeline.run` has for them, pairs as a dict; None: not given."""
+    given = {name: getattr(args, name) for name in (each.replace("-", "_") for each in names)}
+    return {name: dict(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def add_repair(parser: argparse._ActionsContainer) -> None:

@@ -149,18 +149,18 @@ def undecided(sink: str, staged: StagedOutput, history: History) -> Iterator[Wai
 
 
 def _rows(seen: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
-    """Rows in blocks that no decision names, by sink subtask and checkpoint."""
-    groups: defaultdict[tuple[str, int, int, int], list[BlockRef]] = defaultdict(list)
-    for _, ref in seen.unclaimed:
+    """Rows in blocks that no decision names, by sink subtask, checkpoint and storage."""
+    groups: defaultdict[tuple[str, int, int, int, str], list[BlockRef]] = defaultdict(list)
+    for storage, ref in seen.unclaimed:
         key = BlockKey.parse(ref.key)
         if key is not None and key.operator in sinks:
-            groups[key.operator, key.key_group, key.checkpoint, key.incarnation].append(ref)
-    for (sink, subtask, checkpoint, incarnation), refs in sorted(groups.items()):
+            groups[key.operator, key.key_group, key.checkpoint, key.incarnation, storage].append(ref)
+    for (sink, subtask, checkpoint, incarnation, storage), refs in sorted(groups.items()):
         size = shown_bytes(sum(ref.size for ref in refs))
         attempts = {key.attempt for ref in refs if (key := BlockKey.parse(ref.key))}
         yield WaitingOutput(
             name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
-            where=f"{text.counted(len(refs), 'block')} of the checkpoint topic, {size}",
+            where=f"{text.counted(len(refs), 'block')} of {described(storage)}, {size}",
             started_at_ms=seen.written_at_ms(refs), next=_DROPPED, holds=False,
         )  # fmt: skip

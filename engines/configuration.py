@@ -143,13 +143,14 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
 
 
 def _restoration(given: Mapping[str, Any], file: Mapping[str, Any]) -> Restoration | None:
-    """The savepoint to begin from, and what is said of it."""
-    found = {name: value for name in RESTORING if (value := given.get(name, file.get(name))) is not None}
-    found["map"] = {**_names(file.get("map", {})), **_names(dict(given.get("map", {})))}
+    """The savepoint to begin from, and what is said of it: what a file says is about the savepoint of the file."""
+    told = {} if "from_savepoint" in given else {name: file[name] for name in _SAVEPOINT if name in file}
+    found = {**told, **{name: given[name] for name in RESTORING if name in given}}
+    found["map"] = {**_names(told.get("map", {})), **_names(given.get("map", {}))}
     found["allow_dropped_state"] = _flag(found.get("allow_dropped_state", False), setting("allow_dropped_state"))
     if "from_savepoint" in found:
         source = str(found["from_savepoint"])
-        if not source.isdigit():
+        if not source.isdecimal():
             storage_url(source, setting("from_savepoint"), or_else="the number of a savepoint")
         return Restoration(source, found["map"], found["allow_dropped_state"], bool(found.get("rewind")))
     alone = [setting(name) for name in RESTORING[1:] if found.get(name)]
@@ -213,7 +214,7 @@ def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:
 
 
 def _names(value: Any) -> Mapping[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for pair in value.items() for name in pair):
         raise ConfigError(f'{setting("map")} is {value!r}: write a name for each name, as {{old = "new"}}.')
     return value
 

@@ -32,7 +32,7 @@ class Restoration:
     @property
     def number(self) -> int | None:
         """Of the savepoint in the topic; None: it was exported."""
-        return int(self.source) if self.source.isdigit() else None
+        return int(self.source) if self.source.isdecimal() else None
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,11 @@ NOTED_INTERVAL_S = 30.0
 
 def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R]) -> R:
     """Do *work*, which may take long and asks nothing of whoever leads, and *beat* on another thread meanwhile, again
-    and again: nothing else may ask the leader until it is done. What *beat* has raised is raised then, and where *work*
-    calls what it is given, to be called often."""
+    and again: nothing else may ask the leader until it is done.
+
+    *work* is given a function and calls it often: it raises what *beat* has raised. Whatever *beat* has raised is also
+    raised at the end.
+    """
     ended = threading.Event()
     raised: list[Exception] = []
 

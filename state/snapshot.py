@@ -17,7 +17,7 @@ from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.state_type import StateType
 
 
-class Numbered(Protocol):
+class BlockSequence(Protocol):
     """Blocks, by number; a list of them is one. Whoever has many need not have all of them in memory."""
 
     def __len__(self) -> int: ...
@@ -32,7 +32,7 @@ class Encoding(Protocol):
     credit: float
 
     @property
-    def blocks(self) -> Numbered:
+    def blocks(self) -> BlockSequence:
         """Those that are finished."""
 
     def advance(self) -> None:

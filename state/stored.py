@@ -24,7 +24,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 RAW_BYTES = 64 << 20
-"""Of blocks that later key groups need too, what stays decompressed; others are decompressed again."""
+"""At most so much stays decompressed between key groups; beyond it a block is decompressed again for each group."""
 
 Fetch = Callable[[list[BlockRef]], Iterable[tuple[BlockRef, bytes]]]
 """Given references, yields each with its block, in any order."""
@@ -71,8 +71,8 @@ class StoredState(Generic[S]):
         return {group for group in self.groups if mask >> group & 1}
 
     def together(self, groups: Iterable[int], bytes_max: float) -> tuple[int, ...]:
-        """The first of *groups* that are best read together: one, and behind it those that need blocks of so many bytes
-        more at most: the blocks of neighbours lie together, or are the same."""
+        """The first of *groups*, and as many behind it as need at most *bytes_max* of blocks beyond those of the
+        first."""
         some, blocks, bytes_left = list[int](), set[BlockRef](), bytes_max
         for group in sorted(groups):
             own = {block.ref for block, _ in self.chain.needed(1 << group)} - blocks

@@ -134,10 +134,11 @@ class BlockWriter:
         self._unresolved = deque(ticket for ticket in self._unresolved if not ticket.resolved)
         return self.pending
 
-    def wait(self, timeout_s: float) -> None:
-        """Poll until nothing is pending, at most *timeout_s*; then `BrokerUnavailable`."""
+    def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
+        """See `AttemptBlocks`. The client, of which no thread is ours, tries for `DELIVERY_TIMEOUT_MS` at most."""
         deadline = time.monotonic() + timeout_s
-        while self.pending and self.poll(0.05):
+        while self.pending > left and self.poll(0.05) > left:
+            look()
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
 

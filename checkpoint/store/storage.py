@@ -10,7 +10,7 @@ asks all of it of any storage.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -138,8 +138,12 @@ class AttemptBlocks(Protocol):
     def poll(self, timeout_s: float = 0.0) -> int:
         """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Poll until nothing is pending, at most *timeout_s*; then `BrokerUnavailable`."""
+    def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
+        """Poll until at most *left* blocks are pending, at most *timeout_s*; then `BrokerUnavailable`.
+
+        *look* is called again and again meanwhile, and may raise what ends it. Where `wait` raises, no thread of the
+        writer goes on trying.
+        """
 
 
 class Blocks(Protocol):

@@ -114,7 +114,7 @@ def verify(args: argparse.Namespace) -> int:
     from exactlyonce.engines.savepoints.retained import require_savepoint
     from exactlyonce.state.errors import DamagedState
 
-    if not args.savepoint.isdigit():
+    if not args.savepoint.isdecimal():
         return _verify_exported(args.savepoint, pipeline_name(args))
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args))
@@ -173,7 +173,7 @@ def delete(args: argparse.Namespace) -> int:
     from exactlyonce.cli.deleting import delete as delete_savepoint
     from exactlyonce.pipeline.durations import duration_ms
 
-    if not args.savepoint.isdigit():
+    if not args.savepoint.isdecimal():
         return _delete_exported(args.savepoint, pipeline_name(args))
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     history = read_history(config.confluent(), pipeline_name(args))

@@ -11,14 +11,15 @@ Invariants: `_metadata.json` is written last, and has the size and SHA-256 of ev
 so that a part of an export is never taken for one and no changed byte goes unnoticed; such a part is removed, as far as
 what broke it off allows; a name is written once; a removal says first that it has begun, and then takes
 `_metadata.json`, so that whoever comes later can end it; one that finds no room to say so takes `_metadata.json` last,
-for the same reason; no committable is in it. Where something goes round a loop, its format is 2, so that nobody leaves
-that behind who does not know of it.
+for the same reason, and the empty folder is known by its name; no committable is in it. Where something goes round a
+loop, its format is 2, so that nobody leaves that behind who does not know of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
@@ -244,6 +245,8 @@ def remove(url: str, pipeline: str) -> int:
     ConfigError where there is none, or one of another pipeline; `DamagedSavepoint`."""
     url, folder = _place(url)
     begun = _removal(folder)
+    if begun is None and (checkpoint := _empty_folder_removed(url, pipeline, folder)) is not None:
+        return checkpoint
     if begun is None:
         saved = ExportedSavepoint.at(url).saved
         begun = _Removed(saved.pipeline, saved.checkpoint)
@@ -275,6 +278,15 @@ def _removal(folder: Folder) -> _Removed | None:
     with suppress(msgspec.DecodeError, UnicodeDecodeError):  # then it is nothing of ours
         return msgspec.json.decode(content or b"", type=_Removed)
     return None
+
+
+def _empty_folder_removed(url: str, pipeline: str, folder: Folder) -> int | None:
+    """Remove an empty folder that is named as a savepoint of *pipeline*: what a removal has left that was broken off at
+    its end. Its checkpoint; None: there is none."""
+    named = re.fullmatch(rf"{re.escape(pipeline)}-(\d+)-[0-9a-f]{{8}}", url.rpartition("/")[2], re.ASCII)
+    if named is None or next(iter(folder.files()), None) is not None or not folder.remove_folder():
+        return None
+    return int(named[1])
 
 
 def _empty(folder: Folder) -> None:

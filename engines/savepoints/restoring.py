@@ -8,7 +8,6 @@ command, repeated, goes on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TypeVar
@@ -43,7 +42,7 @@ from exactlyonce.engines.savepoints.fitting import (
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.savepoints.loops import frames_of_loop, require_same
 from exactlyonce.engines.savepoints.retained import require_savepoint
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, require
+from exactlyonce.pipeline.errors import ConfigError, require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
@@ -53,13 +52,8 @@ from exactlyonce.state.key_groups import subtask_of
 SECTION_BYTES = 64 * 1024
 PENDING_MAX = 64
 DURABLE_TIMEOUT_S = 600.0
-POLL_S = 0.05
 _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
-
-
-def _nothing() -> None:
-    """Nothing ends it."""
 
 
 def _sought(asked: Restoration, newest: Manifest | None) -> tuple[str, ExportedSavepoint | None]:
@@ -132,10 +126,10 @@ class Restoring:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def write(self, checkpoint: int, incarnation: int, look: Callable[[], None] = _nothing) -> Restored:
+    def write(self, checkpoint: int, incarnation: int, raise_if_fenced: Callable[[], None] = lambda: None) -> Restored:
         """Write all states as blocks of *checkpoint*; what its manifest says of them.
 
-        *look*, which is called with each entry and while blocks are waited for, may raise what ends it.
+        *raise_if_fenced*, which is called with each entry and while blocks are waited for, may raise what ends it.
         """
         if checkpoint != self._next:
             raise ConfigError(
@@ -143,7 +137,7 @@ class Restoring:
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
-        putting = _Putting(blocks, checkpoint, look)
+        putting = _Putting(blocks, checkpoint, raise_if_fenced)
         snapshots = tuple(self._written(putting, new, saved) for new, saved in sorted(self._operators.items()))
         logs = self._going_round(putting)
         self._around.note(f"restored from {self._savepoint.name}")
@@ -153,7 +147,7 @@ class Restoring:
         """Write what goes round the loops, subtask by subtask; all of it is in memory at once, as in the workers."""
         frames: dict[int, list[InFlightFrame]] = {}
         for new, loop in sorted(self._loops.items()):
-            entries = _looking(self._savepoint.going_round(loop.loop), putting.look)
+            entries = _checked(self._savepoint.going_round(loop.loop), putting.raise_if_fenced)
             for subtask, frame in frames_of_loop(new, entries, self._around.parallelism):
                 frames.setdefault(subtask, []).append(frame)
         logs = []
@@ -168,7 +162,7 @@ class Restoring:
         head = IndexHead(operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
-        entries = self._by_group(_looking(self._savepoint.entries(saved.operator), putting.look))
+        entries = self._by_group(_checked(self._savepoint.entries(saved.operator), putting.raise_if_fenced))
         for subtask, own in groupby(entries, lambda each: subtask_of(each.group, parallelism, graph.max_parallelism)):
             require(not indexes[subtask], "the states of a savepoint lie by key group")
             chain = Chain().extended(putting.state(operator, own))
@@ -189,16 +183,15 @@ class Restoring:
 class _Putting:
     """Puts blocks of *checkpoint*."""
 
-    def __init__(self, blocks: AttemptBlocks, checkpoint: int, look: Callable[[], None]) -> None:
-        self._blocks, self._names, self.checkpoint, self.look = blocks, BlockNames(0), checkpoint, look
+    def __init__(self, blocks: AttemptBlocks, checkpoint: int, raise_if_fenced: Callable[[], None]) -> None:
+        self._blocks, self._names, self.checkpoint = blocks, BlockNames(0), checkpoint
+        self.raise_if_fenced = raise_if_fenced
 
     def state(self, operator: str, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
         """Put images of all key groups in *entries*; where they lie."""
         put = []
         for block in self._cut(operator, entries):
-            while self._blocks.poll() > PENDING_MAX:
-                self._blocks.poll(POLL_S)
-                self.look()
+            self._wait(left=PENDING_MAX)
             put.append((self._names.write(self._blocks, self.checkpoint, operator, block), block.header))
         refs = self._durable([ticket for ticket, _ in put])
         return [(ref, header) for ref, (_, header) in zip(refs, put, strict=True)]
@@ -214,15 +207,13 @@ class _Putting:
 
     def _durable(self, tickets: list[Ticket]) -> tuple[BlockRef, ...]:
         """Where they lie, once they do. `BrokerUnavailable` if that takes too long."""
-        deadline = time.monotonic() + DURABLE_TIMEOUT_S
-        while pending := self._blocks.poll(POLL_S):
-            self.look()
-            if time.monotonic() > deadline:
-                why = f"{pending} blocks were not written within {DURABLE_TIMEOUT_S:.0f} s. {self._blocks.waiting}"
-                raise BrokerUnavailable(why.rstrip())
+        self._wait(left=0)
         found = tuple(each.ref for each in tickets if each.ref is not None)
         require(len(found) == len(tickets), "what was waited for is written")
         return found
+
+    def _wait(self, left: int) -> None:
+        self._blocks.wait(DURABLE_TIMEOUT_S, self.raise_if_fenced, left=left)
 
     def _cut(self, operator: str, entries: Iterable[KeptEntry]) -> Iterator[EncodedBlock]:
         """Blocks of one version each: states that were written by several are read by their own."""
@@ -239,10 +230,10 @@ class _Putting:
                 yield last
 
 
-def _looking(entries: Iterable[T], look: Callable[[], None]) -> Iterator[T]:
-    """*entries*, and *look* before each."""
+def _checked(entries: Iterable[T], raise_if_fenced: Callable[[], None]) -> Iterator[T]:
+    """*entries*, and *raise_if_fenced* is called before each."""
     for entry in entries:
-        look()
+        raise_if_fenced()
         yield entry
 
 

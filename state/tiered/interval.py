@@ -20,7 +20,7 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, INCREMENT
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.snapshot import Numbered
+from exactlyonce.state.snapshot import BlockSequence
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.tiered.files import LocalFiles
 from exactlyonce.state.tiered.interval_blocks import IntervalBlocks, SectionOrigin, encoded_section
@@ -76,7 +76,7 @@ class TieredInterval(Generic[S]):
         self.layers: list[dict[bytes, S | None]] = [{}]
         """Oldest first. What is settled is not here any more."""
         self.settled = False
-        self.blocks: Numbered = ()
+        self.blocks: BlockSequence = ()
         self.encoded = False
         self.credit = 0.0
         """What merging had left after this interval's images."""

@@ -29,7 +29,7 @@ class SectionOrigin(NamedTuple):
     """They were noted as changes of this one; None: they are the key group's."""
 
 
-class _Made(NamedTuple):
+class _Released(NamedTuple):
     """A block that was let go of."""
 
     header: BlockHeader
@@ -46,8 +46,8 @@ class IntervalBlocks:
         self._writer = BlockEncoder(*self._format)
         self._origins: list[SectionOrigin | None] = []
         """Of the sections of the block that is not finished."""
-        self._blocks: list[EncodedBlock | _Made] = []
-        self._kept: deque[tuple[int, _Made]] = deque()
+        self._blocks: list[EncodedBlock | _Released] = []
+        self._kept: deque[tuple[int, _Released]] = deque()
         """Those in memory that can be made again, oldest first."""
         self._kept_bytes = 0
 
@@ -73,31 +73,31 @@ class IntervalBlocks:
         """Nothing more is added."""
         self._keep(self._writer.flush())
         if all(isinstance(each, EncodedBlock) for each in self._blocks):
-            self._view = None  # only one that is dropped lets go of files
+            self._view = None  # a view that is kept would keep deleted files on the disk
 
     def _keep(self, finished: EncodedBlock | None) -> None:
         if finished is None:
             return
         origins = tuple(origin for origin in self._origins if origin is not None)
         if len(origins) == len(finished.header.sections):
-            self._kept.append((len(self._blocks), _Made(finished.header, origins)))
+            self._kept.append((len(self._blocks), _Released(finished.header, origins)))
             self._kept_bytes += len(finished.body)
         self._origins.clear()
         self._blocks.append(finished)
         while self._kept_bytes > KEPT_BYTES:
-            number, made = self._kept.popleft()
+            number, released = self._kept.popleft()
             self._kept_bytes -= len(self[number].body)
-            self._blocks[number] = made
+            self._blocks[number] = released
 
-    def _again(self, made: _Made) -> EncodedBlock:
+    def _again(self, released: _Released) -> EncodedBlock:
         encoder = BlockEncoder(*self._format)
-        for section, origin in zip(made.header.sections, made.origins, strict=True):
+        for section, origin in zip(released.header.sections, released.origins, strict=True):
             found = self._store.entries(self._view, section.group, origin.interval, origin.first)
             present = (each for each in found if each[1] or section.kind != IMAGE)
             encoded = encoded_section(list(islice(present, section.entries)))
             require(encoder.add(section.group, section.kind, *encoded, section.entries) is None, "they fit one block")
         block = encoder.flush()
-        require(block is not None and block.header == made.header, "a view shows the same whenever it is read")
+        require(block is not None and block.header == released.header, "a view shows the same whenever it is read")
         assert block is not None
         return block
 

@@ -55,7 +55,7 @@ LOADED_ENTRIES = 4096
 SLICE_BYTES = 1 << 20
 """What is read of a view at once is not much more."""
 AGAIN_ENTRIES = 64
-"""Likewise, where few are wanted."""
+"""Entries read at once where a block is made again."""
 Entry = tuple[bytes, bytes]
 """A key and its packed state, or nothing where it is deleted."""
 

@@ -19,7 +19,7 @@ import pytest
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, DamagedBlock
-from exactlyonce.pipeline.errors import InvariantViolation, StorageUnavailable
+from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.refusals import refused
 
@@ -308,6 +308,21 @@ class BlockStorageContract:
         assert not blocks.waiting, f"Nothing is waited for any more, but it says: {blocks.waiting}"
         refs = [ticket.ref for ticket in tickets]
         assert len(self.got(ref for ref in refs if ref is not None)) == 6, AWAY
+
+    def test_who_waits_looks_meanwhile(self) -> None:
+        """Whoever is fenced while the storage is away waits no longer; and as many blocks may be left as it says."""
+        blocks = self.opened().begin(1, 0)
+        self.put([b"before"], blocks=blocks)
+
+        def look() -> NoReturn:
+            raise Fenced("A newer instance took over.")
+
+        with self.away():
+            for group in range(3):
+                blocks.write(block(b"state", 2), group)
+            blocks.wait(LIMIT_S, look, left=3)
+            why = "Who waits for a storage that is away looks whether it is fenced."
+            refused(lambda: blocks.wait(LIMIT_S, look, left=2), Fenced, why)
 
     def test_reading_while_it_is_away(self) -> None:
         """A storage that is away is no damage: `StorageUnavailable`, or what was asked for, once it is back."""

@@ -78,7 +78,7 @@ def found(manifest: Manifest) -> dict[str, WaitingOutput]:
 
 
 def test_the_age_of_rows(storage: str, put: Put) -> None:
-    """Decided or not, they wait since the first of their blocks was written."""
+    """Decided or not, they wait in their storage since the first of their blocks was written."""
     manifest = decided(storage, waits(0, "rows", put(0, 2, 3_000_000), put(0, 1, 2_000_000)))
     put(1, 1, 4_000_000)
     put(1, 2, 3_500_000)
@@ -86,6 +86,7 @@ def test_the_age_of_rows(storage: str, put: Put) -> None:
     assert {name: each.started_at_ms for name, each in shown.items()} == {
         "rows:0:1 1": 2_000_000, "rows:1:1 None": 3_500_000,
     }  # fmt: skip
+    assert {each.where.partition(", ")[0] for each in shown.values()} == {f"2 blocks of {storage}"}
     assert {each.row(4_500_000)[2] for each in shown.values()} == {"41m 40s", "16m 40s"}
 
 

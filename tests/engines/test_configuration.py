@@ -253,16 +253,34 @@ def test_a_restart_strategy_is_the_same_wherever_it_is_given(
 
 
 def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
-    """What is given directly wins, the new name of each operator for itself; whether older ones may be taken is said
-    directly alone."""
+    """What is given directly wins, the new name of each operator for itself; `rewind` is given directly only. What the
+    file says of its savepoint is not said of another one."""
     text = "[run]\nfrom_savepoint = 3\nmap = {sums = 'totals', seen = 'known'}\nallow_dropped_state = true"
     file = written(tmp_path, text)
     assert options_from({"config": file}).restoration == Restoration("3", {"sums": "totals", "seen": "known"}, True)
-    line = ["run", "orders:pipeline", "--config", file, "--from-savepoint", "4", "--map", "seen=met", "--rewind"]
-    expected = Restoration("4", {"sums": "totals", "seen": "met"}, allow_dropped=True, rewind=True)
+    line = ["run", "orders:pipeline", "--config", file, "--map", "seen=met", "--rewind"]
+    expected = Restoration("3", {"sums": "totals", "seen": "met"}, allow_dropped=True, rewind=True)
     assert options_from(settings(parser().parse_args(line))).restoration == expected
+    another = options_from(settings(parser().parse_args([*line, "--from-savepoint", "4"]))).restoration
+    assert another == Restoration("4", {"seen": "met"}, rewind=True)
     kept = options_from({"config": file, "allow_dropped_state": False}).restoration
     assert kept == Restoration("3", {"sums": "totals", "seen": "known"})
+
+
+@pytest.mark.parametrize(
+    ("given", "mistake"),
+    [
+        ({"map": "x"}, "map is 'x': write a name for each name"),
+        ({"map": 5}, "is 5: write a name for each name"),
+        ({"map": ["ab"]}, "is \\['ab'\\]: write a name for each name"),
+        ({"map": {1: "a"}}, "is {1: 'a'}: write a name for each name"),
+        ({"from_savepoint": "²"}, "from_savepoint \\(--from-savepoint\\): it is no URL"),
+    ],
+)
+def test_what_is_said_of_a_savepoint_wrongly(given: dict[str, Any], mistake: str) -> None:
+    """In Python, too, it is an error that says what may be written."""
+    with pytest.raises(ConfigError, match=mistake):
+        options_from({"from_savepoint": 1, **given})
 
 
 def test_barriers_overtake_where_it_is_said(tmp_path: Path) -> None:

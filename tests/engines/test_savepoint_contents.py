@@ -92,9 +92,9 @@ def test_no_transaction_is_exported(storage: FileStorage, manifest_of: Callable[
     ]
 
 
-@pytest.mark.parametrize("survived", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("removed", [0, 1, 2, 3, 4, 5])
 def test_an_export_is_deleted_while_its_disk_is_full(
-    survived: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
+    removed: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Nothing has to be written for it, and after whichever file it is broken off, the same command ends it, for the
@@ -111,7 +111,7 @@ def test_an_export_is_deleted_while_its_disk_is_full(
 
     def broken_off(path: Path, missing_ok: bool = False) -> None:
         if "aside" not in path.name:
-            if len(unlinked) == survived:
+            if len(unlinked) == removed:
                 raise KeyboardInterrupt
             unlinked.append(path)
         unlink(path, missing_ok)
@@ -121,8 +121,20 @@ def test_an_export_is_deleted_while_its_disk_is_full(
         meanwhile.setattr(Path, "unlink", broken_off)
         with pytest.raises(KeyboardInterrupt):
             remove(url, "totals")
-    assert len([*(tmp_path / "exports").rglob("*.*")]) == 1 + 4 - survived
-    with pytest.raises(ConfigError, match="is a savepoint of totals, not of others"):
+    assert len([*(tmp_path / "exports").rglob("*.*")]) == 1 + 4 - removed
+    others = "is a savepoint of totals, not of others" if removed < 5 else "There is no savepoint at"
+    with pytest.raises(ConfigError, match=others):
         remove(url, "others")
     assert remove(url, "totals") == 7
     assert [*(tmp_path / "exports").iterdir()] == []
+    with pytest.raises(ConfigError, match="There is no savepoint at"):
+        remove(url, "totals")
+
+
+@pytest.mark.parametrize("inner", ["totals", "totals-7-0a1b2c3d/inner"])
+def test_a_folder_that_no_removal_has_left(inner: str, tmp_path: Path) -> None:
+    """One that is not named as a savepoint, or is not empty, stays as it is."""
+    (tmp_path / inner).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="There is no savepoint at"):
+        remove(f"file://{tmp_path}/{inner.partition('/')[0]}", "totals")
+    assert (tmp_path / inner).is_dir()

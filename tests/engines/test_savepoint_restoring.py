@@ -228,13 +228,13 @@ def test_what_waits_for_the_storage_looks_whether_it_is_fenced(tmp_path: Path, m
         written.set()
         raise StorageUnavailable("away")
 
-    def look() -> None:
+    def raise_if_fenced() -> None:
         if written.is_set():
             raise Fenced("A newer instance took over.")
 
     monkeypatch.setattr(LocalFolder, "put", away)
     with pytest.raises(Fenced):
-        restoring.write(0, 1, look)
+        restoring.write(0, 1, raise_if_fenced)
     monkeypatch.setattr(LocalFolder, "put", put)
     storage.close()
 

@@ -83,8 +83,9 @@ class Outside:
         several = list(names)
         self._asked("a removal", lambda: self._go(several))
 
-    def remove_folder(self) -> None:
+    def remove_folder(self) -> bool:
         """There are no folders."""
+        return False
 
     # --- as it is
 

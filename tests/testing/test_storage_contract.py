@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
@@ -71,8 +71,10 @@ class ShelfBlocks:
         self._sent.clear()
         return 0
 
-    def wait(self, timeout_s: float) -> None:
-        self.poll()
+    def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
+        if self.poll() > left:
+            look()
+            raise StorageUnavailable("The shelf is away.")
 
 
 class ShelfStorage:
@@ -164,7 +166,7 @@ class Mutant(NamedTuple):
 
 
 SINCE, BEGIN, FETCH = ShelfStorage.since, ShelfStorage.begin, ShelfStorage.fetch
-WRITE, POLL = ShelfBlocks.write, ShelfBlocks.poll
+WRITE, POLL, WAIT = ShelfBlocks.write, ShelfBlocks.poll, ShelfBlocks.wait
 
 
 def _silently(self: Any, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
@@ -197,6 +199,14 @@ def _failing(self: Any, timeout_s: float = 0.0) -> int:
             ticket.failed("The shelf is away.")
         self._sent.clear()
     return POLL(self, timeout_s)
+
+
+def _unseeing(self: Any, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
+    WAIT(self, timeout_s, left=left)
+
+
+def _for_all(self: Any, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
+    WAIT(self, timeout_s, look)
 
 
 def _damaged_when_away(self: Any, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
@@ -249,6 +259,12 @@ MUTANTS = {
     ),
     "a block fails while the storage is away": Mutant(
         ShelfBlocks, "poll", _failing, "a_storage_that_is_away_is_waited_for", "is waited for, by whoever writes"
+    ),
+    "nobody looks while it is waited for": Mutant(
+        ShelfBlocks, "wait", _unseeing, "who_waits_looks_meanwhile", "looks whether it is fenced"
+    ),
+    "what may be left is waited for": Mutant(
+        ShelfBlocks, "wait", _for_all, "who_waits_looks_meanwhile", "A newer instance took over"
     ),
     "what is away is damaged": Mutant(
         ShelfStorage, "fetch", _damaged_when_away, "reading_while_it_is_away", "neither gone nor damaged"

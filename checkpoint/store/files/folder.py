@@ -44,5 +44,6 @@ class Folder(Protocol):
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are gone already are no error."""
 
-    def remove_folder(self) -> None:
-        """Remove what is left of the folder, once no file is in it, where folders are more than parts of names."""
+    def remove_folder(self) -> bool:
+        """Remove what is left of the folder, once no file is in it, where folders are more than parts of names; whether
+        anything was left."""

@@ -104,16 +104,16 @@ class HdfsFolder:
 
         self._asked(removed)
 
-    def remove_folder(self) -> None:
-        def removed(client: Any) -> None:
-            parent = self._path.rpartition("/")[0]
+    def remove_folder(self) -> bool:
+        def removed(client: Any) -> bool:
+            each, found = self._path, False
             with suppress(FileNotFoundError):
-                client.delete(self._path, recursive=True)
-                while parent != self._root and not list(client.list_status(parent)):
-                    client.delete(parent)
-                    parent = parent.rpartition("/")[0]
+                while each != self._root and not list(client.list_status(each)):
+                    found = client.delete(each) or found
+                    each = each.rpartition("/")[0]
+            return found
 
-        self._asked(removed)
+        return self._asked(removed)
 
     def _client(self) -> Any:
         """Made with the first request: not every process of a pipeline has one."""

@@ -86,14 +86,17 @@ class LocalFolder:
                 with suppress(FileNotFoundError):
                     (self._path / name).unlink()
 
-    def remove_folder(self) -> None:
+    def remove_folder(self) -> bool:
+        found = False
         with self._explained(), suppress(FileNotFoundError):
             for each in (self._path, *self._path.parents[: len(self._path.relative_to(self._root).parts) - 1]):
                 try:
                     each.rmdir()
+                    found = True
                 except OSError as error:
                     if error.errno != errno.ENOTEMPTY:
                         raise
+        return found
 
     def _require_mounted(self) -> None:
         """What is missing with the whole storage is away, and not lost."""

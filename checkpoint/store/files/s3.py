@@ -95,8 +95,9 @@ class S3Folder:
             for error in answer.get("Errors", ()):
                 raise self._error(str(error.get("Code")), str(error.get("Message")))
 
-    def remove_folder(self) -> None:
+    def remove_folder(self) -> bool:
         """There are only keys."""
+        return False
 
     def _file_system(self) -> Any:
         """Made with the first request: not every process of a pipeline has one."""

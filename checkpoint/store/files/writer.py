@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
@@ -114,16 +114,20 @@ class FileBlocks:
         self._unresolved = left
         return self.pending
 
-    def wait(self, timeout_s: float) -> None:
-        """Poll until nothing is pending, at most *timeout_s*; then `StorageUnavailable`, and nothing is tried again."""
+    def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
+        """See `AttemptBlocks`; `StorageUnavailable` if it takes too long."""
         deadline = time.monotonic() + timeout_s
-        while self.pending and self.poll(_POLL_S):
-            if time.monotonic() > deadline:
-                self._given_up.set()
-                raise StorageUnavailable(
-                    f"{self.pending} blocks were not written to {self._folder.url} within {timeout_s:.0f} s. "
-                    f"{self._obstacle}".rstrip()
-                )
+        try:
+            while self.pending > left and self.poll(_POLL_S) > left:
+                look()
+                if time.monotonic() > deadline:
+                    raise StorageUnavailable(
+                        f"{self.pending} blocks were not written to {self._folder.url} within {timeout_s:.0f} s. "
+                        f"{self._obstacle}".rstrip()
+                    )
+        except BaseException:
+            self._given_up.set()
+            raise
 
     # --- in the threads
 

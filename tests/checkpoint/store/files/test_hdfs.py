@@ -83,7 +83,8 @@ def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
     root = f"mine-{uuid.uuid4().hex}"
     folder = HdfsFolder(hdfs.host, root, "totals/topic-1")
     folder.check()
-    folder.remove_folder()
+    assert folder.remove_folder()
+    assert not folder.remove_folder()
     client = hdfs_native.Client(f"hdfs://{hdfs.host}")
     assert list(client.list_status(f"/{root}")) == []
 

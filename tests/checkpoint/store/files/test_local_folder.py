@@ -8,9 +8,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -21,7 +22,8 @@ from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.opening import file_storage, folder_of
 from exactlyonce.checkpoint.store.files.storage import FileStorage
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, StorageUnavailable
+from exactlyonce.checkpoint.store.files.writer import FileBlocks
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
@@ -97,15 +99,27 @@ def test_a_full_disk(small_disk: Path) -> None:
     assert storage.since((0, 0)).blocks == (ticket.ref,)
 
 
-def test_giving_up(tmp_path: Path) -> None:
-    """Whoever waits for blocks does so for a limited time; then nothing is tried any more."""
+def fenced() -> NoReturn:
+    """What a heartbeat may find."""
+    raise Fenced("A newer instance took over.")
+
+
+@pytest.mark.parametrize(
+    ("wait", "error", "says"),
+    [
+        (lambda blocks: blocks.wait(0.2), StorageUnavailable, "1 blocks were not written to file://.* within 0 s"),
+        (lambda blocks: blocks.wait(LIMIT_S, fenced), Fenced, "A newer instance took over"),
+    ],
+)
+def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], says: str, tmp_path: Path) -> None:
+    """Whoever waits for blocks does so for a limited time, and while it may write; then nothing is tried any more."""
     storage = FileStorage(LocalFolder(tmp_path, INNER), away_timeout_s=0.1)
     blocks = storage.begin(1, 0)
     inner = tmp_path / "totals"
     inner.rename(tmp_path / "aside")
     ticket = blocks.write(Block("totals", 1, "state", "none", "", b"state"), 0)
-    with pytest.raises(StorageUnavailable, match=r"1 blocks were not written to file://.* within 0 s"):
-        blocks.wait(0.2)
+    with pytest.raises(error, match=says):
+        wait(blocks)
     (tmp_path / "aside").rename(inner)
     deadline = time.monotonic() + LIMIT_S
     while not ticket.resolved:
