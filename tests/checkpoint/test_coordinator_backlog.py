@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint import events
-from exactlyonce.checkpoint.events import Concluded, Decide, Deploy, Deployed, End, Recovered, Restart, Tick
+from exactlyonce.checkpoint.coordinator import DRAINED_LOOK_INTERVAL_MS
+from exactlyonce.checkpoint.events import Concluded, Decide, Deploy, Deployed, End, Recovered, Restart, Tick, Trigger
 from exactlyonce.checkpoint.restart import FixedDelay
 from tests.checkpoint.test_coordinator_endings import INTERVAL_MS, TIMEOUT_MS, Job, finalized, going_round, manifest
 
@@ -61,3 +62,12 @@ def test_a_run_to_an_end_under_back_pressure(backlog_ms: int) -> None:
     assert job.ended.error is None
     assert job.now_ms <= backlog_ms + 3 * INTERVAL_MS
     assert job.core.attempt == 0
+
+
+def test_what_is_still_on_its_way_at_the_end_is_looked_for_soon() -> None:
+    """Not an interval later, which may be hours, nor all the time."""
+    job = Job(loops=True, interval_ms=600_000).running()
+    assert job(events.SourcesFinished()) == [Trigger(1, 0, final=False)]
+    job.ack(1)
+    job(Concluded(1, going_round(1)))
+    assert job.core.wake_ms == job.now_ms + DRAINED_LOOK_INTERVAL_MS

@@ -9,7 +9,7 @@ import pytest
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.coordinator import DRAINED_LOOK_INTERVAL_MS, Coordinator
+from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.events import (
     Ack,
@@ -475,15 +475,6 @@ def test_where_records_go_round_the_last_checkpoint_comes_behind_an_empty_round(
     assert job(Concluded(3, finalized(3))) == [events.AnnounceFinalized(3), Trigger(4, 3, final=True)]
     job.ack(4)
     assert job(Concluded(4, finalized(4)))[-1] == End(manifest(4), None)
-
-
-def test_what_is_still_on_its_way_at_the_end_is_looked_for_soon() -> None:
-    """Not an interval later, which may be hours, nor all the time."""
-    job = Job(loops=True, interval_ms=600_000).running()
-    assert job(events.SourcesFinished()) == [Trigger(1, 0, final=False)]
-    job.ack(1)
-    job(Concluded(1, going_round(1)))
-    assert job.core.wake_ms == job.now_ms + DRAINED_LOOK_INTERVAL_MS
 
 
 def test_after_a_restart_loops_are_looked_at_anew() -> None:
