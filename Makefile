@@ -2,7 +2,7 @@
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
 # make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
-# make test takes minutes: all but what repeats case by case what a sample shows; make test-all leaves out the crash
+# make test takes minutes: all but what repeats what a sample shows, and some of what takes long; make test-all leaves out the crash
 # matrix of stores alone, an hour of its own: make test-matrix.
 
 .PHONY: demo test test-all test-matrix crash-matrix simulate bench lint image clean kafka help

@@ -38,6 +38,7 @@ def test_both_engines_in_turns(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing is left of what was staged"
 
 
+@pytest.mark.exhaustive
 def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     """Units of both engines read and write state as files: outputs are those of one fold, and no file is left over."""
     pipeline, root, staging = loaded("broad"), tmp_path / "blocks", tmp_path / "staging"

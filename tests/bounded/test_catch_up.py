@@ -156,6 +156,7 @@ def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
     fed.assert_nothing_left()
 
 
+@pytest.mark.exhaustive
 def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
     """A driver that another one has overtaken while its units ran publishes nothing, and says who it was."""
     fed.feed(300)

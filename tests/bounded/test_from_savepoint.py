@@ -56,6 +56,7 @@ def servers(fed: Fed) -> tuple[str, str]:
     return "--bootstrap-servers", fed.kafka.bootstrap_servers
 
 
+@pytest.mark.exhaustive
 def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     """State of an operator that is gone is refused by its name before anything begins, and left behind as asked; the
     keys of the others are distributed to other key groups."""

@@ -110,6 +110,7 @@ def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
     assert len(orders.totals()) == visible + 700
 
 
+@pytest.mark.exhaustive(but=["kept"])
 @pytest.mark.parametrize("options", [(), DELETING], ids=["kept", "deleted"])
 def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]) -> None:
     """One whose request the run has not seen has cancelled it as well, also if the other has begun to delete all that

@@ -297,6 +297,7 @@ def added(total: Total | None, order: Order) -> tuple[Total, int]:
 def make("""
 
 
+@pytest.mark.exhaustive(but=["rocksdb"])
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: str) -> None:
     """Its states are resolved, those of an export as well: a field is added, one removed, one promoted, one renamed.

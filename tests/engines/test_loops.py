@@ -113,6 +113,7 @@ def test_money_is_the_same_in_every_snapshot(
     assert entries == Counter(sides + [(t["id"], t["payee"], t["amount"]) for t in transfers])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_loop_in_a_loop_outlives_a_kill_of_a_worker(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A worker is killed while records go round both loops, twice, and the coordinator goes on; then it is killed, too,
@@ -188,6 +189,7 @@ def test_what_goes_round_outlives_a_stop_and_a_kill(kafka: KafkaCluster, topic_n
     assert sorted((each["order"], each["tries"]) for each in given_up) == [(i, 5) for i in range(700) if i % 7 >= 5]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_goes_round_goes_along_with_a_savepoint(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any

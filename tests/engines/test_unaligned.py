@@ -174,6 +174,7 @@ def test_a_stop_leaves_an_aligned_checkpoint(job: Callable[..., Job], kafka: Kaf
     assert_totals(kafka, f"{topic_name}-out", running.fed)
 
 
+@pytest.mark.exhaustive
 def test_a_savepoint_while_channels_are_full(job: Callable[..., Job], kafka: KafkaCluster, topic_name: str) -> None:
     """It is aligned though barriers overtake before it and behind it, completes, and is gone on from at another
     parallelism: every order counts once."""

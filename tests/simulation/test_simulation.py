@@ -99,6 +99,7 @@ def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -
     assert crashed > 0
 
 
+@pytest.mark.exhaustive
 def test_what_barriers_overtake_counts_once() -> None:
     """Whatever is killed, at whatever parallelism it goes on, also where what was restored is on its way once more, and
     where an interval that begins and ends so is computed again."""

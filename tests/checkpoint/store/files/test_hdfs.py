@@ -18,7 +18,7 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 class TestHdfs(BlockStorageContract):
