@@ -108,7 +108,8 @@ class Profile(msgspec.Struct, frozen=True):
 
 def add_to_profile(profile: Profile | None, order: Order) -> tuple[Profile, Total]:
     """The running total, beside what is known of the customer."""
-    profile = profile or Profile(0, 0, f"{order.customer}, Street of the Long Names {order.id % 997}, {order.id:08d}")
+    street = f"Street of the Long Names {order.id % 997}, {order.id:08d} Upper and Lower Riverside"
+    profile = profile or Profile(0, 0, f"{order.customer}, {street}")
     profile = Profile(profile.sum + order.total, profile.orders + 1, profile.address)
     return profile, Total(order.customer, profile.sum, order.ts)
 

@@ -1,6 +1,6 @@
 """State larger than memory: the backend `rocksdb` beside the hash map, its restarts, and its checkpoints.
 
-The state is a running total with the name and address of a customer, some 100 bytes with its key. What it takes in the
+The state is a running total with the name and address of a customer, 106 bytes with its key. What it takes in the
 hash map is measured as the growth of that worker, and the budget is a half or a tenth of it: less than what the tables
 of `rocksdb` then get, for the process and RocksDB are in the budget as well.
 """
@@ -20,15 +20,19 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
+import msgspec
 from bench import Bench
+from benchmarked import Profile, add_to_profile
 from figures import Figure
 from job import Event, Failed, Job
-from orders import once_each, uniform, zipf
+from orders import Order, encoded, once_each, uniform, zipf
+
+from exactlyonce.state.state_type import StateType
 
 HERE = Path(__file__).parent
 MANY = 10_000_000
-STATE_BYTES = 100
-"""Of a key and its state, packed; about."""
+SAMPLED = 10_000
+"""Keys whose states are packed to tell how large all of them are."""
 BUDGET_BYTES = 1 << 30
 """Of each worker, where the budget is not what is measured."""
 CHANGED_PER_S = 50_000
@@ -137,13 +141,22 @@ def _empty_bytes(state: Large) -> int:
         return job.worker_bytes()
 
 
+def _state_bytes(keys: int) -> int:
+    """Of all keys and their states, packed, without anything around them: from a sample."""
+    orders = list(encoded(numbers := range(0, keys, max(1, keys // SAMPLED)), list(numbers)))
+    packing: StateType[Profile] = StateType("profiles", Profile)
+    states = [add_to_profile(None, msgspec.json.decode(value, type=Order))[0] for _, value in orders]
+    sampled = sum(len(key) for key, _ in orders) + sum(map(len, packing.pack(states)))
+    return keys * sampled // len(orders)
+
+
 def restores(bench: Bench) -> Iterator[Figure]:
     """After SIGKILL, with the local files gone: how long until a record is through, and until all state is there; and
     the first record where the files are there."""
     keys = bench.size(MANY, 500_000)
     with large(bench, keys) as state:
         last = state.load(BUDGET_BYTES)
-        gigabytes = keys * STATE_BYTES / 1e9
+        gigabytes = _state_bytes(keys) / 1e9
         for lazily in (True, False):
             if lazily:
                 shutil.rmtree(state.folder)
