@@ -136,7 +136,7 @@ def parses(line: str) -> bool:
 def test_targets_of_make_exist(page: Path) -> None:
     """The Makefile has every target that the page names."""
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)|`make (\w+)`", (ROOT / page).read_text(), re.MULTILINE):
+    for target in re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", (ROOT / page).read_text(), re.MULTILINE):
         assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
 
 
