@@ -196,6 +196,10 @@ class LogicalGraph:
 
     def fingerprint(self) -> str:
         """SHA-256 in hex of what two processes must agree on. Code is not in it: a changed function keeps it."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         described = {
             "pipeline": self.pipeline_id,
             "max_parallelism": self.max_parallelism,

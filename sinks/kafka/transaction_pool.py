@@ -37,6 +37,8 @@ SLOT_TRANSITIONS: dict[SlotState, SlotState] = {
 
 AHEAD = 2
 """Producers kept ready or in use: the one that is written with, and the one after it."""
+_AHEAD = (SlotState.PREPARING, SlotState.PREPARED, SlotState.READY, SlotState.WRITING)
+_OPEN = (SlotState.WRITING, SlotState.DRAINING, SlotState.PRECOMMITTED)
 
 
 class TransactionPool:
@@ -45,14 +47,18 @@ class TransactionPool:
     def __init__(self, transactional_ids: Iterable[str]) -> None:
         self._states = dict.fromkeys(transactional_ids, SlotState.FREE)
         self._checkpoints: dict[str, int] = {}
+        self._ahead = 0
+        """How many producers are kept ready or in use."""
+        self.open = 0
+        """How many transactions are open on the broker."""
 
     def move(self, transactional_id: str, state: SlotState) -> None:
         """Change the state of a slot, as the table allows."""
-        require(
-            SLOT_TRANSITIONS[self._states[transactional_id]] is state,
-            f"a transaction moves from {self._states[transactional_id]} to {state}",
-        )
+        before = self._states[transactional_id]
+        require(SLOT_TRANSITIONS[before] is state, f"a transaction moves from {before} to {state}")
         self._states[transactional_id] = state
+        self._ahead += (state in _AHEAD) - (before in _AHEAD)
+        self.open += (state in _OPEN) - (before in _OPEN)
 
     def precommitted(self, transactional_id: str, checkpoint: int) -> None:
         """The slot's transaction is flushed for *checkpoint*; it waits for its finalization."""
@@ -68,13 +74,6 @@ class TransactionPool:
 
     def wanted(self) -> str | None:
         """The id for which a producer should be prepared now, if any."""
-        ahead = (SlotState.PREPARING, SlotState.PREPARED, SlotState.READY, SlotState.WRITING)
-        if sum(state in ahead for state in self._states.values()) >= AHEAD:
+        if self._ahead >= AHEAD:
             return None
         return next((name for name, state in self._states.items() if state is SlotState.FREE), None)
-
-    @property
-    def open(self) -> int:
-        """How many transactions are open on the broker."""
-        states = (SlotState.WRITING, SlotState.DRAINING, SlotState.PRECOMMITTED)
-        return sum(state in states for state in self._states.values())

@@ -289,7 +289,7 @@ class BrokerModel:
         tick_ms = self._check_due_ms
         for transaction in self._coordinator.timed_out(tick_ms):
             self._coordinator.prepare(transaction, State.PREPARE_ABORT, tick_ms)
-        if not self._markers and not self._coordinator.has_open():
+        if not self._markers and not self._coordinator.open:
             tick_ms = self._last_tick(now_ms, self.settings.timeout_check_interval_ms)
         expiry_ms = self._last_tick(tick_ms, self.settings.expiration_check_interval_ms)
         if expiry_ms > self._expired_at_ms:

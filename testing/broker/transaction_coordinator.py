@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
-from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.testing.broker.interface import Error, Initialized
 
 EPOCH_LAST = 32_766
@@ -76,7 +76,8 @@ class TransactionEntry:
 
     def enter(self, state: State, now_ms: int) -> None:
         """Change the state; anything but a move along `PREVIOUS` is a defect."""
-        require(self.state in PREVIOUS[state], f"{self.transactional_id} goes from {self.state} to {state}")
+        if self.state not in PREVIOUS[state]:
+            raise InvariantViolation(f"{self.transactional_id} goes from {self.state} to {state}")
         self.state = state
         self.producer_id_previous = self.producer_id
         self.changed_at_ms = now_ms
@@ -109,6 +110,8 @@ class TransactionCoordinator:
 
     def __init__(self, clock: Clock, timeout_max_ms: int, prepared: Callable[[TransactionEntry, int], None]) -> None:
         self.transactions: dict[str, TransactionEntry] = {}
+        self.open: dict[str, TransactionEntry] = {}
+        """Those of them that are `ONGOING`."""
         self._clock = clock
         self._timeout_max_ms = timeout_max_ms
         self._prepared = prepared
@@ -155,6 +158,7 @@ class TransactionCoordinator:
             return Error.INVALID_PRODUCER_EPOCH
         if transaction.state is not State.ONGOING:
             transaction.enter(State.ONGOING, now_ms)
+            self.open[transactional_id] = transaction
             transaction.started_at_ms, transaction.start_time_ms = now_ms, self._clock.now_ms()
         if partition not in transaction.partitions:
             transaction.enter(State.ONGOING, now_ms)
@@ -199,6 +203,7 @@ class TransactionCoordinator:
         if transaction.state is not State.ONGOING:
             transaction.start_time_ms = self._clock.now_ms()
         transaction.enter(state, now_ms)
+        self.open.pop(transaction.transactional_id, None)
         transaction.producer_id_next = self.new_producer_id() if transaction.exhausted else NO_PRODUCER_ID
         transaction.epoch += 1
         transaction.partitions_logged = tuple(transaction.partitions)
@@ -222,12 +227,9 @@ class TransactionCoordinator:
 
     def timed_out(self, at_ms: int) -> list[TransactionEntry]:
         """The open transactions whose time is over at *at_ms*, the oldest first."""
-        late = (t for t in self.transactions.values() if t.state is State.ONGOING)
-        return sorted((t for t in late if t.started_at_ms + t.timeout_ms < at_ms), key=lambda t: t.started_at_ms)
-
-    def has_open(self) -> bool:
-        """Whether any transaction is open."""
-        return any(transaction.state is State.ONGOING for transaction in self.transactions.values())
+        late = {name for name, t in self.open.items() if t.started_at_ms + t.timeout_ms < at_ms}
+        known = [t for name, t in self.transactions.items() if name in late] if late else []
+        return sorted(known, key=lambda t: t.started_at_ms)
 
     def expire(self, unchanged_since_ms: int) -> None:
         """Forget the ids at rest that nobody has used since."""
@@ -238,15 +240,16 @@ class TransactionCoordinator:
 
     def listed(self, prefix: str) -> list[ListedTransaction]:
         """As ListTransactions shows them, sorted by id."""
+        known = self.transactions
         return [
-            ListedTransaction(name, transaction.producer_id, transaction.state.value)
-            for name, transaction in sorted(self.transactions.items())
-            if name.startswith(prefix)
+            ListedTransaction(name, known[name].producer_id, known[name].state.value)
+            for name in sorted(each for each in known if each.startswith(prefix))
         ]
 
     def copy(self, clock: Clock, prepared: Callable[[TransactionEntry, int], None]) -> TransactionCoordinator:
         """One of its own with the same ids."""
         twin = TransactionCoordinator(clock, self._timeout_max_ms, prepared)
         twin.transactions = {name: transaction.copy() for name, transaction in self.transactions.items()}
+        twin.open = {name: twin.transactions[name] for name in self.open}
         twin._producer_ids = self._producer_ids
         return twin

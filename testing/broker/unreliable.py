@@ -148,7 +148,7 @@ class UnreliableBroker:
     def _send(self, api: str, *arguments: Any, **options: Any) -> Any:
         self._deliver_late()
         self._calls[api] += 1
-        injection = self._due(api)
+        injection = self._due(api) if self.pending else None
         if injection is None:
             return getattr(self._broker, api)(*arguments, **options)
         self.pending.remove(injection)
@@ -168,6 +168,8 @@ class UnreliableBroker:
 
     def _deliver_late(self) -> None:
         """Carry out what was delayed until now; nobody hears the answers."""
+        if not self._late:
+            return
         now_ms = self._clock.monotonic_ms()
         late = sorted((each for each in self._late if each[0] <= now_ms), key=itemgetter(0))
         self._late = [each for each in self._late if each[0] > now_ms]

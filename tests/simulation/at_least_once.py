@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 class ReadersAtLeastOnce(Readers):
     """They demand of what is visible that it stems from the input, and is all there in the end."""
 
-    def judge(self, sink: str, event: Event, it: str) -> None:
+    def judge(self, sink: str, event: Event) -> None:
         name = (event.source, event.partition, event.offset, event.way)
         self.doubled += name in self._shown[sink]
         self._shown[sink].add(name)

@@ -85,9 +85,10 @@ class FaultInjector:
 
     def before_step(self) -> None:
         """Perhaps something happens now."""
-        if self.world.steps >= self._adds_at:
+        world = self.world
+        if world.steps >= self._adds_at:
             self._add_partitions()
-        if not self.world.chaos:
+        if not world.chaos:
             self.start_broker()
             self._unreachable.clear()
         elif self.rng.random() < self._chance:

@@ -18,6 +18,7 @@ from mutants_of_overtaking import OVERTAKING
 from mutants_of_savepoints import SAVEPOINTS
 from mutants_of_stores import STORES
 from mutants_of_workers import WORKERS
+from remembered import forget
 
 MUTANTS = {
     **WORKERS, **COORDINATORS, **CLEANING, **STORES, **SAVEPOINTS, **OVERTAKING, **OUTSIDE, **LOCAL_FILES, **LOOPS,
@@ -30,6 +31,8 @@ MUTANTS = {
 def planted(name: str) -> Iterator[None]:
     """Within this the defect *name* is there."""
     with ExitStack() as stack:
+        stack.callback(forget)
         for each in MUTANTS[name].patches():
             stack.enter_context(each)
+        forget()
         yield

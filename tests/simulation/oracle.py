@@ -15,7 +15,7 @@ from typing import Any
 
 from ledgers import Ledgers, WatchedStore
 from outside import Left, Outside
-from readers import Place, Readers, Ways
+from readers import Place, Readers, all_ways
 from savepoints import Savepoints
 from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
 from watched import TOPIC, Broken, WatchedBroker, demand
@@ -74,7 +74,7 @@ class Oracle:
         """Incarnation, attempt and number of checkpoints that must be aligned, whatever the others are."""
         self._block_partitions, self._transaction_timeout_ms = block_partitions, transaction_timeout_ms
         self.coordinator = coordinator_id("p")
-        self._ways = Ways(topology)
+        self._ways = all_ways(topology)
         self.manifests: dict[int, Manifest] = {}
         self.unfinalized: Manifest | None = None
         self._retained: dict[int, Manifest] = {}
@@ -412,10 +412,12 @@ class Oracle:
         overdue = self.broker.overdue(self._transaction_timeout_ms)
         demand(not overdue, f"{overdue} have been open for longer than {self._transaction_timeout_ms} ms")
         for (sink, partition), offset in self._read_to.items():
+            if self.broker.log_of(sink, partition).last_stable_offset <= offset:
+                continue
             log = self.broker.fetch(sink, partition, offset)
             for record in log.records:
                 self.readers.read(sink, record.value)
-            self._read_to[sink, partition] = max(offset, log.last_stable_offset)
+            self._read_to[sink, partition] = log.last_stable_offset
         if self._store is not None:
             self.ledgers.look(self._store.contents)
 

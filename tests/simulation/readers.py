@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import Any
 
 import msgspec
-from topologies import CYCLE, ROUND, Event, Input, Topology, marked
-from watched import demand
+from topologies import CYCLE, ROUND, Event, Input, Step, Topology, marked
+from watched import Broken, demand
 
 Place = tuple[str, int]
 """A source and a partition of its topic."""
@@ -52,11 +53,21 @@ class Ways:
     """By which ways each input record comes to each step."""
 
     def __init__(self, topology: Topology) -> None:
-        self._ways = {(source, k): ways_of(topology, source, k) for source in topology.sources for k in range(PERIOD)}
+        self._topology = topology
+        self._known: dict[tuple[str, int, str], dict[str, list[str]]] = {}
 
-    def of(self, source: str, offset: int) -> dict[str, list[str]]:
+    def of(self, origin: str, offset: int, begin: str = "") -> dict[str, list[str]]:
         """See `ways_of`."""
-        return self._ways[source, offset % PERIOD]
+        place = (origin, offset % PERIOD, begin)
+        if place not in self._known:
+            self._known[place] = ways_of(self._topology, *place)
+        return self._known[place]
+
+
+@lru_cache
+def all_ways(topology: Topology) -> Ways:
+    """What is worked out for one history holds for all of its topology."""
+    return Ways(topology)
 
 
 class Readers:
@@ -98,38 +109,46 @@ class Readers:
         """A record is visible in *sink*."""
         event = _decode(value)
         place, offset = (event.source, event.partition), event.offset
-        it = f"record {offset} of {event.source}[{event.partition}] by way of {event.way or 'nothing'}"
-        known = place in self._decided and offset < len(self._inputs[event.source].partitions[event.partition])
-        demand(known, f"{it} in {sink} stems from nothing")
-        keys = self._inputs[event.source].partitions[event.partition][offset]
-        demand(keys == (event.first, event.second), f"{it} in {sink} has other keys")
-        ways = self._ways.of(event.source, offset)[sink]
-        demand(event.way in ways, f"{it} does not come to {sink}")
-        self.judge(sink, event, it)
+        if place not in self._decided or offset >= len(self._inputs[event.source].partitions[event.partition]):
+            raise Broken(f"{_it(event)} in {sink} stems from nothing")
+        if self._inputs[event.source].partitions[event.partition][offset] != (event.first, event.second):
+            raise Broken(f"{_it(event)} in {sink} has other keys")
+        if event.way not in self._ways.of(event.source, offset)[sink]:
+            raise Broken(f"{_it(event)} does not come to {sink}")
+        self.judge(sink, event)
 
-    def judge(self, sink: str, event: Event, it: str) -> None:
+    def judge(self, sink: str, event: Event) -> None:
         """Whether *event*, which comes to *sink*, may be visible there now: once, after its manifest, in order."""
-        place, offset, keys = (event.source, event.partition), event.offset, (event.first, event.second)
+        place, offset = (event.source, event.partition), event.offset
         name = (*place, offset, event.way)
-        demand(offset < self._decided[place], f"{it} is visible in {sink} before its manifest")
-        demand(name not in self._shown[sink], f"{it} is visible twice in {sink}")
-        stream = (sink, *place, event.way, *keys)
-        ordered = not self.rescaled or ROUND not in event.way
-        demand(not ordered or offset > self._newest.get(stream, -1), f"{it} comes out of order in {sink}")
+        if offset >= self._decided[place]:
+            raise Broken(f"{_it(event)} is visible in {sink} before its manifest")
+        if name in self._shown[sink]:
+            raise Broken(f"{_it(event)} is visible twice in {sink}")
+        stream = (sink, *place, event.way, event.first, event.second)
+        if offset <= self._newest.get(stream, -1) and not (self.rescaled and ROUND in event.way):
+            raise Broken(f"{_it(event)} comes out of order in {sink}")
         count = self._count_before[sink]
         if count is not None:
-            given = self._given.setdefault((count.id, *name), event.totals)
-            demand(event.totals == given, f"{it} has {event.totals} in {sink}, and {given} in another sink")
-        if count is not None and sink in self._ordered:
-            key = event.first if count.key == "first" else event.second
-            number = self._totals[sink][key] = self._totals[sink][key] + 1
-            total = (number - 1) % CYCLE + 1
-            demand(event.totals[-1] == total, f"update {event.totals[-1]} of {key} in {sink} comes instead of {total}")
-            stems = self._updates.setdefault((count.id, key, number), name)
-            demand(stems == name, f"update {number} of {key} stems from another record in {sink}")
+            self._judge_totals(sink, count, event, name)
         self._shown[sink].add(name)
         self._newest[stream] = offset
         self.seen[sink] += 1
+
+    def _judge_totals(self, sink: str, count: Step, event: Event, name: tuple[str, int, int, str]) -> None:
+        """Whether *count*, right before *sink*, may have given *event*, which is called *name*, its totals."""
+        given = self._given.setdefault((count.id, *name), event.totals)
+        if event.totals != given:
+            raise Broken(f"{_it(event)} has {event.totals} in {sink}, and {given} in another sink")
+        if sink not in self._ordered:
+            return
+        key = event.first if count.key == "first" else event.second
+        number = self._totals[sink][key] = self._totals[sink][key] + 1
+        total = (number - 1) % CYCLE + 1
+        if event.totals[-1] != total:
+            raise Broken(f"update {event.totals[-1]} of {key} in {sink} comes instead of {total}")
+        if self._updates.setdefault((count.id, key, number), name) != name:
+            raise Broken(f"update {number} of {key} stems from another record in {sink}")
 
     def alike(self) -> None:
         """Sinks of one stream show the same records."""
@@ -137,6 +156,11 @@ class Readers:
         for sink, inputs in self._inputs_of.items():
             other, there = shown.setdefault(inputs, (sink, self._shown[sink]))
             demand(self._shown[sink] == there, f"{sink} does not show what {other} shows")
+
+
+def _it(event: Event) -> str:
+    """The record, in words: for most nobody asks."""
+    return f"record {event.offset} of {event.source}[{event.partition}] by way of {event.way or 'nothing'}"
 
 
 _decode = msgspec.json.Decoder(Event).decode

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 from oracle import Oracle
-from readers import ways_of
 from topologies import CYCLE, Event
 from watched import demand
 
@@ -56,7 +55,7 @@ class OracleUnaligned(Oracle):
         demand(name not in seen, f"{it} is twice on its way to {consumer}")
         demand(event.offset < self.decided[event.source, event.partition], f"{it} is on its way before it is read")
         seen.add(name)
-        ways = ways_of(self.topology, consumer, event.offset, event.way)
+        ways = self._ways.of(consumer, event.offset, event.way)
         for step in self.topology.steps:
             if step.kind in ("count", "tally"):
                 self._awaited[step.id][event.first if step.key == "first" else event.second] += len(ways[step.id])

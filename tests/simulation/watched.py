@@ -108,10 +108,9 @@ class WatchedBroker(BrokerModel):
         latest_ms = self._clock.monotonic_ms() - self.settings.timeout_check_interval_ms
         return [
             name
-            for name, each in self._coordinator.transactions.items()
-            if each.state is State.ONGOING
+            for name, each in self._coordinator.open.items()
+            if max(each.started_at_ms + timeout_ms, self._started_ms) < latest_ms
             and TransactionalId.parse(name)
-            and max(each.started_at_ms + timeout_ms, self._started_ms) < latest_ms
             and name.startswith("eo:p:")
         ]
 

@@ -23,6 +23,7 @@ from luck import LUCK, NONE
 from oracle import Oracle
 from outside import Outside
 from processes import Attempt, Process
+from remembered import remembered
 from scale import Scale
 from stores import Stores
 from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of
@@ -55,6 +56,7 @@ from exactlyonce.testing.clock import SimulatedClock
 
 STEPS_MAX = 60_000
 """A history that has not come to its end by then never will."""
+ENDLESS = f"the job has not come to its end in {STEPS_MAX} steps"
 CHAOS_STEPS = 8_000
 LOOK_STEPS = 20
 """How often the readers of the output look."""
@@ -390,14 +392,14 @@ class World:
 
     def run(self) -> None:
         """Live through it; `Broken` if an invariant does not hold."""
-        while not self._is_over():
+        while not (self.finished and self._is_over()):
             self.steps += 1
-            demand(self.steps < STEPS_MAX, f"the job has not come to its end in {STEPS_MAX} steps")
+            demand(self.steps < STEPS_MAX, ENDLESS)
             self.faults.before_step()
             if self.stores:
                 self.stores.before_step()
-            due = self._next_coordinator_ms <= self.clock.monotonic_ms()
-            if self.coordinator is None and not self.finished and due:
+            begins = self.coordinator is None and not self.finished
+            if begins and self.clock.monotonic_ms() >= self._next_coordinator_ms:
                 self._rescale()
                 self.coordinator = SimulatedCoordinator(self)
                 self.coordinators.append(self.coordinator)
@@ -413,9 +415,9 @@ class World:
             self.oracle.close()
 
     def _is_over(self) -> bool:
-        """Whether the job is done and all are gone. One that had slept before it fenced anybody may have taken over
-        from a clean end, decided, and died, or its decision is still on its way: then the job is run again."""
-        if not self.finished or any(each.alive for each in self.coordinators):
+        """Whether all are gone, now that the job is done. One that had slept before it fenced anybody may have taken
+        over from a clean end, decided, and died, or its decision is still on its way: then the job is run again."""
+        if any(each.alive for each in self.coordinators):
             return False
         if self.halted:
             return True
@@ -446,12 +448,13 @@ class World:
                 wakes.append(self._next_coordinator_ms)
             self.clock.advance(max(1, min(wakes, default=0) - now_ms))
             return
-        thread = due[int(self.rng.random() * len(due))]
+        draw = self.rng.random
+        thread = due[int(draw() * len(due))]
         try:
             thread.wake_ms = next(thread.steps) or 0
         except StopIteration:
             self._threads.remove(thread)
-        if self.rng.random() < (0.3 if self.chaos else 0.1):
+        if draw() < (0.3 if self.steps < CHAOS_STEPS else 0.1):
             self.clock.advance(1)
 
 
@@ -460,7 +463,7 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
     other exception is a fault of the simulator, or of what it runs, which no invariant speaks of."""
     world = World(seed, shape, luck)
     try:
-        with bounds(), fetching_seldom():
+        with bounds(), fetching_seldom(), remembered():
             world.run()
     except Broken as error:
         broken = type(error)(f"{error}\n  replay: {replay_command(seed, shape, luck)}")

@@ -1,0 +1,50 @@
+"""Pure functions of what ships, whose answers are remembered while histories are lived through.
+
+A process asks each of them once or twice in its life: what msgspec knows of a type, what a decision says. A simulated
+one is born hundreds of times in a second, and asks the same again. Invariants: what is remembered is what the shipped
+function has answered to the same bytes or the same type, whichever history asked; it is bounded; and it is never used
+where the function is another one, as where a defect is planted in it, nor kept from before one was planted anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from unittest.mock import patch
+
+from msgspec import inspect
+
+from exactlyonce.checkpoint.records import history
+from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.encoding import DecisionKey
+from exactlyonce.checkpoint.store import blocks
+
+ANSWERS_MAX = 1_000
+"""Of each function."""
+_PURE = tuple(
+    (owner, name, vars(owner)[name], lru_cache(ANSWERS_MAX)(getattr(owner, name)))
+    for owner, name in (
+        (inspect, "type_info"),
+        (history, "_checked"),
+        (blocks, "verified_value"),
+        (DecisionKey, "parse"),
+        (TransactionalId, "parse"),
+    )
+)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Within this they are asked once."""
+    with ExitStack() as stack:
+        for owner, name, real, remembering in _PURE:
+            if vars(owner)[name] is real:
+                stack.enter_context(patch.object(owner, name, remembering))
+        yield
+
+
+def forget() -> None:
+    """Forget all answers: what a function calls is another one from now on."""
+    for *_, remembering in _PURE:
+        remembering.cache_clear()
