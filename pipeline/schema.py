@@ -94,6 +94,8 @@ def _describe_record(info: Any, seen: set[Any]) -> Any:
         for field in info.fields
     }
     described = {"record": name, "fields": [[field, schema] for field, schema in fields.items()]}
+    if isinstance(info, inspect.NamedTupleType):
+        described |= {"array": True}
     if isinstance(info, inspect.StructType):
         described |= {"array": True} if info.array_like else {}
         described |= {"tag": [info.tag_field, info.tag]} if info.tag is not None else {}

@@ -216,10 +216,11 @@ class Interval(Generic[S]):
         encoded_keys, encoded_states = encode_keys(keys, deleted), self._state_type.encode(states)
         size, entries = len(encoded_keys) + len(encoded_states), len(keys) + len(deleted)
         self._bytes_per_entry = size / max(1, entries)
-        if size > _SECTION_TARGET and len(keys) > 1:
-            middle = len(keys) // 2
-            self._add(group, kind, keys[:middle], states[:middle], [])
-            self._add(group, kind, keys[middle:], states[middle:], deleted)
+        if size > _SECTION_TARGET and entries > 1:
+            middle = entries // 2
+            beyond = max(0, middle - len(keys))
+            self._add(group, kind, keys[:middle], states[:middle], deleted[:beyond])
+            self._add(group, kind, keys[middle:], states[middle:], deleted[beyond:])
         else:
             self._keep(self._writer.add(group, kind, encoded_keys, encoded_states, entries))
 

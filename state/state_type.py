@@ -8,6 +8,7 @@ where it changes, a table's first snapshot writes the state whole.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -18,6 +19,7 @@ from msgspec import inspect
 from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.schema_evolution import lost, unfit
 from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
@@ -72,7 +74,7 @@ class _Packing(Protocol[S]):
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
         """What `encode` has made, maybe of another schema, which *written* is."""
 
-    def changed(self, states: Sequence[S], decoded: list[S]) -> str:
+    def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
         """What is another in the states that were encoded and decoded; empty if nothing is."""
 
 
@@ -83,12 +85,21 @@ class _ByType(Generic[S]):
         self.pack = self.encode = _encode
         self.unpack = msgspec.msgpack.Decoder(type_).decode
         self._decode = msgspec.msgpack.Decoder(list[type_]).decode
+        self._loose = _holds_any(inspect.type_info(type_), set())
 
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
         return self._decode(encoded)
 
-    def changed(self, states: Sequence[S], decoded: list[S]) -> str:
-        return ""
+    def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
+        """Bytes tell what a type has no place for, and not what they stand for where it says nothing."""
+        if self._loose:
+            return "" if decoded == list(states) else _difference_of_kind(states, decoded)
+        if _encode(decoded) == encoded:
+            return ""
+        try:
+            return _difference(*map(_comparable, (states, decoded)))
+        except TypeError:  # a dict has keys that are records
+            return "" if decoded == list(states) else "some of it is lost"
 
 
 class _ByAvro(Generic[S]):
@@ -111,7 +122,7 @@ class _ByAvro(Generic[S]):
         read = self._codec.decode if schema == self._codec.schema else self._codec.decoder_from(schema)
         return list(map(read, _byte_strings.decode(encoded)))
 
-    def changed(self, states: Sequence[S], decoded: list[S]) -> str:
+    def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
         return "" if decoded == list(states) else _difference(*map(_comparable, (states, decoded)))
 
 
@@ -145,18 +156,31 @@ class StateType(Generic[S]):
 
     def encode(self, states: Sequence[S]) -> bytes:
         """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again as it was."""
+        return self._encoded(states)[0]
+
+    def _encoded(self, states: Sequence[S]) -> tuple[bytes, list[S]]:
+        """*states* as msgpack, and what is read from it."""
         try:
             encoded = self._packing.encode(states)
             decoded = self._packing.decode(encoded, self.schema)
         except _NOT_OF_TYPE as error:
             raise self._unstorable(states, error) from error
-        if changed := self._packing.changed(states, decoded):
-            raise StateUnstorable(
-                f"The Avro schema of operator {self.operator!r} cannot hold a state exactly: {changed}. Give state= a "
-                "schema that can, as double for float, micros for millis, or a larger scale or size; or round the "
-                "value before it is returned."
+        if changed := self._packing.changed(states, encoded, decoded):
+            raise self._inexact(changed)
+        return encoded, decoded
+
+    def _inexact(self, changed: str) -> StateUnstorable:
+        if self._packing is self._plain:
+            return StateUnstorable(
+                f"A state of operator {self.operator!r} would not come back from a checkpoint as it was: {changed}. "
+                f"Its function returned it as {self.name}: declare a type by state= that says all of it, or return "
+                "what this type can hold."
             )
-        return encoded
+        return StateUnstorable(
+            f"The Avro schema of operator {self.operator!r} cannot hold a state exactly: {changed}. Give state= a "
+            "schema that can, as double for float, micros for millis, or a larger scale or size; or round the "
+            "value before it is returned."
+        )
 
     def _unstorable(self, states: Sequence[S], error: Exception) -> StateUnstorable:
         if self._packing is not self._plain and self._of_type(states):
@@ -243,10 +267,10 @@ class StateType(Generic[S]):
             if not steps and (unresolved := _unresolved(written, self.schema)):
                 raise self._incompatible(written, "; ".join(unresolved))
             return
-        if version == self.version and (lost := _lost(written, self.schema, self.name)):
-            raise self._incompatible(written, f"{', '.join(lost)} would be lost")
-        if not steps and (unfit := _unfit(written, self.schema, self.name)):
-            raise self._incompatible(written, "; ".join(unfit))
+        if version == self.version and (gone := lost(written, self.schema, self.name)):
+            raise self._incompatible(written, f"{', '.join(gone)} would be lost")
+        if not steps and (missing := unfit(written, self.schema, self.name)):
+            raise self._incompatible(written, "; ".join(missing))
 
     def damaged(self, why: str) -> DamagedState:
         """The error for bytes of this operator's state that are not what was written."""
@@ -262,7 +286,7 @@ class StateType(Generic[S]):
         )
 
     def _clone_by_codec(self, state: S) -> S:
-        return self._packing.decode(self.encode([state]), self.schema)[0]
+        return self._encoded([state])[1][0]
 
 
 class RawStates:
@@ -375,63 +399,32 @@ def _flat_clone(info: inspect.Type) -> Callable[[Any], Any] | None:
     return None
 
 
-def _lost(old: Any, new: Any, path: str) -> list[str]:
-    """Paths of the fields in schema *old* for which *new* has no place. All other differences decoding judges."""
-    old, new = (each.get("optional", each) if isinstance(each, dict) else each for each in (old, new))
-    if isinstance(old, list) and isinstance(new, list):
-        return [lost for each, other in _pairs(old, new) for lost in _lost(each, other, path)]
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return []
-    if not ("fields" in old and "fields" in new):
-        return [lost for name in old.keys() & new.keys() for lost in _lost(old[name], new[name], path)]
-    names, fields = [name for name, _ in old["fields"]], dict(new["fields"])
-    if old.get("array") and names != list(fields)[: len(names)]:
-        return [f"{path} (its fields are stored by position)"]
-    return [
-        lost
-        for name, schema in old["fields"]
-        for lost in (_lost(schema, fields[name], f"{path}.{name}") if name in fields else [f"{path}.{name}"])
-    ]
+def _holds_any(info: inspect.Type, seen: set[type]) -> bool:
+    """Whether a part of a value of this type may be of any type."""
+    if isinstance(info, inspect.AnyType):
+        return True
+    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
+        if info.cls in seen:
+            return False
+        seen.add(info.cls)
+        return any(_holds_any(field.type, seen) for field in info.fields)
+    inner = [getattr(info, name) for name in ("type", "item_type", "key_type", "value_type") if hasattr(info, name)]
+    inner += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+    return any(_holds_any(each, seen) for each in inner)
 
 
-_PLAIN = {"bool", "int", "float", "str", "bytes"}
-
-
-def _form(schema: Any) -> str:
-    """The form of a schema's values, of which no other is read; empty where it has several."""
-    if isinstance(schema, str):
-        return schema if schema in _PLAIN else ""
-    if "record" in schema:
-        return "a list" if schema.get("array") else "a record"
-    return "a list" if schema.keys() & {"list", "set", "tuple"} else ""
-
-
-def _unfit(old: Any, new: Any, path: str) -> list[str]:
-    """Fields of schema *new* that states of *old* surely do not fill. What else may not fit, decoding finds."""
-    old, new = (each.get("optional", each) if isinstance(each, dict) else each for each in (old, new))
-    was, now = _form(old), _form(new)
-    if was and now and was != now and (was, now) != ("int", "float"):
-        return [f"{path} is {now} now, and was {was}"]
-    if not (isinstance(old, dict) and isinstance(new, dict) and "fields" in old and "fields" in new):
-        return []
-    fields = dict(old["fields"])
-    return [
-        found
-        for name, schema in new["fields"]
-        for found in (
-            _unfit(fields[name], schema, f"{path}.{name}")
-            if name in fields
-            else [] if isinstance(schema, dict) and "optional" in schema
-            else [f"{path}.{name} is new and has no default"]
-        )
-    ]  # fmt: skip
-
-
-def _pairs(old: list[Any], new: list[Any]) -> list[tuple[Any, Any]]:
-    """Members of two unions, or items of two tuples: records by their names, others by their places."""
-    records = {each["record"]: each for each in new if isinstance(each, dict) and "record" in each}
-    names = [each.get("record") if isinstance(each, dict) else None for each in old]
-    return [
-        (each, records[name]) if name in records else (each, other)
-        for name, each, other in zip(names, old, [*new, *[None] * len(old)], strict=False)
-    ]
+def _difference_of_kind(one: Any, other: Any) -> str:
+    """What of two values differs, also by its type alone; a NaN is as good as another."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        inner = [(each, other[key]) for key, each in one.items()]
+    elif isinstance(one, list | tuple) and type(one) is type(other) and len(one) == len(other):
+        inner = list(zip(one, other, strict=True))
+    elif isinstance(one, msgspec.Struct) and type(one) is type(other):
+        inner = [(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__]
+    elif dataclasses.is_dataclass(one) and type(one) is type(other):
+        inner = [(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one)]
+    elif one == other or (one != one and other != other):
+        return ""
+    else:
+        return f"a value is {one!r:.100}, and is read as {other!r:.100}"
+    return next(filter(None, (_difference_of_kind(was, now) for was, now in inner)), "")

@@ -76,7 +76,8 @@ def savepoint(args: argparse.Namespace) -> int:
         if runs:
             to_stderr(f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}")
         raise
-    if url and runs and not args.stop:
+    shared = len(manifest.requests) > 1
+    if url and runs and not args.stop and not shared:
         try:
             asking.delete(config, pipeline, manifest.checkpoint, timeout_ms)
         except ExactlyOnceError:
@@ -85,7 +86,9 @@ def savepoint(args: argparse.Namespace) -> int:
                 f"next checkpoint if the run has heard of it, and else {_kept(manifest)}"
             )
             raise
-    print(_as_json(manifest, url) if args.json else "\n".join(_as_text(manifest, url, args, taken=runs)))
+    kept = runs and (args.stop or not url or shared)
+    lines = _as_text(manifest, url, taken=runs, kept=kept, shared=shared, stopped=args.stop)
+    print(_as_json(manifest, url) if args.json else "\n".join(lines))
     return 0
 
 
@@ -134,7 +137,7 @@ def _kept(manifest: Manifest) -> str:
     return f"is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`."
 
 
-def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: bool) -> list[str]:
+def _as_text(manifest: Manifest, url: str, *, taken: bool, kept: bool, shared: bool, stopped: bool) -> list[str]:
     state = shown_bytes(manifest.state_bytes)
     what = "Savepoint" if taken else "The pipeline does not run: its newest checkpoint"
     lines = [
@@ -143,8 +146,10 @@ def _as_text(manifest: Manifest, url: str, args: argparse.Namespace, *, taken: b
     ]
     if url:
         lines.append(f"Exported to {url}")
-    if taken and (args.stop or not url):
+    if kept and shared and url and not stopped:
+        lines.append("Somebody else has asked at the same time, and got the same savepoint.")
+    if kept:
         lines.append(f"It {_kept(manifest)}")
-    if args.stop:
+    if stopped:
         lines.append("The run has ended cleanly.")
     return lines

@@ -95,13 +95,14 @@ def export(savepoint: Savepoint, url: str) -> str:
     try:
         operators = tuple(_exported(savepoint, each, folder) for each in saved.operators)
         loops = tuple(_exported_loop(savepoint, each, folder) for each in saved.loops)
+        whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators, loops=loops))
+        document = _Metadata(FORMAT if loops else _WITHOUT_LOOPS, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
+        folder.put(METADATA, msgspec.json.encode(document), _aside())
     except (ExactlyOnceError, KeyboardInterrupt):
         with suppress(ExactlyOnceError):  # a part of one is nobody's, and may be what has filled the disk
+            folder.remove([METADATA])  # it may be there though putting it has failed
             _empty(folder)
         raise
-    whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators, loops=loops))
-    document = _Metadata(FORMAT if loops else _WITHOUT_LOOPS, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
-    folder.put(METADATA, msgspec.json.encode(document), _aside())
     return f"{base}/{name}"
 
 

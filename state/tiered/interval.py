@@ -24,11 +24,13 @@ from exactlyonce.state.snapshot import BlockSequence
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.tiered.files import LocalFiles
 from exactlyonce.state.tiered.interval_blocks import IntervalBlocks, SectionOrigin, encoded_section
-from exactlyonce.state.tiered.store import Entry, LocalStore
+from exactlyonce.state.tiered.memory import EntryBytes
+from exactlyonce.state.tiered.store import SLICE_BYTES, Entry, LocalStore
 
 S = TypeVar("S")
 
 SLICE_ENTRIES = 1024
+_ENTRIES_AT_FIRST = 64
 _SECTION_TARGET = 128 * 1024
 _DONE = object()
 OriginOf = Callable[[bytes], SectionOrigin | None]
@@ -53,6 +55,9 @@ class Shelf(Generic[S]):
     """Reads key groups that are not."""
     written: set[int] = field(default_factory=set)
     """Key groups of which there may be older blocks."""
+    weights: EntryBytes = field(default_factory=EntryBytes)
+    slice_entries: int = _ENTRIES_AT_FIRST
+    """How many make a slice of `SLICE_BYTES`, as the last ones were."""
 
     def known(self) -> dict[str, Any]:
         """What a saved database keeps of this; see `files.Marker`."""
@@ -163,7 +168,7 @@ class TieredInterval(Generic[S]):
         shelf = self._shelf
         shelf.files.wait()
         items = iter(self.layers[0].items())
-        while some := list(islice(items, SLICE_ENTRIES)):
+        while some := list(islice(items, min(SLICE_ENTRIES, shelf.slice_entries))):
             groups = key_groups([key for key, _ in some], shelf.max_parallelism)
             packed = iter(shelf.state_type.pack([state for _, state in some if state is not None]))
             entries = [
@@ -171,6 +176,7 @@ class TieredInterval(Generic[S]):
                 for group, (key, state) in zip(groups, some, strict=True)
             ]
             shelf.store.write(entries, self.number if noted else None)
+            self._weigh(some, entries)
             for group, key, each in entries:
                 if not each:
                     shelf.counts[group] = max(0, shelf.counts.get(group, 0) - 1)
@@ -179,12 +185,17 @@ class TieredInterval(Generic[S]):
             yield
         self.layers.pop(0)
 
+    def _weigh(self, some: list[tuple[bytes, S | None]], entries: list[tuple[int, bytes, bytes]]) -> None:
+        shelf, size = self._shelf, sum(len(key) + len(each) for _, key, each in entries)
+        shelf.slice_entries = max(1, SLICE_BYTES * len(entries) // max(1, size))
+        states = zip((state for _, state in some), (each for _, _, each in entries), strict=True)
+        shelf.weights.passed(states, len(entries))
+
     def _changes(self) -> Iterator[tuple[int, Iterator[list[Entry]], int]]:
         """By key group, in order, the changes of the interval, in slices, and how many they are, or 0."""
         if not self.spilled:
             for group, dealt in sorted(self._dealt.items()):
-                slices = (dealt[start : start + SLICE_ENTRIES] for start in range(0, len(dealt), SLICE_ENTRIES))
-                yield group, slices, len(dealt)
+                yield group, _slices(dealt), len(dealt)
             return
         noted = self._shelf.store.changes(self._view, self.number, SLICE_ENTRIES)
         for group, same in groupby(noted, key=itemgetter(0)):
@@ -237,6 +248,19 @@ class TieredInterval(Generic[S]):
 
     def _noted(self, first: bytes) -> SectionOrigin:
         return SectionOrigin(first, self.number)
+
+
+def _slices(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """All of them, so many at a time and some `SLICE_BYTES` at most."""
+    some, size = list[Entry](), 0
+    for entry in entries:
+        some.append(entry)
+        size += len(entry[0]) + len(entry[1])
+        if len(some) == SLICE_ENTRIES or size >= SLICE_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _in_group(first: bytes) -> SectionOrigin:

@@ -2,7 +2,8 @@
 
 A share of the budget is RocksDB's: one block cache for all tables, against which write buffers, indexes and filters are
 counted. Of the rest, the process itself takes some; what remains is shared by the tables. The size of an entry
-is the mean of a sample. Where the process turns out larger than the budget all the same, the tables' share shrinks.
+is the mean of samples, and of all that are large, for few of them are in no sample. Where the process turns out larger
+than the budget all the same, the tables' share shrinks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable
 from itertools import islice
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -29,6 +31,11 @@ OTHERS_BYTES = 48 << 20
 """What clients and batches take once records flow."""
 SAMPLE = 32
 SAMPLE_DEPTH = 6
+LARGE_BYTES = 4 * 1024
+"""Of a packed state: each that takes more is weighed by itself."""
+_SAMPLES_REMEMBERED = 8
+_ENTRIES_REMEMBERED = 10_000
+_ENTRY_BYTES_AT_FIRST = 250.0
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
@@ -70,12 +77,38 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * _PAGE
 
 
-def entry_bytes(states: dict[bytes, Any]) -> float:
-    """What an entry of *states* takes, by a sample of it, with its share of the dict."""
-    some = list(islice(reversed(states.items()), SAMPLE))
-    if not some:
-        return 0.0
-    return sys.getsizeof(states) / len(states) + sum(sys.getsizeof(k) + size_of(v) for k, v in some) / len(some)
+class EntryBytes:
+    """What an entry of a table takes, on average, with its share of the dict."""
+
+    def __init__(self) -> None:
+        self._sampled = _ENTRY_BYTES_AT_FIRST
+        self._typical = 0.0
+        self._samples = 0
+        self._large = 0.0
+        """Bytes in large states, for each entry that was packed or unpacked of late."""
+        self._entries = 0
+
+    @property
+    def mean(self) -> float:
+        """In bytes; one at least."""
+        return max(1.0, self._sampled, self._typical + self._large)
+
+    def sample(self, states: dict[bytes, Any]) -> None:
+        """Look at the newest of *states*."""
+        some = list(islice(reversed(states.items()), SAMPLE))
+        if not some:
+            return
+        share = sys.getsizeof(states) / len(states)
+        sizes = [sys.getsizeof(key) + size_of(state) for key, state in some]
+        self._samples = min(self._samples + 1, _SAMPLES_REMEMBERED)
+        self._sampled += (share + sum(sizes) / len(sizes) - self._sampled) / self._samples
+        self._typical = share + min(median(sizes), LARGE_BYTES)
+
+    def passed(self, states: Iterable[tuple[Any, bytes]], entries: int) -> None:
+        """*entries* were packed or unpacked; of *states*, each with how it is packed, those that are large count."""
+        large = sum(size_of(state) for state, packed in states if len(packed) > LARGE_BYTES)
+        self._entries = min(self._entries + entries, max(entries, _ENTRIES_REMEMBERED))
+        self._large += (large - self._large * entries) / max(1, self._entries)
 
 
 def size_of(value: Any, depth: int = SAMPLE_DEPTH) -> int:

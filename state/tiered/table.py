@@ -10,8 +10,9 @@ is read hides a change.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.batches import BatchTable
 from exactlyonce.state.chain import Chain
+from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.index import index_digest
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.snapshot import Snapshot
@@ -27,20 +29,23 @@ from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
 from exactlyonce.state.tiered.errors import DiskFull
 from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
-from exactlyonce.state.tiered.interval import Shelf, TieredInterval
-from exactlyonce.state.tiered.memory import Memory, entry_bytes
+from exactlyonce.state.tiered.interval import SLICE_ENTRIES, Shelf, TieredInterval
+from exactlyonce.state.tiered.memory import LARGE_BYTES, Memory
 
 S = TypeVar("S")
+R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741 - the output
 
 CACHED_SHARE = 0.375
 """Of a table's memory, what `_states` may take, and what `_cold` may take."""
 CHANGES_SHARE = 0.25
 """Likewise, layers that are not settled."""
-ENTRY_BYTES_AT_FIRST = 250.0
+TOGETHER_SHARE = 0.25
+"""Of the states that may be cached, what a batch may want at once; a larger one is applied in parts."""
+TOGETHER_MIN, TOGETHER_AT_FIRST = 16, 64
+"""The second before anybody knows how large a state is."""
 WEIGHED_EVERY = 64
 """Batches between two looks at what an entry takes."""
-SLICES_PER_BATCH = 2
-"""How much is settled after each batch while there are too many changes: more than a batch can add."""
 DISCARDED_PER_BATCH = 2048
 ITEMS_SLICE = 1024
 FETCHED_SHARE = 1 / 32
@@ -81,8 +86,7 @@ class TieredTable(BatchTable[S]):
         self._frozen_latest = stored.checkpoint
         self._anew = stored.anew
         self._chains = {stored.checkpoint: stored.chain}
-        self._batches = 0
-        self._entry_bytes = ENTRY_BYTES_AT_FIRST
+        self._batches = self._batch_keys = 0
         self._limit()
 
     def _restored(self, stored: StoredState[S]) -> Shelf[S]:
@@ -102,8 +106,38 @@ class TieredTable(BatchTable[S]):
 
     # --- records ------------------------------------------------------------------------------------------------------
 
+    def apply(
+        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
+    ) -> list[O]:
+        """See `Table.apply`."""
+        return self._in_parts(partial(super().apply, fn), keys, records)
+
+    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
+        """See `Table.reduce`."""
+        return self._in_parts(partial(super().reduce, fn), keys, records)
+
+    def _in_parts(
+        self, go: Callable[[Sequence[bytes], Sequence[R]], list[O]], keys: Sequence[bytes], records: Sequence[R]
+    ) -> list[O]:
+        """What *go* returns, which is given no more keys at once than there is memory for their states."""
+        require(len(keys) == len(records), "every record has a key")
+        if len(keys) <= self._together_max:
+            return go(keys, records)
+        outputs = list[O]()
+        while (start := len(outputs)) < len(keys):
+            end = start + self._together_max
+            try:
+                outputs += go(keys[start:end], records[start:end])
+            except ApplyFailed as error:
+                raise ApplyFailed(start + error.index) from error.__cause__
+        return outputs
+
+    @property
+    def _together_max(self) -> int:
+        return max(TOGETHER_MIN, int(self._cached_max * TOGETHER_SHARE)) if self._batches else TOGETHER_AT_FIRST
+
     def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
-        states = self._states
+        states, self._batch_keys = self._states, len(keys)
         missing = [key for key in keys if key not in states]
         if missing:
             self._find(list(dict.fromkeys(missing)))
@@ -120,7 +154,7 @@ class TieredTable(BatchTable[S]):
                 self._shelf.counts[group] += 1
         self._absent = []
         self._batches += 1
-        if self._batches % WEIGHED_EVERY == 0:
+        if self._batches % WEIGHED_EVERY == 0 or self._batches & (self._batches - 1) == 0:  # at first more often
             self._weigh()
         if len(self._states) > self._cached_max:
             self._cool()
@@ -143,13 +177,18 @@ class TieredTable(BatchTable[S]):
         require(self._groups.issuperset(groups), f"all keys are of the key groups {sorted(self._groups)}")
         if self._shelf.unread:
             self._read(self._shelf.unread.intersection(groups))
-        unpack = self.state_type.unpack
+        unpack, large = self.state_type.unpack, list[tuple[S | None, bytes]]()
         for key, group, packed in zip(keys, groups, self._store.get(keys, groups), strict=True):
             if packed is None:
                 states[key] = None
                 self._absent.append((key, group))
             else:
                 states[key] = unpack(packed)
+                if len(packed) > LARGE_BYTES:
+                    large.append((states[key], packed))
+        self._shelf.weights.passed(large, len(keys))
+        if large:
+            self._limit()
 
     def _layers(self) -> Iterator[dict[bytes, S | None]]:
         """Changes that are not in the store, the newest first."""
@@ -172,12 +211,12 @@ class TieredTable(BatchTable[S]):
 
     def _weigh(self) -> None:
         if self._states:
-            self._entry_bytes = max(1.0, entry_bytes(self._states))
+            self._shelf.weights.sample(self._states)
             self._memory.look()
             self._limit()
 
     def _limit(self) -> None:
-        entries = self._memory.table_bytes / self._entry_bytes
+        entries = self._memory.table_bytes / self._shelf.weights.mean
         self._cached_max = max(1, int(entries * CACHED_SHARE))
         self._changes_max = max(1, int(entries * CHANGES_SHARE))
 
@@ -195,13 +234,14 @@ class TieredTable(BatchTable[S]):
             self._discarded.pop(0)
 
     def _relieve(self) -> None:
-        """Settle a part of what is not settled, if that is too much; while the disk is full it stays."""
+        """Settle a part of what is not settled, if that is too much, and more than the batch can have added; while the
+        disk is full it stays."""
         self._unsettled = [interval for interval in self._unsettled if not interval.settled]
         unsettled = self._interval.unsettled + sum(interval.unsettled for interval in self._unsettled)
         if unsettled <= self._changes_max and len(self._interval.layers) == 1:
             return
         with suppress(DiskFull):
-            for _ in range(SLICES_PER_BATCH):
+            for _ in range(2 + self._batch_keys // min(SLICE_ENTRIES, self._shelf.slice_entries)):
                 if self._unsettled:
                     self._unsettled[0].advance()
                     self._unsettled = [interval for interval in self._unsettled if not interval.settled]
@@ -225,7 +265,7 @@ class TieredTable(BatchTable[S]):
 
     def _fetch_slice(self) -> None:
         if self._fetched is None:
-            self._fetching = self._stored.together(self._shelf.unread, self._memory.table_bytes * FETCHED_SHARE)
+            self._fetching = self._together(self._shelf.unread)
             self._fetched = self._read_slices(self._fetching)
         if next(self._fetched, _DONE) is _DONE:
             self._fetched = None
@@ -235,12 +275,17 @@ class TieredTable(BatchTable[S]):
         wanted = set(groups)
         while self._loading in wanted and self._loading in self._shelf.unread:
             self._fetch_slice()  # to load one twice would undo what changes between
-        if wanted := wanted & self._shelf.unread:
-            if self._fetched is not None and self._loading is None and not wanted.isdisjoint(self._fetching):
-                self._fetched.close()  # what it has yet to fetch of these may soon be needed by nobody, and go
-                self._fetched = None
-            for _ in self._read_slices(tuple(wanted)):
+        wanted &= self._shelf.unread
+        if self._fetched is not None and self._loading is None and not wanted.isdisjoint(self._fetching):
+            self._fetched.close()  # what it has yet to fetch of these may soon be needed by nobody, and go
+            self._fetched = None
+        while wanted := wanted & self._shelf.unread:
+            for _ in self._read_slices(self._together(wanted)):
                 pass
+
+    def _together(self, groups: Iterable[int]) -> tuple[int, ...]:
+        """The first of *groups*, as many as there is memory for their blocks."""
+        return self._stored.together(groups, self._memory.table_bytes * FETCHED_SHARE)
 
     def _read_slices(self, groups: tuple[int, ...]) -> Generator[None, None, None]:
         """A key group is there once all of it is, at one moment; one that a record has wanted meanwhile is left out."""

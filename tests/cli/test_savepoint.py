@@ -1,12 +1,16 @@
-"""`exactlyonce savepoint`, of a pipeline that does not run: which checkpoint is exported."""
+"""`exactlyonce savepoint`: which checkpoint is exported of a pipeline that does not run, and what is kept of one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.cli import asking
+from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
 from exactlyonce.cli.main import parser
 from exactlyonce.pipeline.errors import ConfigError
@@ -44,3 +48,34 @@ def test_nobody_takes_one(line: list[str]) -> None:
     """One that is to be kept, or to end a run, is refused with what the next run goes on from."""
     with pytest.raises(ConfigError, match=r"totals does not run.* goes on from checkpoint 1\."):
         _newest(history(finalized=1), parser().parse_args(line))
+
+
+@pytest.mark.parametrize("requests", [("mine",), ("mine", "somebody-else's")], ids=len)
+def test_what_others_have_asked_for_stays(
+    requests: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who exports a savepoint lets go of it in the topic, unless the run has taken it for others as well."""
+    taken = msgspec.structs.replace(history(finalized=1).manifests[1], kind="savepoint", requests=requests)
+    deleted: list[int] = []
+    answers: dict[tuple[Any, str], Any] = {
+        (asking, "living_run"): lambda history: object(),
+        (asking, "savepoint"): lambda *args, **options: taken,
+        (asking, "delete"): lambda config, pipeline, checkpoint, timeout_ms: deleted.append(checkpoint),
+        (savepoint, "client"): lambda args: _Client(),
+        (savepoint, "_export"): lambda config, manifest, url: f"{url}/totals-1-1f2e3d4c",
+    }
+    for (module, name), answer in answers.items():
+        monkeypatch.setattr(module, name, answer)
+    monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", lambda *args: history(finalized=1))
+    assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
+    shared = len(requests) > 1
+    assert deleted == ([] if shared else [1])
+    told = "Somebody else has asked at the same time" in (shown := capsys.readouterr().out)
+    assert told == ("is kept until `exactlyonce savepoints delete totals 1`" in shown) == shared
+
+
+class _Client:
+    """The settings of a client, of which nothing is asked."""
+
+    def confluent(self) -> dict[str, Any]:
+        return {}

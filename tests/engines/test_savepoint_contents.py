@@ -22,7 +22,7 @@ from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, remove
 from exactlyonce.engines.savepoints.loops import LoopEntry
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
 
@@ -129,6 +129,33 @@ def test_an_export_is_deleted_while_its_disk_is_full(
     assert [*(tmp_path / "exports").iterdir()] == []
     with pytest.raises(ConfigError, match="There is no savepoint at"):
         remove(url, "totals")
+
+
+@pytest.mark.parametrize("written", range(5))
+def test_an_export_that_fills_its_disk(
+    written: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whichever file finds no room, `_metadata.json` included: what was written before it is removed, and the URL of a
+    savepoint is never told."""
+    logs = [log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abcd"))]
+    (tmp_path / "exports").mkdir()
+    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "cluster")
+    write, put = local._write, list[Path]()
+
+    def filling(path: Path, content: bytes) -> None:
+        if content != b"probe":
+            put.append(path)
+        if len(put) > written:
+            path.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(local, "_write", filling)
+    with pytest.raises(StorageUnavailable, match="is full: make room there"):
+        export(savepoint, f"file://{tmp_path}/exports")
+    assert len(put) == written + 1
+    assert [*(tmp_path / "exports").iterdir()] == []
 
 
 @pytest.mark.parametrize("inner", ["totals", "totals-7-0a1b2c3d/inner"])

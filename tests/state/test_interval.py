@@ -211,3 +211,17 @@ def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, wh
         list(table.freeze(1, 0).encode())
     with pytest.raises(Exception, match="not encoded further"):
         list(table.freeze(2, 0).encode())
+
+
+def test_many_long_keys_that_are_deleted(topic: Any) -> None:
+    """Deleted keys fill as many sections as they take, however long they are, behind short ones in the same group."""
+    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    short = [canonical_key(number) for number in range(3_000)]
+    long = [bytes(1_000) + bytes([first, second]) for first in range(16) for second in range(200)]
+    _put(table, dict.fromkeys([*short, *long], 1))
+    _seal(table, topic, 1, 0)
+    table.apply(lambda state, record: (record, None), [*short[:2_500], *long], [2] * 2_500 + [None] * len(long))
+    snapshot = table.freeze(2, 1)
+    refs = [topic.write(block, 2) for block in snapshot.encode() if block is not None]
+    restored = restore("totals", int, range(1), 1, 2, snapshot.seal(refs), topic.fetch, backend=HashMapBackend())
+    assert dict(restored.items()) == dict.fromkeys(short, 1) | dict.fromkeys(short[:2_500], 2)

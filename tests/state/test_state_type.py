@@ -3,7 +3,8 @@
 import dataclasses
 import datetime
 import enum
-from typing import Annotated, Any, Literal, NamedTuple
+import math
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
 from exactlyonce.state.state_type import StateType
+
+EAST = datetime.timezone(datetime.timedelta(hours=2))
 
 
 class Frozen(msgspec.Struct, frozen=True):
@@ -140,6 +143,73 @@ def test_values_of_another_type_are_refused(type_: Any, state: Any) -> None:
         StateType[Any]("totals", type_).encode([state])
 
 
+class Base(msgspec.Struct):
+    sum: int
+
+
+class Derived(Base):
+    note: str
+
+
+class Data2(TypedDict):
+    sum: int
+
+
+@dataclasses.dataclass
+class Odd:
+    sum: int
+    half: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.half += self.sum / 2
+
+
+@pytest.mark.parametrize(
+    ("type_", "state", "why"),
+    [
+        (Base, Derived(1, "a"), "note"),
+        (list[Base], [Base(1), Derived(1, "a")], "note"),
+        (Data2, {"sum": 1, "more": 2}, "more"),
+        (float, 2**53 + 1, "9007199254740992.0"),
+        (Odd, Odd(1), "half"),
+        (dict, {"pair": (1, 2)}, r"\(1, 2\), and is read as \[1, 2\]"),
+        (dict, {"seen": {1}}, r"\{1\}, and is read as \[1\]"),
+        (dict, {"total": Flat(1)}, "Flat"),
+        (Any, datetime.date(2026, 1, 1), "2026-01-01"),
+        (dict[str, Any], {"a": [{"on": datetime.datetime(2026, 1, 1)}]}, "2026-01-01"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: Any, why: str) -> None:
+    """A state of which its type keeps less, or something else, is refused while whoever returned it runs."""
+    state_type = StateType[Any]("totals", type_)
+    for encode in (state_type.encode, state_type.pack):
+        with pytest.raises(StateUnstorable, match=rf"operator 'totals' would not come back .* as it was: .*{why}"):
+            encode([state])
+
+
+@pytest.mark.parametrize(
+    ("type_", "state"),
+    [
+        (float, 1),
+        (float, math.nan),
+        (tuple[int, int], [1, 2]),
+        (set[str], set("abcdefghij")),
+        (dict[str, set[str]], {"a": set("abcdefghij")}),
+        (tuple[datetime.datetime, set[str]], (datetime.datetime(2026, 1, 1, tzinfo=EAST), set("abcdefghij"))),
+        (dict[Frozen, set[str]], {}),
+        (dict, {"a": [1, 2.5, None, {"b": b"c", 3: math.nan}]}),
+        (dict, {("a", 1): "b"}),
+        (Nested, Nested({"mon": []})),
+        (Any, None),
+    ],
+)
+def test_what_comes_back_as_it_was_is_taken(type_: Any, state: Any) -> None:
+    """A state that is equal when it is read again is none of these, in whatever order a set gives its items."""
+    state_type = StateType[Any]("totals", type_)
+    (read,) = state_type.decode(state_type.encode([state]), state_type.schema)
+    assert state_type.pack([read]) == state_type.pack([read])
+
+
 def _versions() -> tuple[Any, Any, Any, Any]:
     first = msgspec.defstruct("Total", [("sum", int), ("name", str)])
     grown = msgspec.defstruct("Total", [("sum", int), ("name", str), ("count", int, 0)])
@@ -183,6 +253,19 @@ def test_fields_stored_by_position_may_only_be_added_to() -> None:
     StateType("totals", longer).require_readable(StateType("totals", old).schema)
     with pytest.raises(StateIncompatible, match="stored by position"):
         StateType("totals", swapped).require_readable(StateType("totals", old).schema)
+
+
+def test_fields_of_a_named_tuple_are_stored_by_position() -> None:
+    """Fields that change places in a NamedTuple would be taken for each other."""
+    old, new = NamedTuple("Pair", [("a", int), ("b", int)]), NamedTuple("Pair", [("b", int), ("a", int)])
+    with pytest.raises(StateIncompatible, match="stored by position"):
+        StateType("totals", new).require_readable(StateType("totals", old).schema)
+
+
+def test_a_dict_does_not_become_a_record_by_itself() -> None:
+    """Keys that the record has not would be dropped without a word."""
+    with pytest.raises(StateIncompatible, match=r"Flat \(its keys beside sum, name\) would be lost"):
+        StateType("totals", Flat).require_readable(StateType("totals", dict[str, int]).schema)
 
 
 def test_a_field_that_became_optional_is_still_looked_into() -> None:
