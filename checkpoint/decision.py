@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.commits.protocol import Check, CommitProtocol, Planned, Refuse, gravest, objection
 from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records.encoding import TooLarge
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair, StoredBlock
 from exactlyonce.checkpoint.requests import (
     Append,
@@ -24,6 +25,7 @@ from exactlyonce.checkpoint.requests import (
 )
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import Undetermined, require
+from exactlyonce.pipeline.names import setting
 
 Dropped = tuple[tuple[int, ...], tuple[StoredBlock, ...]]
 """Checkpoints whose manifests may go, and blocks that may."""
@@ -106,7 +108,11 @@ def _produced(
     against it. None: they have found that an output has more partitions than it says, so that another is to be made."""
     outputs: Outputs = yield KnownOutputs()
     manifest = make_manifest(outputs)
-    produced, *objections = yield from concurrently(log.produce(manifest), *map(objection, checks))
+    try:
+        producing = log.produce(manifest)
+    except TooLarge as error:
+        return Refuse(_no_room(manifest, error))
+    produced, *objections = yield from concurrently(producing, *map(objection, checks))
     problem = gravest(objections)
     if not produced:
         problem = problem or Refuse(f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}")
@@ -119,6 +125,18 @@ def _produced(
     if isinstance(problem, Exception):
         raise problem
     return problem
+
+
+def _no_room(manifest: Manifest, why: TooLarge) -> str:
+    """Why there is no checkpoint of all that *manifest* names: a restart carries nothing over, and may do better."""
+    written = sum(len(each.written) for each in manifest.committables)
+    return (
+        f"checkpoint {manifest.checkpoint} names more than a manifest has room for: {why}. It has "
+        f"{len(manifest.committables)} transactions in {written} output partitions, rows for {len(manifest.staged)} "
+        f"commits to stores, the state of {sum(each.parallelism for each in manifest.operators)} subtasks, "
+        f"{len(manifest.order_logs)} order logs and {len(manifest.offsets)} input partitions. If that happens again, "
+        f"use a lower {setting('parallelism')} or {setting('tolerable_failed')}, or output topics with fewer partitions"
+    )
 
 
 def finalize(

@@ -292,9 +292,9 @@ class DecisionLog:
     def produce(self, *records: Decision) -> Procedure[bool]:
         """Bring *records* into a transaction, which waits for `commit` or `take_back`; False: it was not written.
 
-        `InvariantViolation`, before anything is asked, if they must not be.
+        The call itself raises `InvariantViolation` if they must not be, `TooLarge` for one that is over its limit.
         """
-        return (yield from self._produce(self._admitted(records)))
+        return self._produce(self._admitted(records))
 
     def commit(self) -> Procedure[Outcome]:
         """Decide what was produced: `DONE` once readers see it, or `UNKNOWN`.

@@ -42,6 +42,8 @@ class Ack(msgspec.Struct, frozen=True):
     order_log: OrderLog | None = None
     channel_log: ChannelLog | None = None
     """None: nothing was on its way, or the checkpoint is aligned."""
+    on_their_way: tuple[BlockRef, ...] = ()
+    """All blocks that `channel_log` lists, where it is indexed."""
     precommits: tuple[Precommit, ...] = ()
     staged: tuple[StagedAck, ...] = ()
     written: tuple[BlockRef, ...] = ()

@@ -60,10 +60,12 @@ def operators_of(plan: PendingCheckpoint) -> tuple[OperatorSnapshot, ...]:
 
 
 def listed_by(plan: PendingCheckpoint) -> Iterator[BlockRef]:
-    """The blocks of state, and of what sinks have set aside, that the checkpoint of *plan* stands on."""
+    """The blocks of state, of what was on its way where the manifest does not name them, and of what sinks have set
+    aside, that the checkpoint of *plan* stands on."""
     for ack in plan.acks.values():
         for operator in ack.operators:
             yield from operator.blocks
+        yield from ack.on_their_way
     for staged in plan.staged:
         yield from staged.blocks
 

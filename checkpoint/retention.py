@@ -62,8 +62,10 @@ class Ledger:
         for place in self._unclaimed.keys() & candidates.keys():
             del self._unclaimed[place]
         dead = set(candidates)
-        for needs in self._needs.values():  # tens of thousands of blocks each: nothing is done one by one
-            dead -= needs.keys()
+        # The newest needs nearly all of them, and of what is left little has to be looked for in the others: there may
+        # be hundreds, savepoints, with tens of thousands of blocks each.
+        for checkpoint in reversed(self.retained):
+            dead = dead.difference(self._needs[checkpoint])
         return tuple(dropped), tuple(candidates[place] for place in sorted(dead))
 
 

@@ -2,7 +2,8 @@
 
 A savepoint may take longer than the timeout, or kill a worker, where checkpoints do not. So behind one that has come to
 nothing an ordinary one goes first, or whoever asks often enough would stop all progress; behind that the savepoint is
-tried again, `TRIES_MAX` times in all. Nobody tells whoever asked.
+tried again, `TRIES_MAX` times in all. Where request after request is given up, twice as many go first each time: else
+whoever asks for what never fits would leave an interval of progress to every timeout. Nobody tells whoever asked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection
 
 TRIES_MAX = 3
+FIRST_MAX = 64
+"""Ordinary checkpoints that go first, at most."""
 
 
 class SavepointRequests:
@@ -24,6 +27,8 @@ class SavepointRequests:
         """By request, how many savepoints for it have come to nothing."""
         self._from = 0
         """Savepoints wait, whoever asks, until this checkpoint or a later one is complete."""
+        self._going_first = 1
+        """How many go first at present."""
 
     def ask(self, request: str, *, stop: bool) -> None:
         """Take a request, which may come again and again."""
@@ -46,15 +51,20 @@ class SavepointRequests:
     def serve(self, requests: Collection[str]) -> bool:
         """A savepoint for *requests* is complete; whether the job is to stop behind it."""
         self._served.update(requests)
+        self._going_first = 1 if requests else self._going_first
         stops = any(self._waiting.get(request, False) for request in requests)
         for request in requests:
             self._waiting.pop(request, None)
         return stops
 
     def fail(self, requests: Collection[str], first: int) -> None:
-        """A savepoint for *requests*, if these are any, has come to nothing: checkpoint *first* goes first."""
+        """A savepoint for *requests*, if these are any, has come to nothing: checkpoint *first* goes first, and perhaps
+        some behind it."""
         self._tries.update(requests)
-        for request in requests:
-            self._from = first
-            if self._tries[request] >= TRIES_MAX:
-                self._waiting.pop(request, None)
+        given_up = [request for request in requests if self._tries[request] >= TRIES_MAX]
+        for request in given_up:
+            self._waiting.pop(request, None)
+        if given_up:
+            self._going_first = min(FIRST_MAX, 2 * self._going_first)
+        if requests:
+            self._from = first + self._going_first - 1

@@ -115,7 +115,7 @@ def leading(
         timeout_ms = transactions.max_timeout_ms()
         performer = Performer(
             config, transactions, output_log, requests, timeout_ms, lambda step, checkpoint: None, _no_replay, note,
-            storage,
+            storage, beat=lambda: ask.drive(leader.beat(), perform),
         )  # fmt: skip
         stack.callback(performer.close)
         led = Led(

@@ -21,6 +21,7 @@ from exactlyonce.checkpoint.store.blocks import TopicStorage
 from exactlyonce.checkpoint.store.files.opening import file_storage
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks, BlockStorage, DamagedBlock, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.in_flight import blocks_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.write_ahead.writer import INDEXED
@@ -32,7 +33,7 @@ from exactlyonce.state.index import decode_index
 from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import restore
 
-STATE, INDEX, ORDER, IN_FLIGHT = "state", "index", "order", "in-flight"
+STATE, INDEX, ORDER, IN_FLIGHT, IN_FLIGHT_LIST = "state", "index", "order", "in-flight", "in-flight-list"
 
 
 def block_storage(
@@ -129,6 +130,12 @@ class BlockNames:
         """A block of what was on its way to a subtask at the barrier."""
         return writer.write(Block(task, checkpoint, IN_FLIGHT, "zlib", "frames", body), subtask, self._next())
 
+    def write_in_flight_list(
+        self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, body: bytes
+    ) -> Ticket:
+        """A list of such blocks."""
+        return writer.write(Block(task, checkpoint, IN_FLIGHT_LIST, "none", "msgpack", body), subtask, self._next())
+
     def write_staged(
         self, writer: AttemptBlocks, checkpoint: int, sink: str, kind: str, subtask: int, body: bytes
     ) -> Ticket:
@@ -202,6 +209,8 @@ def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
     """
     bodies = (body for _, body in _bodies(reader, list(indexes_of(manifest))))
     listed = {block.ref for body in bodies for block in decode_index(body).blocks}
+    for log in manifest.channel_logs:
+        listed.update(blocks_of(log, reader))
     indexes = [ref for each in manifest.staged if each.body == INDEXED for ref in each.blocks]
     with suppress(DamagedBlock):
         for _, body in _bodies(reader, indexes):

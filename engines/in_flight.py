@@ -2,7 +2,11 @@
 
     log   = frames end to end: bytes of the channel's name (2), of the frame (4), both big-endian, name, frame
     block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
+    list  = msgpack array of references to such blocks, `LISTED_MAX` but for the last; a block too
     frame = a batch as `engines.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
+
+A manifest names the blocks of a log, or, where these are more than `NAMED_MAX`, the lists that have them: a loop may
+have as much on its way as memory takes, and a manifest is one record.
 
 A subtask's log holds its frames in the order in which they go before anything else that it takes. Invariants: of a key,
 the log of the subtask that owned it has the records in their order; whoever owns the key after a restore takes them in
@@ -14,10 +18,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.batch_codec import BatchCodec, is_same, records_in
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
@@ -29,7 +35,11 @@ from exactlyonce.state.key_groups import common_groups, group_range
 PIECE_BYTES = 768 * 1024
 """So that a block stays below its limit even where nothing can be compressed."""
 SLICE_FRAMES = 64
+NAMED_MAX = 16
+LISTED_MAX = 4_000
 _HEADER = struct.Struct(">HI")
+_encode_list = msgspec.msgpack.Encoder().encode
+_decode_list = msgspec.msgpack.Decoder(list[BlockRef]).decode
 
 
 class InFlightFrame(NamedTuple):
@@ -98,10 +108,34 @@ def decode(bodies: Iterable[bytes]) -> Iterator[InFlightFrame]:
         raise DamagedState(f"Records on their way cannot be read: {len(rest)} bytes are left over.")
 
 
+def lists_of(blocks: Sequence[BlockRef]) -> list[bytes]:
+    """The lists that a manifest names in the place of *blocks*; none: it names these themselves."""
+    starts = range(0, len(blocks), LISTED_MAX) if len(blocks) > NAMED_MAX else ()
+    return [_encode_list(blocks[start : start + LISTED_MAX]) for start in starts]
+
+
+def listed_in(body: bytes) -> list[BlockRef]:
+    """The blocks that a list has, in their order."""
+    return _decode_list(body)
+
+
+def blocks_of(log: ChannelLog, reader: Blocks) -> list[BlockRef]:
+    """The blocks that have what is on its way, in their order. Raises `DamagedBlock`."""
+    if not log.indexed:
+        return [*log.blocks]
+    lists = _bodies(log.blocks, reader)
+    return [ref for each in log.blocks for ref in listed_in(lists[each])]
+
+
 def frames_of(log: ChannelLog, reader: Blocks) -> Iterator[InFlightFrame]:
     """The frames of *log*. Raises `DamagedBlock` or `DamagedState` where they are not what was written."""
-    bodies = {ref: block.body for ref, block in reader.fetch(log.blocks)}
-    return decode(bodies[ref] for ref in log.blocks)
+    refs = blocks_of(log, reader)
+    bodies = _bodies(refs, reader)
+    return decode(bodies[ref] for ref in refs)
+
+
+def _bodies(refs: Iterable[BlockRef], reader: Blocks) -> dict[BlockRef, bytes]:
+    return {ref: block.body for ref, block in reader.fetch(refs)}
 
 
 def restored(

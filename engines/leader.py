@@ -150,8 +150,8 @@ class PipelineLeader:
             require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         self._replays = ReplayRepair(
-            Loaded(load_reference(self._reference), self._reference), options.client, self._transactions,
-            self._timeout_ms, lambda: log.history, self._note, *where_replayed(options.repair, self._units),
+            Loaded(load_reference(self._reference), self._reference), options.client, self._timeout_ms,
+            lambda: log.history, self._note, *where_replayed(options.repair, self._units),
         )  # fmt: skip
         self._performer = Performer(
             config=options.client,
@@ -163,6 +163,7 @@ class PipelineLeader:
             replay=no_replay if options.repair == "halt" else self._replays,
             note=self._note,
             storage=options.checkpoint.storage,
+            beat=self._beat,
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 

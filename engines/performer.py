@@ -42,7 +42,8 @@ _AFTER_APPEND = {
 }
 
 Replay = Callable[[Manifest, Committable, str], Committable | str]
-"""Manifest, what of it was lost, and the new transactional id -> the new committable, or why there is none."""
+"""Manifest, what of it was lost, and the new transactional id -> the new committable, or why there is none. It asks
+nothing of whoever leads."""
 
 
 def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
@@ -121,8 +122,10 @@ class Performer:
         replay: Replay = no_replay,
         note: Callable[[str], None] = lambda text: None,
         storage: str = TOPIC,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """*step* is told of durable records, *note* what is waited for; *storage* is where blocks are kept now."""
+        """*step* is told of durable records, *note* what is waited for; *storage* is where blocks are kept now; *beat*
+        is done now and then while something is written again, which may take long."""
         self.config = config
         self.transactions = transactions
         self.output_log = output_log
@@ -132,6 +135,7 @@ class Performer:
         self.replay = replay
         self.note = note
         self._storage = storage
+        self._beat = beat
         self._removals = Removals(self._blocks, note)
         self._noted_s = float("-inf")
         self.visible_s = 0.0
@@ -180,16 +184,19 @@ class Performer:
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):
-                copied = copy_transaction(
-                    self.config, self.transactions, self.output_log, committable, name, self.transaction_timeout_ms
-                )
+                copied = beside(self._beat, lambda _: self._copied(committable, name))
                 hit("repair-copied")
                 return copied
             case ask.ReplayTransaction(manifest, lost, name):
-                replayed = self.replay(manifest, lost, name)
+                replayed = beside(self._beat, lambda _: self.replay(manifest, lost, name))
                 hit("repair-replayed")
                 return replayed
         return self.log(request)
+
+    def _copied(self, lost: Committable, name: str) -> Committable | str:
+        """By a client of its own: heartbeats go on beside it."""
+        with closing(Transactions(self.config)) as transactions:
+            return copy_transaction(self.config, transactions, self.output_log, lost, name, self.transaction_timeout_ms)
 
     def together(
         self, requests: tuple[ask.Request, ...], perform: Callable[[ask.Request], Any]

@@ -30,6 +30,7 @@
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
     ├── EndedEarly              asked to stop, a bounded run has ended cleanly before it had read all
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
+    │   └── TooLarge            checkpoint.records.encoding: a record of the checkpoint topic is over its limit
     ├── SnapshotDeclined        state.errors: a snapshot cannot be taken now; a later checkpoint can
     │   └── DiskFull                state.tiered.errors: no room for local files; what needs it waits
     ├── LocalFilesFailed        state.tiered.errors: RocksDB failed on its files; the job restarts, and reads blocks

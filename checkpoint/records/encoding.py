@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Manifest,
     Repair,
 )
-from exactlyonce.pipeline.errors import Halt, require
+from exactlyonce.pipeline.errors import Halt, InvariantViolation
 
 MAGIC = b"\xc3\x01"
 _HEADER_SIZE = 10
@@ -33,6 +33,10 @@ _HEADER_SIZE = 10
 
 class DamagedRecord(Halt):
     """A record of the checkpoint topic is not what was written there."""
+
+
+class TooLarge(InvariantViolation):
+    """A record is over its limit, and was not written."""
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -120,7 +124,7 @@ _STORE_COMMITTABLE = _record(
     blocks=_array("BlockRef"),
     body="bytes",
 )
-_CHANNEL_LOG = _record("ChannelLog", task="string", subtask="int", records="long", blocks=_array("BlockRef"))
+_CHANNEL_LOG_1 = _record("ChannelLog", task="string", subtask="int", records="long", blocks=_array("BlockRef"))
 _LEDGER = _record("LedgerPosition", sink="string", subtask="int", checkpoint="long")
 _INCARNATION_1 = _record(
     "Incarnation",
@@ -160,10 +164,11 @@ _MANIFEST_1 = _record(
 
 _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
 _MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
-_MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG), storage="", origin="")
+_MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG_1), storage="", origin="")
+_MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=False))
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5),
     Finalized: (
         _record(
             "Finalized",
@@ -237,7 +242,8 @@ def encode(record: Decision | Block) -> bytes:
     schemaless_writer(stream, schema.parsed, fields)
     value = stream.getvalue()
     limit = SIZE_MAX[type(record)]
-    require(len(value) <= limit, f"{_kind(type(record))} of {len(value):,} bytes is over the limit of {limit:,}")
+    if len(value) > limit:
+        raise TooLarge(f"{_kind(type(record))} of {len(value):,} bytes is over the limit of {limit:,}")
     return value
 
 

@@ -125,6 +125,8 @@ class ChannelLog(msgspec.Struct, frozen=True):
     subtask: int
     records: int
     blocks: tuple[BlockRef, ...]
+    indexed: bool = False
+    """Whether `blocks` are lists of the blocks that have it, which are many: so that a manifest stays small."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,6 +149,8 @@ class ListedCheckpoint:
 
     def _in_flight(self) -> str:
         written = sum(ref.size for log in self.manifest.channel_logs for ref in log.blocks)
+        if any(log.indexed for log in self.manifest.channel_logs):  # of which the manifest names lists
+            return f"{text.counted(self.manifest.records_in_flight, 'record')} between operators"
         return f"{text.counted(self.manifest.records_in_flight, 'record')} between operators; {shown_bytes(written)}"
 
     def _committed(self) -> str:

@@ -17,7 +17,7 @@ from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.backends import state_backend
-from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, whole_or_halt
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
@@ -114,6 +114,9 @@ class _Builder:
                 start.manifest, plan.graph, start.subtask, start.parallelism, self.reader
             )
         """What goes first, of all tasks."""
+        rounds = [each.frame for each in self.in_flight if each.loop]
+        for loop in self.loops.values():
+            loop.takes_over(sum(map(records_in, rounds)), sum(map(len, rounds)))
 
     def _channels(self) -> dict[tuple[str, str, int], Channel]:
         """By ("in" or "out", edge, other subtask)."""

@@ -450,10 +450,7 @@ class Job:
         if self._failed_last is not None:
             raise self._failed_last
         if self.options.until == "latest" and end.manifest is not None and end.manifest.channel_logs:
-            raise EndedEarly(
-                f"Stopped, as asked for, while {end.manifest.records_in_flight} records went round loops. They are "
-                f"part of the last checkpoint, and nothing is open or lost: run it again, it goes on with them."
-            )
+            raise EndedEarly(_stopped_on_the_way(end.manifest, loops=bool(self.plan.graph.loops)))
         if self.options.until == "latest" and self._finished != self._sources:
             raise EndedEarly(
                 "Ended, as asked for, before all was read that was there at the start. The end is clean, nothing is "
@@ -466,6 +463,16 @@ def _ended_at_once() -> EndedAtOnce:
     return EndedAtOnce(
         "Ended at once, as asked for. Nothing is lost: run it again, it takes up from the last completed checkpoint. "
         "Until then, or until they time out, transactions that were open hold back readers of the output."
+    )
+
+
+def _stopped_on_the_way(manifest: Manifest, *, loops: bool) -> str:
+    """The text for a stop whose last checkpoint has records on their way: where there are no *loops* it is an older
+    one, whose barriers had overtaken them."""
+    where = "went round loops" if loops else "were on their way between operators"
+    return (
+        f"Stopped, as asked for, while {manifest.records_in_flight} records {where}. They are part of the last "
+        f"checkpoint, and nothing is open or lost: run it again, it goes on with them."
     )
 
 

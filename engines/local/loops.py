@@ -1,10 +1,10 @@
 """Loops: the channel of a back edge, from a subtask's end to the beginning of the one of its number, and its input.
 
 Invariants: a loop takes all that it is fed, however much, so that no subtask ever waits for itself; in return its head
-takes no new input while more than `ROUND_RECORDS_MAX` wait to come round, and a loop in which ever more wait ends the
-job. Order is kept. What rests comes no sooner than its pause is over, and what is behind it no sooner than it; a
-capture has it all the same. After the last barrier of a run nothing is taken, and all that comes until it has gone
-round is captured.
+takes no new input while more than `ROUND_RECORDS_MAX` wait to come round, and a loop in which ever more wait, beside
+what it has taken over, ends the job. Order is kept. What rests comes no sooner than its pause is over, and what is
+behind it no sooner than it; a capture has it all the same. After the last barrier of a run nothing is taken, and all
+that comes until it has gone round is captured.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ class LoopChannel(LocalChannel):
     def __init__(self, loop: Node, fed_by: Node, now_s: Callable[[], float]) -> None:
         super().__init__()
         self._loop, self._fed_by, self._now_s = loop, fed_by, now_s
+        self._taken_over = (0, 0)
         self._due_s: deque[float] = deque()
         """By frame, when its pause is over; a barrier has none."""
+
+    def takes_over(self, records: int, size: int) -> None:
+        """So much goes round at the restored checkpoint, and comes first: of several subtasks, where these were more.
+        What it feeds waits until all of it has come, and breeds only where that is more still."""
+        self._taken_over = records, size
 
     @property
     def waiting(self) -> int:
@@ -48,7 +54,8 @@ class LoopChannel(LocalChannel):
         """Raises `GraphError` where ever more goes round."""
         super().send(data, records)
         self._due_s.append(self._now_s() + self._loop.pause_ms / 1000)
-        if self.waiting > LOOP_RECORDS_MAX or self._arrivals.size > LOOP_BYTES_MAX:
+        records, size = self._taken_over
+        if self.waiting > LOOP_RECORDS_MAX + records or self._arrivals.size > LOOP_BYTES_MAX + size:
             raise GraphError(
                 f"Operator {self._fed_by.id!r} ({self._fed_by.location}) feeds more and more records to loop "
                 f"{self._loop.id!r}: {self.waiting:,} wait in one subtask, and {LOOP_RECORDS_MAX:,} are allowed, or "

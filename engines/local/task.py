@@ -315,8 +315,8 @@ class Subtask:
             refs = yield from _durable([self.names.write_order(*place, part) for part in frozen.order])
             written += refs
             order_log = OrderLog(self.name, self.index, tuple(refs))
-        channel_log = yield from self._channel_log(frozen)
-        written += channel_log.blocks if channel_log is not None else ()
+        channel_log, listed = yield from self._channel_log(frozen)
+        written += [*channel_log.blocks, *listed] if channel_log is not None else []
         precommits, staged = [], []
         for sink in self.sinks:
             while (flushed := sink.take_flushed(checkpoint)) is None:
@@ -334,6 +334,7 @@ class Subtask:
             operators=tuple(operators),
             order_log=order_log,
             channel_log=channel_log,
+            on_their_way=tuple(listed),
             precommits=tuple(precommits),
             staged=tuple(staged),
             written=tuple(written),
@@ -343,24 +344,30 @@ class Subtask:
         self.acknowledge(Acknowledge(ack, frozen.sync_s * 1000, (self.monotonic_s() - frozen.began_s) * 1000))
         hit("worker-acknowledged")
 
-    def _channel_log(self, frozen: _Frozen) -> Generator[bool, None, ChannelLog | None]:
-        """Write what was on its way, once the barriers have come that lay behind it."""
+    def _channel_log(self, frozen: _Frozen) -> Generator[bool, None, tuple[ChannelLog | None, list[BlockRef]]]:
+        """Write what was on its way, once the barriers have come that lay behind it; the log, and the blocks that it
+        lists instead of naming them."""
         while not all(each.whole for each in frozen.captures):
             yield False
         frames = [*frozen.left, *chain.from_iterable(each.frames() for each in frozen.captures)]
         if not frames:
-            return None
+            return None, []
+        place = (self.blocks, frozen.frame.checkpoint, self.name, self.index)
         tickets = []
         for body in in_flight.encode(frames):
             if body is not None:
-                place = (self.blocks, frozen.frame.checkpoint, self.name, self.index)
                 tickets.append(self.names.write_in_flight(*place, body))
             yield True
             while self.blocks.pending > BLOCKS_PENDING_MAX:
                 yield False
         refs = yield from _durable(tickets)
         hit("unaligned-captured")
-        return ChannelLog(self.name, self.index, sum(records_in(each.frame) for each in frames), tuple(refs))
+        records = sum(records_in(each.frame) for each in frames)
+        lists = [self.names.write_in_flight_list(*place, body) for body in in_flight.lists_of(refs)]
+        if not lists:
+            return ChannelLog(self.name, self.index, records, tuple(refs)), []
+        named = yield from _durable(lists)
+        return ChannelLog(self.name, self.index, records, tuple(named), indexed=True), refs
 
     def _write(
         self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]

@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.engines.batch_codec import records_in
 from exactlyonce.engines.blocks import BlockNames
-from exactlyonce.engines.in_flight import InFlightFrame, encode
+from exactlyonce.engines.in_flight import InFlightFrame, encode, lists_of
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
@@ -154,7 +154,8 @@ class Restoring:
         for subtask, own in sorted(frames.items()):
             bodies = (body for body in encode(own) if body is not None)
             records = sum(records_in(each.frame) for each in own)
-            logs.append(ChannelLog(RESTORED, subtask, records, putting.in_flight(subtask, bodies)))
+            blocks, indexed = putting.in_flight(subtask, bodies)
+            logs.append(ChannelLog(RESTORED, subtask, records, blocks, indexed))
         return tuple(logs)
 
     def _written(self, putting: _Putting, operator: str, saved: SavedOperator) -> OperatorSnapshot:
@@ -200,10 +201,17 @@ class _Putting:
         """Put the parts of an index."""
         return self._durable([self._names.write_index(self._blocks, self.checkpoint, operator, part) for part in parts])
 
-    def in_flight(self, subtask: int, bodies: Iterable[bytes]) -> tuple[BlockRef, ...]:
-        """Put what was on its way to a subtask."""
+    def in_flight(self, subtask: int, bodies: Iterable[bytes]) -> tuple[tuple[BlockRef, ...], bool]:
+        """Put what was on its way to a subtask; the blocks that have it, or lists of these, and whether they are
+        lists."""
         where = (self._blocks, self.checkpoint, RESTORED, subtask)
-        return self._durable([self._names.write_in_flight(*where, each) for each in bodies])
+        tickets = []
+        for each in bodies:
+            self._wait(left=PENDING_MAX)
+            tickets.append(self._names.write_in_flight(*where, each))
+        refs = self._durable(tickets)
+        lists = self._durable([self._names.write_in_flight_list(*where, each) for each in lists_of(refs)])
+        return (lists, True) if lists else (refs, False)
 
     def _durable(self, tickets: list[Ticket]) -> tuple[BlockRef, ...]:
         """Where they lie, once they do. `BrokerUnavailable` if that takes too long."""

@@ -14,6 +14,7 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Dropped, Unresolved, decide, finalize
 from exactlyonce.checkpoint.records.committable import Committable, Precommit
+from exactlyonce.checkpoint.records.encoding import TooLarge
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, StagedAck, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -179,6 +180,22 @@ def test_what_a_check_refuses_is_taken_back(check: Check, said: str) -> None:
     assert world.taken_back == [said]
     assert isinstance(world.asked[-1], ask.Reached)
     assert world.of(ask.EndTransactions) == []
+
+
+def test_a_checkpoint_that_a_manifest_has_no_room_for_is_refused_before_anything_is_asked() -> None:
+    """It is no defect: an attempt that carries nothing over may have room, and else whoever reads is told of what there
+    is too much."""
+
+    class Small(World):
+        def produce(self, made: Manifest) -> ask.Procedure[bool]:
+            raise TooLarge("manifest of 300,000 bytes is over the limit of 262,144")
+
+    world = Small()
+    refused = decided(world, precommit(0), checks=[looking])
+    assert isinstance(refused, Refuse)
+    assert "checkpoint 7 names more than a manifest has room for: manifest of 300,000 bytes" in refused.reason
+    assert "1 transactions in 1 output partitions" in refused.reason
+    assert world.asked == []
 
 
 def test_a_halt_is_raised_though_another_check_refuses() -> None:

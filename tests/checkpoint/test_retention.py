@@ -7,9 +7,10 @@ import random
 import msgspec
 import pytest
 
+from exactlyonce.checkpoint import retention
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.retention import Ledger, Place
 
 
 def block(number: int, storage: str = TOPIC) -> StoredBlock:
@@ -60,6 +61,26 @@ def test_a_savepoint_is_kept_for_ever() -> None:
     ledger.completed(3, blocks(4))
     assert ledger.expire() == ((2,), blocks(3))
     assert ledger.retained == [1, 3]
+
+
+def test_the_blocks_of_savepoints_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be hundreds, with tens of thousands of blocks each, and every decision asks what may go."""
+    looked: list[Place] = []
+
+    class Counted(tuple[str, int, int, str]):
+        def __hash__(self) -> int:
+            looked.append(self)
+            return super().__hash__()
+
+    monkeypatch.setattr(retention, "_place", lambda each: Counted((each.storage, 1, each.ref.offset, each.ref.key)))
+    ledger = Ledger(1)
+    for number in range(1, 51):
+        ledger.completed(number, blocks(*range(1_000 * number, 1_000 * number + 200)), keep=True)
+    ledger.completed(51, blocks(1, 2, 1_001))
+    ledger.completed(52, blocks(2, 3))
+    looked.clear()
+    assert ledger.expire() == ((51,), blocks(1))
+    assert len(looked) < 200, "fewer than a savepoint has"
 
 
 def test_the_blocks_of_an_aborted_checkpoint_go_once_a_later_one_is_complete() -> None:

@@ -27,7 +27,7 @@ from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import NoRestart
 from exactlyonce.checkpoint.retention import Ledger
-from exactlyonce.checkpoint.savepoint_requests import TRIES_MAX
+from exactlyonce.checkpoint.savepoint_requests import FIRST_MAX, TRIES_MAX, SavepointRequests
 from tests.checkpoint.test_coordinator import INTERVAL_MS, TIMEOUT_MS, Job, manifest, plan_of
 from tests.checkpoint.test_retention import blocks
 
@@ -147,20 +147,40 @@ def checkpoint_behind_late_savepoint(job: Job, latest: int) -> list[Effect]:
 @pytest.mark.parametrize("stop", [False, True])
 def test_whoever_asks_again_and_again_does_not_stop_all_progress(stop: bool) -> None:
     """Behind a savepoint that came to nothing no other is triggered, and nothing is the last checkpoint for one, before
-    an ordinary checkpoint is complete, and a pause over: also for who asks meanwhile."""
+    an ordinary checkpoint is complete, and a pause over: also for who asks meanwhile. Where request after request is
+    given up, twice as many go first each time."""
     job = Job(min_pause_ms=300).running()
     job(SavepointAsked("0", stop=stop))
-    for latest in range(0, 10, 2):
+    latest = 0
+    for going_first in (1, 1, 2, 4, 8, 16, 32, 64, 64):
+        late = job.core.in_flight[-1].checkpoint
         job(Tick(), job.now_ms + TIMEOUT_MS)
-        assert job(SavepointAsked(f"{latest} while workers are replaced", stop=stop)) == []
+        assert job(SavepointAsked(f"{late} while workers are replaced", stop=stop)) == []
         assert redeployed(job, latest) == []
-        assert job(SavepointAsked(f"{latest} while they run", stop=stop)) == []
-        assert job(Tick(), job.core.wake_ms) == [Trigger(latest + 2, latest, final=False)]
-        assert job(SavepointAsked(f"{latest} while a checkpoint is under way", stop=stop)) == []
-        job.ack(latest + 2)
-        assert job.conclude(latest + 2) == [AnnounceFinalized(latest + 2)]
+        assert job(SavepointAsked(f"{late} while they run", stop=stop)) == []
+        for checkpoint in range(late + 1, late + 1 + going_first):
+            assert job(Tick(), job.core.wake_ms) == [Trigger(checkpoint, latest, final=False)]
+            assert job(SavepointAsked(f"{late} while a checkpoint is under way", stop=stop)) == []
+            job.ack(checkpoint)
+            assert job.conclude(checkpoint) == [AnnounceFinalized(checkpoint)]
+            latest = checkpoint
         then = job(Tick(), job.now_ms + 300)
-        assert then == [Trigger(latest + 3, latest + 2, final=stop, savepoint=True)]
+        assert then == [Trigger(latest + 1, latest, final=stop, savepoint=True)]
+
+
+def test_a_savepoint_that_fits_again_is_not_held_up_by_those_that_did_not() -> None:
+    """Once one is complete, a single checkpoint goes first behind the next that comes to nothing."""
+    requests = SavepointRequests()
+    for number in range(4 * TRIES_MAX):
+        requests.ask(f"{number // TRIES_MAX}", stop=False)
+        requests.fail([f"{number // TRIES_MAX}"], 100 * number)
+    requests.ask("fits", stop=False)
+    assert requests.due(100 * number + FIRST_MAX // 4 - 2, ()) == ()
+    assert requests.due(100 * number + FIRST_MAX // 4 - 1, ()) == ("fits",)
+    requests.serve(["fits"])
+    requests.ask("again", stop=False)
+    requests.fail(["again"], 9_000)
+    assert requests.due(9_000, ()) == ("again",)
 
 
 def test_what_was_triggered_before_a_savepoint_came_to_nothing_is_not_what_goes_first() -> None:

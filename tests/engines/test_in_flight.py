@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,10 +15,12 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
+from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.in_flight import InFlightFrame
+from exactlyonce.engines.local import building, job, loops
 from exactlyonce.engines.operators import Batch
-from exactlyonce.engines.plan import feedback_edges
+from exactlyonce.engines.plan import feedback_edges, plan
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks import KafkaSink
@@ -55,9 +58,7 @@ class Log:
         (edge,) = feedback_edges(before)
         frame = BatchCodec(Order).encode(Batch([Order(1, 500)], [Coordinates("in", 0, 7)], None))
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
-        refs = [
-            BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)
-        ]
+        refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
         self.manifest = Manifest(
             pipeline="p", checkpoint=3, incarnation=1, attempt=0, kind="checkpoint", base=2, previous=2,
             triggered_at_ms=0, completed_at_ms=0, fingerprint=before.fingerprint(),
@@ -99,3 +100,26 @@ def test_a_loop_that_is_gone() -> None:
     assert in_flight.restored(log.manifest, without, 0, 2, log) == []
     with pytest.raises(GraphError, match="records that went round loop 'back', which the pipeline has no longer"):
         in_flight.restored(log.manifest, without, 1, 2, log)
+
+
+def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes first feeds it, before anything that it is fed is taken: with fewer subtasks than before as much as
+    several of them had."""
+    monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
+    monkeypatch.setattr(building, "state_backend", lambda *_: None)
+    log, nobody = Log(), cast(Any, None)
+    start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
+    clients = SimpleNamespace(block_reader=lambda: log)
+    built = building.Built(nobody, Activity(), backend=nobody)
+    builder = building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+    (loop,) = builder.loops.values()
+    loop.send(b"", 1)
+    with pytest.raises(GraphError, match="feeds more and more"):
+        loop.send(b"", 1)
+
+
+@pytest.mark.parametrize(("rounds", "said"), [(True, "1 records went round loops"), (False, "between operators")])
+def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str) -> None:
+    """Its checkpoint may be an older one, whose barriers had overtaken records: where there is no loop, none is
+    named."""
+    assert said in job._stopped_on_the_way(Log().manifest, loops=rounds)

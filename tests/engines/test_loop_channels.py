@@ -72,6 +72,22 @@ def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pyt
         channel(Now()).send(bytes(11), 1)
 
 
+def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes before anything that it feeds is taken, so that this waits beside it; more is too much all the same."""
+    monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
+    monkeypatch.setattr(loops, "LOOP_BYTES_MAX", 10)
+    loop = channel(Now())
+    loop.takes_over(200, 5)
+    for _ in range(15):
+        loop.send(b"a", 20)
+    with pytest.raises(GraphError, match="feeds more and more"):
+        loop.send(b"a", 1)
+    loop = channel(Now())
+    loop.takes_over(200, 5)
+    with pytest.raises(GraphError, match="feeds more and more"):
+        loop.send(bytes(16), 1)
+
+
 def test_the_bounds_are_those_that_the_page_says() -> None:
     """docs/pipelines.md has their numbers."""
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()

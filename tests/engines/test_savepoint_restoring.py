@@ -21,6 +21,7 @@ import pytest
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, SourceOffset
+from exactlyonce.checkpoint.store.files import writer
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.connectors import KafkaSource
@@ -286,6 +287,17 @@ def test_what_goes_round_is_written_anew(
     assert sorted(found) == sorted(numbers)
     for subtask in range(3):
         assert [each for each in found if each[1] == subtask] == [each for each in numbers if each[1] == subtask]
+    storage.close()
+
+
+def test_more_goes_round_than_a_storage_takes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever restores waits for room, as whoever writes a snapshot does."""
+    for module, name, value in ((in_flight, "PIECE_BYTES", 60), (writer, "PENDING_MAX", 80)):
+        monkeypatch.setattr(module, name, value)
+    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
+    (log,) = Restoring(Restoration(url), surroundings(looping(), storage, 1, []), None).write(0, 1).channel_logs
+    assert len(in_flight.blocks_of(log, storage)) > 2 * 80
+    assert sum(in_flight.records_by_channel(in_flight.frames_of(log, storage)).values()) == len(ROUNDS)
     storage.close()
 
 

@@ -1,12 +1,24 @@
-"""A broker that is away is waited for at the end of a decision, and that is said."""
+"""A broker that is away is waited for at the end of a decision, and that is said; what takes long is no silence."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-from exactlyonce.checkpoint.requests import DescribeProducers, Ending, EndTransactions, answered
+import pytest
+
+from exactlyonce.checkpoint.requests import (
+    CopyTransaction,
+    DescribeProducers,
+    Ending,
+    EndTransactions,
+    ReplayTransaction,
+    Request,
+    answered,
+)
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import performer as performers
 from exactlyonce.engines.performer import Performer
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
@@ -36,4 +48,26 @@ def test_what_is_waited_for_is_said_once_in_a_while() -> None:
     assert performer(EndTransactions((Ending("a", 1, 0),), commit=True)) == [EndAnswer.BUSY]
     assert isinstance(answered(DescribeProducers((("t", 0),)), performer).error, BrokerUnavailable)
     assert notes == ["waiting for a broker: 127.0.0.1:9092 does not answer"]
+    performer.close()
+
+
+NOTHING: Any = None
+
+
+@pytest.mark.parametrize("request_", [CopyTransaction(NOTHING, "a"), ReplayTransaction(NOTHING, NOTHING, "a")])
+def test_heartbeats_go_on_while_something_is_written_again(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it copied or computed: who reads the log takes no coordinator for dead that repairs for minutes."""
+    beaten = threading.Semaphore(0)
+
+    def slow(*arguments: Any) -> str:
+        assert all(beaten.acquire(timeout=10) for _ in range(3)), "heartbeats come meanwhile"
+        return "done"
+
+    monkeypatch.setattr(performers, "UPKEEP_INTERVAL_S", 0.001)
+    monkeypatch.setattr(performers, "copy_transaction", slow)
+    config = ClientConfig({"bootstrap.servers": "127.0.0.1:9092"})
+    performer = Performer(
+        config, NOTHING, NOTHING, NOTHING, 1_000, lambda *_: None, replay=slow, beat=beaten.release
+    )  # fmt: skip
+    assert performer(request_) == "done"
     performer.close()

@@ -13,6 +13,7 @@ from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.client import end_offsets
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.engines.in_flight import blocks_of
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -63,13 +64,14 @@ def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:
     topic = find_topic(config, pipeline)
     live = live_blocks(kafka, topic.name, topic.partitions)
     named: set[BlockRef] = set()
+    reader = BlockReader(config, topic)
     for manifest in read_history(config, pipeline).retained:
         indexes = [ref for operator in manifest.operators for parts in operator.index for ref in parts]
         named.update(indexes, (ref for log in manifest.order_logs for ref in log.blocks))
-        for _, block in BlockReader(config, topic).fetch(indexes):
+        for _, block in reader.fetch(indexes):
             named.update(each.ref for each in decode_index(block.body).blocks)
         named.update(ref for each in manifest.staged for ref in each.blocks)
-        named.update(ref for each in manifest.channel_logs for ref in each.blocks)
+        named.update(ref for each in manifest.channel_logs for ref in (*each.blocks, *blocks_of(each, reader)))
     keys = {ref.key for ref in named}
     assert keys <= live, "what is referred to is there"
     return live - keys

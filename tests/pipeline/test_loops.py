@@ -161,11 +161,9 @@ def test_a_replay_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     manifest = msgspec.structs.replace(base, checkpoint=2, base=1, previous=1, committables=(lost,))
     history = History("retry")
     history.manifests.update({1: base, 2: manifest})
-    nobody: Any = None
     repair = ReplayRepair(
         loaded=retry,
         client=ClientConfig({"bootstrap.servers": "127.0.0.1:1"}),
-        transactions=nobody,
         transaction_timeout_ms=60_000,
         history=lambda: history,
         note=lambda text: None,

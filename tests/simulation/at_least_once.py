@@ -50,7 +50,7 @@ class OracleAtLeastOnce(Oracle):
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
         self._rounds = sum(log.records for log in manifest.channel_logs)
-        return {ref for log in manifest.channel_logs for ref in log.blocks}
+        return self._blocks_on_their_way(manifest)
 
     def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
         self._found[sink] += records

@@ -13,6 +13,7 @@ from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.commits import of_stores
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
+from exactlyonce.engines import in_flight
 from exactlyonce.engines.local import task
 from exactlyonce.sinks.kafka import producing
 from exactlyonce.sinks.write_ahead import writer as write_ahead
@@ -24,6 +25,9 @@ BOUNDS = (
     (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
     (producing, "BACKLOG_RECORDS_MAX", 30),
     (task, "BLOCKS_PENDING_MAX", 2),
+    (in_flight, "PIECE_BYTES", 400),
+    (in_flight, "NAMED_MAX", 2),
+    (in_flight, "LISTED_MAX", 3),
     (task, "ROUND_RECORDS_MAX", 6),
     (core, "HOLD_AFTER_MS", 100),
     (leader, "UPKEEP_INTERVAL_S", 1.0),

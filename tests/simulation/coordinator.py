@@ -27,7 +27,7 @@ from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
@@ -35,6 +35,7 @@ from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
+from exactlyonce.engines.in_flight import listed_in
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
@@ -310,7 +311,16 @@ class SimulatedCoordinator:
             listed += [each.ref for each in decode_index((yield from self.block(ref))).blocks]
         for ref in (ref for each in manifest.staged if each.body == INDEXED for ref in each.blocks):
             listed += list_of_rows((yield from self.block(ref)))
+        for log in manifest.channel_logs:
+            listed += yield from self.blocks_of(log)
         return stands_on(manifest, listed)
+
+    def blocks_of(self, log: ChannelLog) -> Generator[int | None, None, list[BlockRef]]:
+        """Those that have what was on its way."""
+        found: list[BlockRef] = []
+        for ref in log.blocks:
+            found += listed_in((yield from self.block(ref))) if log.indexed else [ref]
+        return found
 
     def block(self, ref: BlockRef) -> Steps:
         """The body of the block, which must be the one that was written."""

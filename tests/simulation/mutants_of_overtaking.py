@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import msgspec
@@ -13,7 +14,7 @@ from planting import COUNT, DISORDER, OPEN, STATE, TOMBSTONED, TWICE, Table, unc
 from exactlyonce.checkpoint import decision_log, references
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import Trigger
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, RestoredInput
@@ -177,6 +178,27 @@ def _unnamed() -> Iterable[Any]:
 
     yield patch.object(references, "named_by", named_by)
     yield unchecked(decision_log, "A block that a manifest names")
+
+
+@mutant("blocks that a list of what was on its way has are not kept", TOMBSTONED, luck=UNALIGNED)
+def _unlisted() -> Iterable[Any]:
+    real = references.listed_by
+
+    def listed_by(plan: Any) -> Iterator[Any]:
+        acks = {who: msgspec.structs.replace(ack, on_their_way=()) for who, ack in plan.acks.items()}
+        return real(cast(Any, SimpleNamespace(acks=acks, staged=plan.staged)))
+
+    yield patch.object(references, "listed_by", listed_by)
+
+
+@mutant("only the first of several lists of what was on its way is read", STATE + "|" + COUNT, luck=UNALIGNED)
+def _first_list() -> Iterable[Any]:
+    real = in_flight.blocks_of
+
+    def blocks_of(log: ChannelLog, reader: Any) -> Any:
+        return real(msgspec.structs.replace(log, blocks=log.blocks[:1]) if log.indexed else log, reader)
+
+    yield patch.object(in_flight, "blocks_of", blocks_of)
 
 
 # --- what is restored -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
     BlockRef,
+    ChannelLog,
     Finalized,
     Incarnation,
     Manifest,
@@ -33,6 +34,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Repair,
 )  # fmt: skip
 from exactlyonce.checkpoint.transactions.commit import is_older
+from exactlyonce.engines.in_flight import listed_in
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.hash_map import HashMapBackend
@@ -329,6 +331,15 @@ class Oracle:
         """The blocks of records that were read before Sn, and are in no state."""
         demand(not manifest.channel_logs, f"checkpoint {manifest.checkpoint} is aligned")
         return set()
+
+    def _blocks_on_their_way(self, manifest: Manifest) -> set[BlockRef]:
+        """What its channel logs name, and what these list."""
+        named = {ref for log in manifest.channel_logs for ref in log.blocks}
+        return named.union(*(self._listed(log) for log in manifest.channel_logs if log.indexed))
+
+    def _listed(self, log: ChannelLog) -> list[BlockRef]:
+        self.met["list of records on their way"] += 1
+        return [ref for each in log.blocks for ref in listed_in(self._body(each))]
 
     def _body(self, ref: BlockRef) -> bytes:
         """What the block holds, which must be where the reference says."""

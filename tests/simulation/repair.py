@@ -68,7 +68,7 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
     left = {}
     for log in manifest.channel_logs:
         bodies = []
-        for ref in log.blocks:
+        for ref in (yield from coordinator.blocks_of(log)):
             bodies.append((yield from coordinator.block(ref)))
         left[log.task, log.subtask] = in_flight.records_by_channel(in_flight.decode(bodies))
     blocks = FetchedBlocks()

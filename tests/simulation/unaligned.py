@@ -16,7 +16,7 @@ from oracle import Oracle
 from topologies import CYCLE, Event
 from watched import demand
 
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
 from exactlyonce.pipeline.keys import canonical_key
 
 
@@ -38,7 +38,7 @@ class OracleUnaligned(Oracle):
         seen: set[tuple[str, str, int, int, str]] = set()
         for log in manifest.channel_logs:
             records = 0
-            for channel, event in self._frames(b"".join(zlib.decompress(self._body(ref)) for ref in log.blocks)):
+            for channel, event in self._frames(self._log(log)):
                 records += 1
                 self._await(channel.rpartition(":")[0].partition(">")[2], event, seen)
             what = f"{log.task} {log.subtask} of checkpoint {manifest.checkpoint} has {records} records on their way"
@@ -62,6 +62,10 @@ class OracleUnaligned(Oracle):
             elif step.kind in ("sink", "store"):
                 self._awaited_by[step.id] += len(ways[step.id])
 
+    def _log(self, log: ChannelLog) -> bytes:
+        refs = self._listed(log) if log.indexed else log.blocks
+        return b"".join(zlib.decompress(self._body(ref)) for ref in refs)
+
     def _frames(self, log: bytes) -> list[tuple[str, Event]]:
         """Channel and record of each that is in a log."""
         found = []
@@ -73,7 +77,7 @@ class OracleUnaligned(Oracle):
         return found
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
-        return {ref for log in manifest.channel_logs for ref in log.blocks}
+        return self._blocks_on_their_way(manifest)
 
     def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
         wanted = self._owed[sink] - self._awaited_by[sink] - (owed_before - self._awaited_before[sink])

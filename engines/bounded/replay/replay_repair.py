@@ -8,7 +8,7 @@ is produced, the counts of every partition are those that the broker had counted
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from exactlyonce.checkpoint.records.committable import Committable
@@ -35,13 +35,13 @@ from exactlyonce.pipeline.loading import Loaded
 
 
 class ReplayRepair:
-    """Answers the request `ReplayTransaction` for one incarnation of a pipeline. Used by one thread."""
+    """Answers the request `ReplayTransaction` for one incarnation of a pipeline. Used by one thread, beside whoever
+    leads: its clients are its own."""
 
     def __init__(
         self,
         loaded: Loaded,
         client: ClientConfig,
-        transactions: Transactions,
         transaction_timeout_ms: int,
         history: Callable[[], History],
         note: Callable[[str], None],
@@ -49,7 +49,7 @@ class ReplayRepair:
         staging: Path,
     ) -> None:
         """*submit* opens what runs the units, which the stack closes with this."""
-        self._loaded, self._client, self._transactions = loaded, client, transactions
+        self._loaded, self._client = loaded, client
         self._timeout_ms, self._history, self._note = transaction_timeout_ms, history, note
         self._submit, self._staging = submit, staging
         self._stack = ExitStack()
@@ -100,7 +100,8 @@ class ReplayRepair:
             Outgoing(topic, partition, output.key, output.value, output.headers)
             for partition, output in placed(lost, topic, share(), places)
         )
-        return write_again(self._client, self._transactions, lost, transactional_id, self._timeout_ms, records)
+        with closing(Transactions(self._client)) as transactions:
+            return write_again(self._client, transactions, lost, transactional_id, self._timeout_ms, records)
 
     def _surplus(self, manifest: Manifest, lost: Committable, again: Recomputed) -> str:
         """Why the whole output of the sink subtask is not that of its committables; empty if it is."""
