@@ -282,10 +282,9 @@ class Coordinator:
         )  # fmt: skip
         self.in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
-        savepoint = bool(plan.requests)
-        may_overtake = self.settings.unaligned and not plan.final and not savepoint
+        may_overtake = self.settings.unaligned and not plan.final and not plan.requests
         after_ms = self.settings.aligned_timeout_ms if may_overtake else None
-        return [Trigger(plan.checkpoint, base, plan.final, savepoint, after_ms)]
+        return [Trigger(plan.checkpoint, base, plan.final, bool(plan.requests), after_ms)]
 
     def _unready(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Workers that do not become ready: a user's `open()` hangs, or there is more state than time to read it."""
@@ -374,12 +373,19 @@ class Coordinator:
         """A sink that gets no producer ready keeps checkpoints from being triggered; so does a worker that hangs."""
         late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
         stuck = self.state is JobState.RUNNING and not self.in_flight and not self._may_trigger
-        if not stuck or not late or self._waits_for_room(tick):
+        if not stuck or not (late or self._spent) or self._waits_for_room(tick):
             return []
-        reason = f"no producer was ready for {self.settings.timeout_ms} ms at {self._waiting()}"
+        since = "behind so many declined checkpoints" if self._spent else f"for {self.settings.timeout_ms} ms"
+        reason = f"no producer was ready {since} at {self._waiting()}"
         if tick.hanging:
             reason = f"no checkpoint could be triggered for {self.settings.timeout_ms} ms: {tick.hanging}"
-        return self._failed(Failed(reason), now_ms)
+        return self._failed(Failed(reason, counts=not self._spent), now_ms)
+
+    @property
+    def _spent(self) -> bool:
+        """Whether what declined checkpoints have flushed leaves a sink too few transactional ids for another one."""
+        carried = [(each.sink, each.subtask) for each, _ in self._precommits]
+        return any(carried.count(each) > self.settings.slots - (1 if self._final else 2) for each in {*carried})
 
     def _waiting(self) -> str:
         """The sinks that have no producer ready."""
@@ -448,8 +454,7 @@ class Coordinator:
         assert plan is not None
         if isinstance(verdict, Unresolved):
             unknown = f"Whether checkpoint {checkpoint} completed could not be learnt from the broker."
-            hint = "Nothing is lost: run the pipeline again, it reads what is true."
-            return self._end(Undetermined(f"{unknown} {hint}"))
+            return self._end(Undetermined(f"{unknown} Nothing is lost: run the pipeline again, it reads what is true."))
         if isinstance(verdict, Refuse):
             self._abort([plan])
             self._note_pending(Failed(verdict.reason))
@@ -477,8 +482,7 @@ class Coordinator:
         self._stopping |= self._savepoints.serve(manifest.requests)
         paused_ms = now_ms + self.settings.min_pause_ms
         self._next_trigger_ms = paused_ms if self._unserved else max(self._next_trigger_ms, paused_ms)
-        behind_all = self._read_by is not None and plan.checkpoint > self._read_by
-        if behind_all and not self._finished:
+        if self._read_by is not None and plan.checkpoint > self._read_by and not self._finished:
             self._finished = not manifest.channel_logs
             look_again_ms = max(paused_ms, now_ms + DRAINED_LOOK_INTERVAL_MS)
             self._next_trigger_ms = now_ms if self._finished else min(self._next_trigger_ms, look_again_ms)

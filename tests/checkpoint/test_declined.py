@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.events import (
 )
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.restart import FixedDelay
+from exactlyonce.checkpoint.restart import FixedDelay, NoRestart, RestartStrategy
 from exactlyonce.checkpoint.savepoint_requests import TRIES_MAX
 from exactlyonce.checkpoint.settings import CheckpointSettings
 
@@ -43,9 +43,9 @@ BEGINNING = Manifest(
 class Job:
     """A coordinator of two subtasks and a sink, which tolerates no failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, restart: RestartStrategy | None = None) -> None:
         subtasks, sinks = {("task", 0), ("task", 1)}, {("out", 0)}
-        self.core = Coordinator(CheckpointSettings(), FixedDelay(delay_ms=70), subtasks, sinks)
+        self.core = Coordinator(CheckpointSettings(), restart or FixedDelay(delay_ms=70), subtasks, sinks)
         self.now_ms = 0
 
     def __call__(self, event: Any) -> list[Effect]:
@@ -102,6 +102,36 @@ def test_a_declined_checkpoint_is_aborted_without_a_failure(job: Job) -> None:
     assert isinstance(decide, Decide)
     assert (decide.plan.checkpoint, decide.plan.base) == (4, 0)
     assert [each.transactional_id for each in decide.plan.precommits] == ["id-1-0", "id-1-1"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_more_is_declined_than_a_sink_has_transactional_ids_for(stopped: bool) -> None:
+    """Where a disk fills again and again. What is carried keeps its ids until a checkpoint is complete, so that none
+    can be triggered any more: the workers are replaced at once, which is no failure, and begin anew with all ids; but
+    not before there is room."""
+    job = Job(NoRestart())
+    job(Recovered(BEGINNING))
+    job(ProducerGranted("out", 0))
+    job(ProducerGranted("out", 0))  # a writer has two, and another one whenever it has used one, while it has ids
+    job(Deployed())
+    for checkpoint in range(1, job.core.settings.slots):
+        assert job.trigger() == checkpoint
+        job(Room(1, found=False))
+        job.ack(checkpoint, 0, precommits=(precommit(checkpoint, 0),))
+        job.ack(checkpoint, 1, declined=FULL)
+        if checkpoint <= job.core.settings.slots - 2:
+            job(ProducerGranted("out", 0))
+            job(Room(1, found=True))
+    assert job(Tick()) == [], "there is no room"
+    job(Room(1, found=True))
+    said = job(Stop()) if stopped else []
+    if stopped:
+        assert said == [Trigger(4, 0, final=True)], "behind the last one nothing is written: one producer will do"
+        return
+    (restart,) = job(Tick())
+    assert restart == Restart(1, 0, "no producer was ready behind so many declined checkpoints at sink out subtask 0")
+    job.start()
+    assert job.trigger() == 4
 
 
 def test_it_is_said_now_and_then(job: Job) -> None:
