@@ -299,24 +299,34 @@ class Subtask:
         return moved
 
     def _rest(self, frozen: _Frozen) -> Iterator[bool]:
-        """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait."""
+        """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait.
+
+        Only an index waits for other blocks, which it names; all else is on its way at the same time.
+        """
         checkpoint = frozen.frame.checkpoint
         written: list[BlockRef] = []
-        operators: list[OperatorAck] = []
-        declined = ""
+        declined, states = "", list[_State]()
+        place = (self.blocks, checkpoint, self.name, self.index)
+        parts = [self.names.write_order(*place, part) for part in frozen.order or ()]
         try:
             for table, snapshot in frozen.tables:
-                operators.append((yield from self._write(table, snapshot, written)))
+                states.append((yield from self._write(table, snapshot, written)))
         except SnapshotDeclined as error:  # what the sinks flush is carried by a later checkpoint
             declined = str(error)
-        order_log = None
-        if frozen.order is not None:
-            place = (self.blocks, checkpoint, self.name, self.index)
-            refs = yield from _durable([self.names.write_order(*place, part) for part in frozen.order])
-            written += refs
-            order_log = OrderLog(self.name, self.index, tuple(refs))
-        channel_log = yield from self._channel_log(frozen)
-        written += channel_log.blocks if channel_log is not None else ()
+        sent = yield from self._write_channels(frozen)
+        operators = []
+        for state in states:
+            index = yield from _durable(state.tickets)
+            written += index
+            found = state.snapshot.chain
+            operators.append(OperatorAck(state.operator, tuple(index), found.refs, found.size))
+        order = yield from _durable(parts)
+        order_log = None if frozen.order is None else OrderLog(self.name, self.index, tuple(order))
+        captured = yield from _durable(sent.tickets)
+        channel_log = ChannelLog(self.name, self.index, sent.records, tuple(captured)) if captured else None
+        written += order + captured
+        if captured:
+            hit("unaligned-captured")
         precommits, staged = [], []
         for sink in self.sinks:
             while (flushed := sink.take_flushed(checkpoint)) is None:
@@ -343,14 +353,12 @@ class Subtask:
         self.acknowledge(Acknowledge(ack, frozen.sync_s * 1000, (self.monotonic_s() - frozen.began_s) * 1000))
         hit("worker-acknowledged")
 
-    def _channel_log(self, frozen: _Frozen) -> Generator[bool, None, ChannelLog | None]:
+    def _write_channels(self, frozen: _Frozen) -> Generator[bool, None, _OnItsWay]:
         """Write what was on its way, once the barriers have come that lay behind it."""
         while not all(each.whole for each in frozen.captures):
             yield False
         frames = [*frozen.left, *chain.from_iterable(each.frames() for each in frozen.captures)]
-        if not frames:
-            return None
-        tickets = []
+        tickets = list[Ticket]()
         for body in in_flight.encode(frames):
             if body is not None:
                 place = (self.blocks, frozen.frame.checkpoint, self.name, self.index)
@@ -358,14 +366,13 @@ class Subtask:
             yield True
             while self.blocks.pending > BLOCKS_PENDING_MAX:
                 yield False
-        refs = yield from _durable(tickets)
-        hit("unaligned-captured")
-        return ChannelLog(self.name, self.index, sum(records_in(each.frame) for each in frames), tuple(refs))
+        return _OnItsWay(tickets, sum(records_in(each.frame) for each in frames))
 
     def _write(
         self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]
-    ) -> Generator[bool, None, OperatorAck]:
-        """Write the state of one operator; what was written is noted in *written*."""
+    ) -> Generator[bool, None, _State]:
+        """Write the state of one operator, and begin to write its index; the blocks that are durable are noted in
+        *written*."""
         tickets: list[Ticket] = []
         try:
             for block in snapshot.encode():
@@ -379,11 +386,26 @@ class Subtask:
             raise
         refs = yield from _durable(tickets)
         hit("worker-blocks")
+        written += refs
         parts = snapshot.seal(refs)
         tickets = [self.names.write_index(self.blocks, snapshot.checkpoint, table.operator, part) for part in parts]
-        index = yield from _durable(tickets)
-        written += refs + index
-        return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
+        return _State(table.operator, snapshot, tickets)
+
+
+class _State(NamedTuple):
+    """The state of one operator, whose blocks are durable."""
+
+    operator: str
+    snapshot: TableSnapshot
+    tickets: list[Ticket]
+    """Of its index."""
+
+
+class _OnItsWay(NamedTuple):
+    """What was on its way, as it is written; no tickets: nothing was."""
+
+    tickets: list[Ticket]
+    records: int
 
 
 @dataclass
