@@ -104,8 +104,6 @@ class Subtask:
         """How many of the snapshots under way capture what comes before barriers that have overtaken, or go round."""
         self.fetching = False
         """Whether stored state was read by the last `advance`, and not because a record wanted it."""
-        self.advancing = False
-        """Whether the last `advance` did anything: then nobody waits for records before the next one."""
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -144,13 +142,7 @@ class Subtask:
             rooms += [channel.room(widest) for channel in channels]
         return min(rooms)
 
-    @property
-    def waits(self) -> bool:
-        """Whether `step` waits for records of a source, if there are none."""
-        may = self.restored is None and bool(self.room) and not self._crowded
-        return may and any(each.waits and not self.alignment.is_held(each.name) for each in self.sources)
-
-    def step(self, wait_s: float) -> bool:
+    def step(self) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
         room = self.room
         if not room:
@@ -163,7 +155,7 @@ class Subtask:
                 return self._take_restored(source, room)
             if self.alignment.is_held(source.name):
                 continue
-            item = source.next(0.0 if rounds else wait_s, room, hurried=self.hurried)
+            item = source.next(room, hurried=self.hurried)
             if item is None:
                 continue
             self._came_round = isinstance(source, FeedbackInput)
@@ -178,7 +170,7 @@ class Subtask:
     def _take_restored(self, restored: RestoredInput, room: int) -> bool:
         """Take a batch of what was on its way at the restored checkpoint."""
         self._came_round = restored.goes_round
-        self._process(restored, restored.next(0.0, room, hurried=self.hurried))
+        self._process(restored, restored.next(room, hurried=self.hurried))
         if restored.over:
             self.restored = None
         return True
@@ -289,7 +281,6 @@ class Subtask:
             moved = moved or progressed is not False
             if not progressed or self.monotonic_s() >= end:
                 break
-        self.advancing = moved
         return moved
 
     def _fetch(self, end: float) -> bool:

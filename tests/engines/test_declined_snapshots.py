@@ -90,7 +90,7 @@ def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
     tables = [Stuck("roomy", full_then=False), Stuck("stuck", full_then=True)]
     subtask = subtask_of(tables, writer, acks, channel)
     channel.send_barrier(BarrierFrame(1, 0))
-    subtask.step(0.0)
+    subtask.step()
     while not acks:
         subtask.advance(1.0)
         writer.poll()
