@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
-from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.retention import Ledger, by_storage
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -80,16 +80,16 @@ class KnownBlocks:
         if unknown := history.damaged_checkpoints():
             everything = yield from self._everything(beginning)
             for checkpoint in unknown:
-                self.ledger.completed(checkpoint, everything)
+                self.ledger.completed(checkpoint, by_storage(everything))
         for manifest in history.retained:
             found = yield FindReferences(manifest, needed=manifest is newest)
             if isinstance(found, str):
                 if manifest is newest:
                     raise beyond_repair(newest, found)
                 self.unrestorable[manifest.checkpoint] = found
-                blocks = yield from self._scanned(beginning, manifest.storage)
+                blocks = by_storage((yield from self._scanned(beginning, manifest.storage)))
             else:
-                blocks = _stored(manifest.storage, found)
+                blocks = {manifest.storage: list(found)}
             self.ledger.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
         yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
@@ -141,7 +141,7 @@ class KnownBlocks:
 
     def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
         """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
-        self.ledger.completed(checkpoint, _stored(self._storage, blocks), keep=keep)
+        self.ledger.completed(checkpoint, {self._storage: blocks}, keep=keep)
 
     def release(self, checkpoint: int) -> None:
         """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""

@@ -70,6 +70,7 @@ def listed_by(plan: PendingCheckpoint) -> Iterator[BlockRef]:
         yield from staged.blocks
 
 
-def references_of(plan: PendingCheckpoint, manifest: Manifest) -> set[BlockRef]:
-    """All blocks that *manifest*, made from *plan*, stands on."""
-    return stands_on(manifest, listed_by(plan))
+def references_of(plan: PendingCheckpoint, manifest: Manifest) -> Iterator[BlockRef]:
+    """All blocks that *manifest*, made from *plan*, stands on; some may come twice."""
+    yield from named_by(manifest)
+    yield from listed_by(plan)

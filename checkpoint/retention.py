@@ -6,23 +6,40 @@ manifest, a pending checkpoint's base or a savepoint refers to it, whatever byte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 
-from exactlyonce.checkpoint.records.manifest import StoredBlock
+from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 
-Place = tuple[str, int, int, str]
-"""What no other block has: its storage, partition, offset and key."""
+Place = tuple[int, int, str]
+"""What no other block of a storage has: its partition, offset and key."""
+_place: Callable[[BlockRef], Place] = attrgetter("partition", "offset", "key")
+
+
+def by_storage(blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
+    """Where each of *blocks* lies, by the storage that it lies in."""
+    found = defaultdict[str, list[BlockRef]](list)
+    for storage, ref in blocks:
+        found[storage].append(ref)
+    return found
 
 
 class Ledger:
-    """Blocks by the manifests that refer to them, and those that were written but belong to none yet."""
+    """Blocks by the manifests that refer to them, and those that were written but belong to none yet.
+
+    A large state has tens of thousands, and each checkpoint names nearly all of them again, between the commit and the
+    mark that finalizes it: nothing is done with them one by one.
+    """
 
     def __init__(self, num_retained: int) -> None:
         self.num_retained = num_retained
-        self._needs: dict[int, dict[Place, StoredBlock]] = {}
+        self._needs: dict[int, dict[str, dict[Place, BlockRef]]] = {}
+        """By checkpoint and storage."""
         self._kept: set[int] = set()
         self._released: set[int] = set()
-        self._unclaimed: dict[Place, tuple[int, StoredBlock]] = {}
+        self._unclaimed = defaultdict[str, dict[Place, tuple[int, BlockRef]]](dict)
+        """By storage."""
 
     @property
     def retained(self) -> list[int]:
@@ -31,12 +48,15 @@ class Ledger:
 
     def written(self, checkpoint: int, blocks: Iterable[StoredBlock]) -> None:
         """*blocks* were written for *checkpoint*, whether or not it ever completes."""
-        for block in blocks:
-            self._unclaimed.setdefault(_place(block), (checkpoint, block))
+        for storage, ref in blocks:
+            self._unclaimed[storage].setdefault(_place(ref), (checkpoint, ref))
 
-    def completed(self, checkpoint: int, blocks: Iterable[StoredBlock], *, keep: bool = False) -> None:
-        """The manifest of *checkpoint* is durable and refers to *blocks*; *keep* for a savepoint."""
-        self._needs[checkpoint] = {_place(block): block for block in blocks}
+    def completed(self, checkpoint: int, blocks: Mapping[str, Iterable[BlockRef]], *, keep: bool = False) -> None:
+        """The manifest of *checkpoint* is durable and refers to *blocks*, by storage; *keep* for a savepoint."""
+        needs = {storage: tuple(refs) for storage, refs in blocks.items()}
+        self._needs[checkpoint] = {
+            storage: dict(zip(map(_place, refs), refs, strict=True)) for storage, refs in needs.items()
+        }
         if keep:
             self._kept.add(checkpoint)
 
@@ -56,19 +76,25 @@ class Ledger:
         ordinary = [each for each in self.retained if each not in self._kept | self._released]
         recent = {*ordinary[-self.num_retained :], *self.retained[-1:], *self._kept, *pinned}
         dropped = [each for each in self.retained if each not in recent]
-        candidates = {place: block for place, (written, block) in self._unclaimed.items() if written <= latest}
+        candidates = defaultdict[str, dict[Place, BlockRef]](dict)
+        for storage, unclaimed in self._unclaimed.items():
+            candidates[storage] = {place: ref for place, (written, ref) in unclaimed.items() if written <= latest}
         for each in dropped:
-            candidates |= self._needs.pop(each)
-        for place in self._unclaimed.keys() & candidates.keys():
-            del self._unclaimed[place]
-        dead = set(candidates)
-        # The newest needs nearly all of them, and of what is left little has to be looked for in the others: there may
-        # be hundreds, savepoints, with tens of thousands of blocks each.
-        for checkpoint in reversed(self.retained):
-            dead = dead.difference(self._needs[checkpoint])
-        return tuple(dropped), tuple(candidates[place] for place in sorted(dead))
+            for storage, needs in self._needs.pop(each).items():
+                candidates[storage] |= needs
+        return tuple(dropped), tuple(
+            StoredBlock(storage, found[place])
+            for storage, found in sorted(candidates.items())
+            for place in sorted(self._dead(storage, found))
+        )
 
-
-def _place(block: StoredBlock) -> Place:
-    storage, ref = block
-    return storage, ref.partition, ref.offset, ref.key
+    def _dead(self, storage: str, candidates: Mapping[Place, BlockRef]) -> Iterable[Place]:
+        """Those of *candidates*, which are claimed from now on, that nobody needs."""
+        unclaimed = self._unclaimed[storage]
+        for place in unclaimed.keys() & candidates.keys():
+            del unclaimed[place]
+        dead: Iterable[Place] = candidates
+        for needs in reversed(self._needs.values()):  # the newest leaves few to ask the others, savepoints too, about
+            needed = needs.get(storage, {})
+            dead = [place for place in dead if place not in needed]
+        return dead

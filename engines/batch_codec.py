@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import msgspec
 
@@ -30,6 +30,31 @@ class Coordinates(NamedTuple):
 
     def offset(self) -> int:
         return self.offset_number
+
+
+class Origins(Sequence[Coordinates]):
+    """The coordinates of a frame's records: one is made when it is looked at, and hardly any ever is."""
+
+    __slots__ = ("_names", "_offsets", "_partitions", "_topics")
+
+    def __init__(self, names: list[str], topics: array[int], partitions: array[int], offsets: array[int]) -> None:
+        """*topics* are places in *names*."""
+        self._names, self._topics, self._partitions, self._offsets = names, topics, partitions, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, place: int) -> Coordinates: ...
+    @overload
+    def __getitem__(self, place: slice) -> Origins: ...
+    def __getitem__(self, place: int | slice) -> Coordinates | Origins:
+        if isinstance(place, slice):
+            return Origins(self._names, self._topics[place], self._partitions[place], self._offsets[place])
+        return Coordinates(self._names[self._topics[place]], self._partitions[place], self._offsets[place])
+
+    def __iter__(self) -> Iterator[Coordinates]:
+        return map(Coordinates, map(self._names.__getitem__, self._topics), self._partitions, self._offsets)
 
 
 class BatchCodec:
@@ -134,7 +159,5 @@ def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes] | None, list[str], bytes, bytes, bytes])
 
 
-def _origins(names: list[str], topics: bytes, partitions: bytes, offsets: bytes) -> list[Coordinates]:
-    return list(
-        map(Coordinates, map(names.__getitem__, array("H", topics)), array("i", partitions), array("q", offsets))
-    )
+def _origins(names: list[str], topics: bytes, partitions: bytes, offsets: bytes) -> Origins:
+    return Origins(names, array("H", topics), array("i", partitions), array("q", offsets))

@@ -61,8 +61,12 @@ class Chain:
 
     def extended(self, written: Iterable[tuple[BlockRef, BlockHeader]]) -> Chain:
         """The chain with the blocks of later checkpoints, oldest first."""
-        added = (ChainBlock(ref, header.checkpoint, header.groups, header.images) for ref, header in written)
-        return Chain((*self.blocks, *added))
+        added = [ChainBlock(ref, header.checkpoint, header.groups, header.images) for ref, header in written]
+        if any(block.images for block in added):
+            return Chain((*self.blocks, *added))
+        chain = Chain()  # an increment makes nothing superfluous, and a chain may be long
+        chain._needed = (*self._needed, *((block, block.groups) for block in added))
+        return chain
 
     @property
     def blocks(self) -> tuple[ChainBlock, ...]:

@@ -3,8 +3,10 @@
 Invariants: an input hands out batches and barriers in order; a source's barrier comes between two batches, and Sn is
 noted at that moment; after a final barrier a source hands out nothing more. A batch is as long as it may be to take a
 short time, by the pace of those before it: a barrier, and all that a loop does between batches, waits for its end (a
-shorter time, while a barrier that has overtaken is under way). Sn and order logs count what was handed out, never what
-was fetched. What was on its way at the restored checkpoint is handed out first, and counts as come from its channel.
+shorter time, while a barrier that has overtaken is under way). Nobody waits in `next`; a source whose records are few
+lets them gather for a moment, for which its barriers do not wait. Sn and order logs count what was handed out, never
+what was fetched. What was on its way at the restored checkpoint is handed out first, and counts as come from its
+channel.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
 from exactlyonce.engines.local.pace import (
     ALIGNED,
     BATCH_RECORDS_MAX,
+    GATHER_S,
     IN_FLIGHT_RECORDS_MAX,
     Bounds,
     Pace,
@@ -43,8 +46,8 @@ class Input(Protocol):
     @property
     def push(self) -> Push: ...
 
-    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
-        """What comes next, *room* records at most, and *hurried* few; a source waits up to *wait_s* for records."""
+    def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+        """What comes next, *room* records at most, and *hurried* few; None: nothing at the moment."""
 
     def runs(self) -> Iterable[tuple[int, int]]:
         """(partition or -1, count) of the batch just handed out."""
@@ -89,6 +92,8 @@ class SourceInput:
     bounds: Bounds = ALIGNED
     now_s: Callable[[], float] = perf_counter
     """For what a slice takes."""
+    due_s: float = 0.0
+    """When it is asked again: until then its records gather."""
     _count: int = 0
     _handed_s: float = 0.0
 
@@ -102,11 +107,6 @@ class SourceInput:
         """Records skipped because they do not decode."""
         return self._decoder.skipped
 
-    @property
-    def waits(self) -> bool:
-        """Whether `next` waits for records, if there are none."""
-        return not (self.reader.idle or self.stopped or self.held)
-
     def barrier(self) -> BarrierFrame | None:
         """The oldest barrier that is to be injected, which now lies behind all that was handed out."""
         if not self.triggers:
@@ -118,14 +118,16 @@ class SourceInput:
         self.stopped = trigger.final
         return trigger.frame
 
-    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+    def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
         if self.triggers:
             return self.barrier()
-        if self.stopped or self.held:
+        if self.stopped or self.held or self.reader.idle or (asked_s := self.now_s()) < self.due_s:
             return None
         self.activity.phase(self._phase)
         count = min(self.pace.within(hurried), room)
-        messages = self.reader.poll(count, wait_s)  # what else was fetched stays in the client
+        messages = self.reader.poll(count, 0.0)  # what else was fetched stays in the client
+        if len(messages) < count:
+            self.due_s = asked_s + GATHER_S
         if not messages:
             return None
         self._handed_s, self._count = self.now_s(), len(messages)
@@ -217,7 +219,7 @@ class ChannelInput:
         self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
         self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious, bounds=self.bounds)
 
-    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+    def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
         if self.slices.rest is None:
             frame = self.channel.receive()
             if frame is None or isinstance(frame, BarrierFrame):
@@ -290,7 +292,7 @@ class RestoredInput:
         """Whether all was handed out."""
         return not self.frames and self.slices.rest is None
 
-    def next(self, wait_s: float, room: int, *, hurried: bool = False) -> Batch:
+    def next(self, room: int, *, hurried: bool = False) -> Batch:
         """The next slice; there must be one."""
         if self.slices.rest is None:
             frame = self.frames.popleft()

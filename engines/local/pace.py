@@ -26,6 +26,9 @@ ALIGNED, OVERTAKING = Bounds(0.075, 0.5), Bounds(0.02, 0.2)
 """A barrier that overtakes waits for the end of a slice alone; and what it has overtaken costs storage."""
 HURRIED_SLICE_S = 0.005
 """While one that has overtaken is under way: several turns of a loop lie on its way."""
+GATHER_S = 0.01
+"""A source that had less than a batch is asked again so long after: a turn with a few records costs nearly as much as
+one with some hundred, and at a modest load a loop would spend itself on such turns."""
 IN_FLIGHT_RECORDS_MAX = 1 << 20
 """No bound: the bytes of a channel are bounded far below it."""
 

@@ -104,8 +104,6 @@ class Subtask:
         """How many of the snapshots under way capture what comes before barriers that have overtaken, or go round."""
         self.fetching = False
         """Whether stored state was read by the last `advance`, and not because a record wanted it."""
-        self.advancing = False
-        """Whether the last `advance` did anything: then nobody waits for records before the next one."""
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -144,13 +142,7 @@ class Subtask:
             rooms += [channel.room(widest) for channel in channels]
         return min(rooms)
 
-    @property
-    def waits(self) -> bool:
-        """Whether `step` waits for records of a source, if there are none."""
-        may = self.restored is None and bool(self.room) and not self._crowded
-        return may and any(each.waits and not self.alignment.is_held(each.name) for each in self.sources)
-
-    def step(self, wait_s: float) -> bool:
+    def step(self) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
         room = self.room
         if not room:
@@ -163,7 +155,7 @@ class Subtask:
                 return self._take_restored(source, room)
             if self.alignment.is_held(source.name):
                 continue
-            item = source.next(0.0 if rounds else wait_s, room, hurried=self.hurried)
+            item = source.next(room, hurried=self.hurried)
             if item is None:
                 continue
             self._came_round = isinstance(source, FeedbackInput)
@@ -178,7 +170,7 @@ class Subtask:
     def _take_restored(self, restored: RestoredInput, room: int) -> bool:
         """Take a batch of what was on its way at the restored checkpoint."""
         self._came_round = restored.goes_round
-        self._process(restored, restored.next(0.0, room, hurried=self.hurried))
+        self._process(restored, restored.next(room, hurried=self.hurried))
         if restored.over:
             self.restored = None
         return True
@@ -289,7 +281,6 @@ class Subtask:
             moved = moved or progressed is not False
             if not progressed or self.monotonic_s() >= end:
                 break
-        self.advancing = moved
         return moved
 
     def _fetch(self, end: float) -> bool:
@@ -299,24 +290,40 @@ class Subtask:
         return moved
 
     def _rest(self, frozen: _Frozen) -> Iterator[bool]:
-        """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait."""
+        """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait.
+
+        Only an index waits for other blocks, which it names; all else is on its way at the same time.
+        """
         checkpoint = frozen.frame.checkpoint
         written: list[BlockRef] = []
-        operators: list[OperatorAck] = []
-        declined = ""
+        declined, states = "", list[_State]()
+        place = (self.blocks, checkpoint, self.name, self.index)
+        parts = [self.names.write_order(*place, part) for part in frozen.order or ()]
         try:
             for table, snapshot in frozen.tables:
-                operators.append((yield from self._write(table, snapshot, written)))
+                states.append((yield from self._write(table, snapshot, written)))
         except SnapshotDeclined as error:  # what the sinks flush is carried by a later checkpoint
             declined = str(error)
-        order_log = None
-        if frozen.order is not None:
-            place = (self.blocks, checkpoint, self.name, self.index)
-            refs = yield from _durable([self.names.write_order(*place, part) for part in frozen.order])
-            written += refs
-            order_log = OrderLog(self.name, self.index, tuple(refs))
-        channel_log, listed = yield from self._channel_log(frozen)
-        written += [*channel_log.blocks, *listed] if channel_log is not None else []
+        sent = yield from self._write_channels(frozen)
+        operators = []
+        for state in states:
+            index = yield from _durable(state.tickets)
+            written += index
+            found = state.snapshot.chain
+            operators.append(OperatorAck(state.operator, tuple(index), found.refs, found.size))
+        order = yield from _durable(parts)
+        order_log = None if frozen.order is None else OrderLog(self.name, self.index, tuple(order))
+        captured = yield from _durable(sent.tickets)
+        if captured:
+            hit("unaligned-captured")
+        lists = yield from _durable(
+            [self.names.write_in_flight_list(*place, body) for body in in_flight.lists_of(captured)]
+        )
+        channel_log = None
+        if captured:
+            named = tuple(lists or captured)
+            channel_log = ChannelLog(self.name, self.index, sent.records, named, indexed=bool(lists))
+        written += order + captured + lists
         precommits, staged = [], []
         for sink in self.sinks:
             while (flushed := sink.take_flushed(checkpoint)) is None:
@@ -334,7 +341,7 @@ class Subtask:
             operators=tuple(operators),
             order_log=order_log,
             channel_log=channel_log,
-            on_their_way=tuple(listed),
+            on_their_way=tuple(captured) if lists else (),
             precommits=tuple(precommits),
             staged=tuple(staged),
             written=tuple(written),
@@ -344,35 +351,26 @@ class Subtask:
         self.acknowledge(Acknowledge(ack, frozen.sync_s * 1000, (self.monotonic_s() - frozen.began_s) * 1000))
         hit("worker-acknowledged")
 
-    def _channel_log(self, frozen: _Frozen) -> Generator[bool, None, tuple[ChannelLog | None, list[BlockRef]]]:
-        """Write what was on its way, once the barriers have come that lay behind it; the log, and the blocks that it
-        lists instead of naming them."""
+    def _write_channels(self, frozen: _Frozen) -> Generator[bool, None, _OnItsWay]:
+        """Write what was on its way, once the barriers have come that lay behind it."""
         while not all(each.whole for each in frozen.captures):
             yield False
         frames = [*frozen.left, *chain.from_iterable(each.frames() for each in frozen.captures)]
-        if not frames:
-            return None, []
         place = (self.blocks, frozen.frame.checkpoint, self.name, self.index)
-        tickets = []
+        tickets = list[Ticket]()
         for body in in_flight.encode(frames):
             if body is not None:
                 tickets.append(self.names.write_in_flight(*place, body))
             yield True
             while self.blocks.pending > BLOCKS_PENDING_MAX:
                 yield False
-        refs = yield from _durable(tickets)
-        hit("unaligned-captured")
-        records = sum(records_in(each.frame) for each in frames)
-        lists = [self.names.write_in_flight_list(*place, body) for body in in_flight.lists_of(refs)]
-        if not lists:
-            return ChannelLog(self.name, self.index, records, tuple(refs)), []
-        named = yield from _durable(lists)
-        return ChannelLog(self.name, self.index, records, tuple(named), indexed=True), refs
+        return _OnItsWay(tickets, sum(records_in(each.frame) for each in frames))
 
     def _write(
         self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]
-    ) -> Generator[bool, None, OperatorAck]:
-        """Write the state of one operator; what was written is noted in *written*."""
+    ) -> Generator[bool, None, _State]:
+        """Write the state of one operator, and begin to write its index; the blocks that are durable are noted in
+        *written*."""
         tickets: list[Ticket] = []
         try:
             for block in snapshot.encode():
@@ -386,11 +384,26 @@ class Subtask:
             raise
         refs = yield from _durable(tickets)
         hit("worker-blocks")
+        written += refs
         parts = snapshot.seal(refs)
         tickets = [self.names.write_index(self.blocks, snapshot.checkpoint, table.operator, part) for part in parts]
-        index = yield from _durable(tickets)
-        written += refs + index
-        return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
+        return _State(table.operator, snapshot, tickets)
+
+
+class _State(NamedTuple):
+    """The state of one operator, whose blocks are durable."""
+
+    operator: str
+    snapshot: TableSnapshot
+    tickets: list[Ticket]
+    """Of its index."""
+
+
+class _OnItsWay(NamedTuple):
+    """What was on its way, as it is written; no tickets: nothing was."""
+
+    tickets: list[Ticket]
+    records: int
 
 
 @dataclass

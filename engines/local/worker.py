@@ -24,6 +24,7 @@ from exactlyonce.engines.local.building import Built, build
 from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
 from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
+from exactlyonce.engines.local.pace import GATHER_S
 from exactlyonce.engines.local.watch import Watch
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal
 from exactlyonce.pipeline.failpoints import hit
@@ -99,7 +100,7 @@ class Worker:
         self.close()
 
     def turn(self) -> bool:
-        """Obey, do one round of the work, tell how it stands; True if anything moved. It waits for sources alone."""
+        """Obey, do one round of the work, tell how it stands; True if anything moved. It waits for nothing."""
         self.activity.turn()
         for message in self.connection.receive():
             self._obey(message)
@@ -157,12 +158,10 @@ class Worker:
             moved = channel.flush() or channel.fill() or moved
         for channel in built.outgoing:
             channel.hear()
-        advancing, began_s = any(task.advancing for task in built.subtasks), self.clients.monotonic_s()
+        began_s = self.clients.monotonic_s()
         for task in reversed(built.subtasks):
             task.hurried = hurried
-            waiting = moved or task.busy or any(sink.open_transactions for sink in task.sinks)
-            wait_s = BUSY_WAIT_S if waiting else IDLE_WAIT_S
-            moved = task.step(0.0 if advancing else wait_s) or moved
+            moved = task.step() or moved
         budget_s = max(SNAPSHOT_BUDGET_S, SNAPSHOT_SHARE * (self.clients.monotonic_s() - began_s))
         self.activity.phase("flushing its sinks")
         for writer in built.writers:
@@ -216,14 +215,23 @@ class Worker:
             task.triggered(frame, overtakes_s, final=trigger.final)
 
     def _rest(self) -> None:
-        """Nothing to do: wait for the coordinator or a channel. Sources have waited in their poll already."""
-        if self._gone is not None or not any(task.waits for task in self.built.subtasks):
-            waiting = select.poll()
-            waiting.register(self.connection, select.POLLIN)
-            for channel in () if self._gone else self.built.sockets:
-                wanted = (select.POLLIN if channel.hungry else 0) | (select.POLLOUT if channel.unsent else 0)
-                waiting.register(channel, wanted)
-            waiting.poll(1000 * (BUSY_WAIT_S if self.built.writers else IDLE_WAIT_S))
+        """Nothing to do: wait for the coordinator or a channel, or until it is time to look at all else again."""
+        waiting = select.poll()
+        waiting.register(self.connection, select.POLLIN)
+        for channel in () if self._gone else self.built.sockets:
+            wanted = (select.POLLIN if channel.hungry else 0) | (select.POLLOUT if channel.unsent else 0)
+            waiting.register(channel, wanted)
+        waiting.poll(1000 * self._rest_s())
+
+    def _rest_s(self) -> float:
+        """How long nothing else need be looked at: clients do not say when they are through with something."""
+        built = self.built
+        if built.blocks.pending or any(task.busy or not task.room for task in built.subtasks):
+            return BUSY_WAIT_S
+        if not any(writer.open_transactions or writer.unwritten for writer in built.writers):
+            return IDLE_WAIT_S
+        now_s = built.activity.now_s()
+        return min((each.due_s - now_s for each in self._sources if each.due_s > now_s), default=GATHER_S)
 
     def _note_full(self) -> None:
         """Say of each table when it begins to wait for room, and when it goes on."""

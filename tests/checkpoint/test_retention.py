@@ -10,7 +10,7 @@ import pytest
 from exactlyonce.checkpoint import retention
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.retention import Ledger, Place
+from exactlyonce.checkpoint.retention import Ledger, Place, by_storage
 
 
 def block(number: int, storage: str = TOPIC) -> StoredBlock:
@@ -26,10 +26,10 @@ def blocks(*numbers: int) -> tuple[StoredBlock, ...]:
 def test_the_newest_checkpoints_are_kept_and_older_ones_dropped_with_the_blocks_of_their_own() -> None:
     """Beyond the number to retain, a checkpoint goes, and with it the blocks that no kept one refers to."""
     ledger = Ledger(2)
-    ledger.completed(1, blocks(1, 2))
-    ledger.completed(2, blocks(2, 3))
+    ledger.completed(1, by_storage(blocks(1, 2)))
+    ledger.completed(2, by_storage(blocks(2, 3)))
     assert ledger.expire() == ((), ())
-    ledger.completed(3, blocks(3, 4))
+    ledger.completed(3, by_storage(blocks(3, 4)))
     assert ledger.expire() == ((1,), blocks(1))
     assert ledger.retained == [2, 3]
     assert ledger.expire() == ((), ())
@@ -38,7 +38,7 @@ def test_the_newest_checkpoints_are_kept_and_older_ones_dropped_with_the_blocks_
 def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> None:
     """What is found at its place has other bytes, and is no other block."""
     ledger = Ledger(1)
-    ledger.completed(1, blocks(1))
+    ledger.completed(1, by_storage(blocks(1)))
     ledger.written(1, [block(1)._replace(ref=msgspec.structs.replace(block(1).ref, sha256=b"other"))])
     assert ledger.expire() == ((), ())
 
@@ -46,19 +46,19 @@ def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> Non
 def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
     """What something pending builds on is kept with its blocks, and goes once nothing pins it."""
     ledger = Ledger(1)
-    ledger.completed(1, blocks(1))
-    ledger.completed(2, blocks(2))
+    ledger.completed(1, by_storage(blocks(1)))
+    ledger.completed(2, by_storage(blocks(2)))
     assert ledger.expire(pinned=[1]) == ((), ())
-    ledger.completed(3, blocks(3))
+    ledger.completed(3, by_storage(blocks(3)))
     assert ledger.expire() == ((1, 2), blocks(1, 2))
 
 
 def test_a_savepoint_is_kept_for_ever() -> None:
     """A savepoint and the blocks it refers to are never dropped."""
     ledger = Ledger(1)
-    ledger.completed(1, blocks(1, 2), keep=True)
-    ledger.completed(2, blocks(2, 3))
-    ledger.completed(3, blocks(4))
+    ledger.completed(1, by_storage(blocks(1, 2)), keep=True)
+    ledger.completed(2, by_storage(blocks(2, 3)))
+    ledger.completed(3, by_storage(blocks(4)))
     assert ledger.expire() == ((2,), blocks(3))
     assert ledger.retained == [1, 3]
 
@@ -67,17 +67,17 @@ def test_the_blocks_of_savepoints_are_not_looked_at_one_by_one(monkeypatch: pyte
     """There may be hundreds, with tens of thousands of blocks each, and every decision asks what may go."""
     looked: list[Place] = []
 
-    class Counted(tuple[str, int, int, str]):
+    class Counted(tuple[int, int, str]):
         def __hash__(self) -> int:
             looked.append(self)
             return super().__hash__()
 
-    monkeypatch.setattr(retention, "_place", lambda each: Counted((each.storage, 1, each.ref.offset, each.ref.key)))
+    monkeypatch.setattr(retention, "_place", lambda ref: Counted((1, ref.offset, ref.key)))
     ledger = Ledger(1)
     for number in range(1, 51):
-        ledger.completed(number, blocks(*range(1_000 * number, 1_000 * number + 200)), keep=True)
-    ledger.completed(51, blocks(1, 2, 1_001))
-    ledger.completed(52, blocks(2, 3))
+        ledger.completed(number, by_storage(blocks(*range(1_000 * number, 1_000 * number + 200))), keep=True)
+    ledger.completed(51, by_storage(blocks(1, 2, 1_001)))
+    ledger.completed(52, by_storage(blocks(2, 3)))
     looked.clear()
     assert ledger.expire() == ((51,), blocks(1))
     assert len(looked) < 200, "fewer than a savepoint has"
@@ -86,12 +86,12 @@ def test_the_blocks_of_savepoints_are_not_looked_at_one_by_one(monkeypatch: pyte
 def test_the_blocks_of_an_aborted_checkpoint_go_once_a_later_one_is_complete() -> None:
     """Blocks that no manifest claims are dropped when a checkpoint after theirs completes, and not before."""
     ledger = Ledger(1)
-    ledger.completed(1, blocks(1))
+    ledger.completed(1, by_storage(blocks(1)))
     ledger.written(2, blocks(20, 21))
     assert ledger.expire() == ((), ())
     ledger.written(3, blocks(30, 31))
     ledger.written(4, blocks(40))
-    ledger.completed(3, blocks(1, 30, 21))
+    ledger.completed(3, by_storage(blocks(1, 30, 21)))
     assert ledger.expire() == ((1,), blocks(20, 31))
     assert ledger.expire() == ((), ())
 
@@ -101,7 +101,7 @@ def test_a_block_that_is_reported_twice_belongs_to_the_first_checkpoint() -> Non
     ledger = Ledger(1)
     ledger.written(1, blocks(1))
     ledger.written(9, blocks(1))
-    ledger.completed(2, blocks(2))
+    ledger.completed(2, by_storage(blocks(2)))
     assert ledger.expire() == ((), blocks(1))
 
 
@@ -115,7 +115,7 @@ def test_nothing_that_is_needed_is_ever_dropped_and_nothing_is_dropped_twice(see
     kept: set[int] = set()
     written: set[StoredBlock] = set()
     dropped: set[StoredBlock] = set()
-    ledger.completed(0, ())
+    ledger.completed(0, {})
     base = 0
     for checkpoint in range(1, 40):
         new = set(blocks(*(100 * checkpoint + i for i in range(rng.randint(0, 4)))))
@@ -127,7 +127,7 @@ def test_nothing_that_is_needed_is_ever_dropped_and_nothing_is_dropped_twice(see
         keep = rng.random() < 0.1
         needs[checkpoint] = chain
         kept |= {checkpoint} if keep else set()
-        ledger.completed(checkpoint, chain, keep=keep)
+        ledger.completed(checkpoint, by_storage(chain), keep=keep)
         pinned = {base} if rng.random() < 0.5 else set()
         gone, tombstones = ledger.expire(pinned)
         assert not dropped & set(tombstones)

@@ -26,7 +26,7 @@ from exactlyonce.checkpoint.events import (
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import NoRestart
-from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.retention import Ledger, by_storage
 from exactlyonce.checkpoint.savepoint_requests import FIRST_MAX, TRIES_MAX, SavepointRequests
 from tests.checkpoint.test_coordinator import INTERVAL_MS, TIMEOUT_MS, Job, manifest, plan_of
 from tests.checkpoint.test_retention import blocks
@@ -322,11 +322,11 @@ def test_a_savepoints_barrier_holds_back_in_every_mode(exactly_once: bool) -> No
 def test_savepoints_do_not_count_among_the_retained() -> None:
     """However many there are, as many ordinary checkpoints are kept as the setting says; and the newest of all."""
     ledger = Ledger(1)
-    ledger.completed(1, blocks(1))
+    ledger.completed(1, by_storage(blocks(1)))
     for checkpoint in (2, 3):
-        ledger.completed(checkpoint, blocks(checkpoint), keep=True)
+        ledger.completed(checkpoint, by_storage(blocks(checkpoint)), keep=True)
         assert ledger.expire() == ((), ())
-    ledger.completed(4, blocks(4))
+    ledger.completed(4, by_storage(blocks(4)))
     assert ledger.expire() == ((1,), blocks(1))
     assert ledger.retained == [2, 3, 4]
 
@@ -334,10 +334,10 @@ def test_savepoints_do_not_count_among_the_retained() -> None:
 def test_a_savepoint_that_is_released_goes_when_it_may() -> None:
     """Not while it is the newest or pinned; and what later ones stand on stays."""
     ledger = Ledger(2)
-    ledger.completed(1, blocks(1, 2), keep=True)
+    ledger.completed(1, by_storage(blocks(1, 2)), keep=True)
     ledger.release(1)
     assert ledger.expire() == ((), ())
-    ledger.completed(2, blocks(2, 3))
+    ledger.completed(2, by_storage(blocks(2, 3)))
     assert ledger.expire(pinned=[1]) == ((), ())
     assert ledger.expire() == ((1,), blocks(1))
 

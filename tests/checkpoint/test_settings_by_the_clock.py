@@ -101,7 +101,7 @@ class Timetable:
                     self.at(self.now_ms + self._takes_ms, Acknowledged(Ack("task", 0, checkpoint)))
             case Decide(plan):
                 self._say(f"complete {plan.checkpoint}")
-                self.ledger.completed(plan.checkpoint, ())
+                self.ledger.completed(plan.checkpoint, {})
                 self.ledger.expire()
                 self.at(self.now_ms, Concluded(plan.checkpoint, Decided(manifest(plan.checkpoint))))
             case Restart(_, delay_ms):

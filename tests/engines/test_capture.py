@@ -90,13 +90,13 @@ def test_a_capture_has_what_is_taken_later_and_was_sent_before_the_barrier(local
     assert second.whole
     assert numbers(second.frames()) == list(range(10, 18))
     later: list[Any] = []
-    while (item := read.next(0.0, 100)) is not None:
+    while (item := read.next(100)) is not None:
         later += [item.checkpoint * 100] if isinstance(item, BarrierFrame) else [each.n for each in item.records]
     assert later == [*range(10, 17), 700, 17, 800, 18]
 
 
 def _records(read: ChannelInput, room: int) -> list[int]:
-    batch = read.next(0.0, room)
+    batch = read.next(room)
     assert isinstance(batch, Batch)
     read.processed()
     return [each.n for each in batch.records]
@@ -142,12 +142,12 @@ def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_c
         "a>c": RestoredChannel(CODEC, lambda _: pushed.append("c")),
     }
     restored = RestoredInput(deque([InFlightFrame("a>b:2", frame(0, 5)), InFlightFrame("a>c:0", frame(5, 2))]), edges)
-    assert [each.n for each in restored.next(0.0, 3).records] == [0, 1, 2]
+    assert [each.n for each in restored.next(3).records] == [0, 1, 2]
     assert (restored.name, restored.over, [*restored.runs()]) == ("a>b:2", False, [(-1, 3)])
     assert [(each.channel, numbers([each])) for each in restored.left()] == [("a>b:2", [3, 4]), ("a>c:0", [5, 6])]
-    restored.next(0.0, 3)
+    restored.next(3)
     restored.push(Batch([], []))
-    restored.next(0.0, 3)
+    restored.next(3)
     restored.push(Batch([], []))
     assert (restored.over, restored.left(), pushed) == (True, [], ["b", "c"])
 

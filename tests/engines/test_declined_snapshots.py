@@ -1,4 +1,5 @@
-"""A subtask whose disk is full: what it says of the snapshot that it declines, and of the state that it has to read."""
+"""A subtask's snapshot: what of it waits for what; and where the disk is full, what it says of one that it declines,
+and of the state that it has to read."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.local.worker import Worker
+from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import SnapshotDeclined
@@ -88,7 +90,7 @@ def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
     tables = [Stuck("roomy", full_then=False), Stuck("stuck", full_then=True)]
     subtask = subtask_of(tables, writer, acks, channel)
     channel.send_barrier(BarrierFrame(1, 0))
-    subtask.step(0.0)
+    subtask.step()
     while not acks:
         subtask.advance(1.0)
         writer.poll()
@@ -96,6 +98,25 @@ def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
     assert len(blocks.keys) == 3 + 1 + 2, "of the first its blocks and its index, of the second what had room"
     assert {ref.key for ref in acks[0].written} == set(blocks.keys)
     assert [each.operator for each in acks[0].operators] == ["roomy"]
+
+
+def test_only_an_index_waits_for_other_blocks() -> None:
+    """Those of the state and of the order log are durable at one time, the index behind them at another."""
+    blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
+    writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
+    subtask = subtask_of([Stuck("roomy", full_then=False)], writer, acks, channel)
+    subtask.order = OrderRuns(runs=[0, 3], inputs={("in", -1): 0})
+    channel.send_barrier(BarrierFrame(1, 0))
+    subtask.step()
+    written = list[int]()
+    while not acks:
+        while subtask.advance(1.0):
+            pass
+        written.append(len(blocks.keys))
+        writer.poll()
+    assert written == [3 + 1, 3 + 1 + 1, 3 + 1 + 1]
+    assert acks[0].order_log is not None
+    assert {ref.key for ref in acks[0].written} == set(blocks.keys)
 
 
 def test_a_state_that_waits_for_room_is_not_called_read() -> None:

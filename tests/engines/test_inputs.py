@@ -1,13 +1,26 @@
-"""Records that cross from worker to worker come out as they went in; one that cannot is named."""
+"""Records that cross from worker to worker come out as they went in, one that cannot is named; few of a source
+gather."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import pytest
 
+from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.local.channels import BarrierFrame
+from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
+from exactlyonce.engines.local.pace import GATHER_S
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import RecordError
+
+if TYPE_CHECKING:
+    from exactlyonce.checkpoint.records.manifest import SourceOffset
+    from exactlyonce.connectors.source import Readable, SourceReader
 
 
 class Price(msgspec.Struct):
@@ -28,7 +41,7 @@ def test_a_batch_comes_out_as_it_went_in() -> None:
     assert decoded.records == [Price(1.5), Price(2.0)]
     assert type(decoded.records[1].amount) is float
     assert decoded.keys == [b"k", b"k"]
-    assert decoded.origins == [Coordinates("prices", 3, 0), Coordinates("prices", 3, 1)]
+    assert list(decoded.origins) == [Coordinates("prices", 3, 0), Coordinates("prices", 3, 1)]
 
 
 def test_a_record_of_another_type_is_named() -> None:
@@ -43,3 +56,94 @@ def test_a_record_that_cannot_be_encoded_is_named() -> None:
     """So has that of a record which no encoding exists for."""
     with pytest.raises(RecordError, match=r"prices\[3\] offset 1"):
         BatchCodec(Price).encode(batch(Price(1.0), object()))
+
+
+def test_coordinates_are_made_where_they_are_looked_at() -> None:
+    """A part of a batch has those of its records, whether one or all of them are looked at, and crosses once more."""
+    codec = BatchCodec(Price)
+    decoded = codec.decode(codec.encode(batch(*(Price(n) for n in range(5)))))
+    part = decoded.part(1, 4)
+    assert (len(part.origins), part.origins[0], part.origins[-1]) == (
+        3, Coordinates("prices", 3, 1), Coordinates("prices", 3, 3)
+    )  # fmt: skip
+    again = codec.decode(codec.encode(part))
+    assert list(again.origins) == [Coordinates("prices", 3, offset) for offset in (1, 2, 3)]
+    with pytest.raises(IndexError):
+        part.origins[3]
+
+
+class Few:
+    """A source's reader that has so many records whenever it is asked, and says when that was."""
+
+    idle = False
+
+    def __init__(self, has: int, clock: Callable[[], float]) -> None:
+        self.has, self.asked, self._clock = has, list[float](), clock
+
+    def poll(self, records_max: int, timeout_s: float) -> list[Any]:
+        self.asked.append(self._clock())
+        return [Line(n) for n in range(min(self.has, records_max))]
+
+    def positions(self) -> tuple[SourceOffset, ...]:
+        return ()
+
+
+class Line(NamedTuple):
+    """A record of it."""
+
+    n: int
+
+
+class Numbers:
+    """Its description."""
+
+    on_error = "fail"
+
+    def decoder(self) -> Any:
+        return SimpleNamespace(parts=lambda lines: [each.n for each in lines], decode=lambda n: n)
+
+
+def source(has: int) -> tuple[SourceInput, Few, list[float]]:
+    now = [100.0]
+    reader = Few(has, lambda: now[0])
+    read = SourceInput(
+        "in",
+        cast("SourceReader", reader),
+        cast("Readable", Numbers()),
+        lambda _: None,
+        Activity(),
+        now_s=lambda: now[0],
+    )
+    return read, reader, now
+
+
+def test_few_records_of_a_source_gather() -> None:
+    """One that had less than there was room for is asked again `GATHER_S` later, and not before."""
+    read, reader, now = source(has=3)
+    assert isinstance(read.next(1_000), Batch)
+    assert read.next(1_000) is None
+    now[0] += GATHER_S
+    assert isinstance(read.next(1_000), Batch)
+    assert reader.asked == [100.0, 100.0 + GATHER_S]
+    reader.has = 0
+    for _ in range(3):
+        now[0] += GATHER_S * 0.6
+        assert read.next(1_000) is None
+    assert len(reader.asked) == 3, "one that has nothing is not asked all the time, either"
+
+
+def test_a_source_with_a_whole_batch_is_asked_again_at_once() -> None:
+    """There is more where that came from; nobody waits while there is enough to do."""
+    read, reader, _ = source(has=1_000_000)
+    for _ in range(3):
+        assert isinstance(read.next(10), Batch)
+    assert len(reader.asked) == 3
+
+
+def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
+    """It goes out though its source has just been asked."""
+    read, reader, _ = source(has=3)
+    read.next(1_000)
+    read.triggers.append(SourceTrigger(BarrierFrame(7, 6), False, {}))
+    assert read.next(1_000) == BarrierFrame(7, 6)
+    assert len(reader.asked) == 1

@@ -72,7 +72,7 @@ class Head:
     def steps(self) -> list[str]:
         """What is taken until nothing more is."""
         self.taken.clear()
-        while self.subtask.step(0.0):
+        while self.subtask.step():
             pass
         return list(self.taken)
 

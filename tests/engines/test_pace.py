@@ -88,7 +88,7 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
     taken: list[Any] = []
     counted = 0
     read.slices.pace = Pace(1e-9, 7, 7)
-    while not isinstance(item := read.next(0.0, 5), BarrierFrame):
+    while not isinstance(item := read.next(5), BarrierFrame):
         assert item is not None
         assert len(item.records) <= 5
         assert item.keys == [b"%d" % each.n for each in item.records]
@@ -99,7 +99,7 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
     assert [each.n for each in taken] == list(range(53))
     assert counted == 53
     assert read.slices.pace.size == 1, "a slice that took longer than the time shrinks the next"
-    assert isinstance(read.next(0.0, 5), Batch)
+    assert isinstance(read.next(5), Batch)
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "socket"])
@@ -248,13 +248,13 @@ def test_an_attempt_after_a_failure_begins_with_little() -> None:
     read = ChannelInput("edge:0", channel, codec, lambda _: None, cautious=True)
     channel.send(codec.encode(numbers(0, 4_000)), 4_000)
     for _ in range(20):
-        batch = read.next(0.0, 10_000)
+        batch = read.next(10_000)
         assert isinstance(batch, Batch)
         assert len(batch.records) <= SLICE_CAUTIOUS
         read.processed()
     read.trust()
     for _ in range(8):
-        batch = read.next(0.0, 10_000)
+        batch = read.next(10_000)
         assert isinstance(batch, Batch)
         read.slices.pace.took(len(batch.records), 0.0)
     assert read.slices.pace.size > SLICE_CAUTIOUS

@@ -317,7 +317,10 @@ def _short_memory() -> Iterable[Any]:
     real = retention.Ledger.completed
 
     def completed(self: Any, checkpoint: int, blocks: Any, **options: Any) -> None:
-        newest = sorted(blocks, key=lambda each: (each.ref.partition, each.ref.offset))[-2:]
+        newest = {
+            storage: sorted(refs, key=lambda each: (each.partition, each.offset))[-2:]
+            for storage, refs in blocks.items()
+        }
         real(self, checkpoint, newest, **options)
 
     yield patch.object(retention.Ledger, "completed", completed)

@@ -208,11 +208,11 @@ def _first_list() -> Iterable[Any]:
 def _late() -> Iterable[Any]:
     real = Subtask.step
 
-    def step(self: Subtask, wait_s: float) -> bool:
+    def step(self: Subtask) -> bool:
         restored, self.restored = self.restored, None
-        moved = real(self, wait_s)
+        moved = real(self)
         self.restored = restored
-        return moved or (restored is not None and real(self, wait_s))
+        return moved or (restored is not None and real(self))
 
     yield patch.object(Subtask, "step", step)
 

@@ -106,9 +106,9 @@ def _dropped_frame() -> Iterable[Any]:
 def _forgotten_rest() -> Iterable[Any]:
     real = ChannelInput.next
 
-    def following(self: ChannelInput, wait_s: float, room: int, **options: Any) -> Any:
+    def following(self: ChannelInput, room: int, **options: Any) -> Any:
         self.slices.rest = None
-        return real(self, wait_s, room, **options)
+        return real(self, room, **options)
 
     yield patch.object(ChannelInput, "next", following)
 
@@ -117,8 +117,8 @@ def _forgotten_rest() -> Iterable[Any]:
 def _reads_on() -> Iterable[Any]:
     real = SourceInput.next
 
-    def following(self: SourceInput, wait_s: float, room: int, **options: Any) -> Any:
-        item = real(self, wait_s, room, **options)
+    def following(self: SourceInput, room: int, **options: Any) -> Any:
+        item = real(self, room, **options)
         self.stopped = False
         return item
 
@@ -132,15 +132,15 @@ def _reads_on() -> Iterable[Any]:
 def _early_offsets() -> Iterable[Any]:
     real = SourceInput.next
 
-    def following(self: SourceInput, wait_s: float, room: int, **options: Any) -> Any:
+    def following(self: SourceInput, room: int, **options: Any) -> Any:
         reader: Any = self.reader
         before = dict(reader.offsets)
         if not self.triggers:
             self._before = before  # type: ignore[attr-defined]  # that is the defect
-            return real(self, wait_s, room, **options)
+            return real(self, room, **options)
         now, reader.offsets = reader.offsets, dict(getattr(self, "_before", before))
         try:
-            return real(self, wait_s, room, **options)
+            return real(self, room, **options)
         finally:
             reader.offsets = now
 

@@ -55,3 +55,15 @@ def test_chains_of_subtasks_are_dealt_out_and_put_together() -> None:
     both = Chain.of((*one.blocks, *zero.blocks), mask_of(range(2)))
     assert _needed(both, 0, 1) == [(0, 1), (1, 2)]
     assert [block.groups for block in both.blocks] == [1, 2]
+
+
+def test_a_chain_that_an_increment_extends_is_the_one_that_all_its_blocks_make() -> None:
+    """What each block is needed for is the same; and a later image still makes older ones superfluous."""
+    chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE})), (_ref(1), _header(1, {2: IMAGE}))])
+    chain = chain.extended([(_ref(2), _header(2, {0: IMAGE, 2: INCREMENT}))])
+    before = _needed(chain, 0, 1, 2)
+    added = [(_ref(3), _header(3, {0: INCREMENT, 2: INCREMENT})), (_ref(4), _header(3, {1: INCREMENT}))]
+    longer = chain.extended(added)
+    assert _needed(longer, 0, 1, 2) == _needed(Chain(longer.blocks), 0, 1, 2) == [*before, (3, 5), (4, 2)]
+    assert _needed(chain, 0, 1, 2) == before
+    assert _offsets(longer.extended([(_ref(5), _header(4, {0: IMAGE, 1: IMAGE}))])) == [1, 2, 3, 5]
