@@ -56,9 +56,10 @@ simulate: .venv/dev.stamp
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(SHAPE),--shape $(SHAPE)) \
 		$(if $(LUCK),--luck "$(LUCK)") $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
 
-# Several processes cannot show how far a download is, and start some dozens of brokers.
-kafka: .venv/dev.stamp
+# Several processes cannot show how far a download is, and start some dozens of brokers, and of Spark's drivers.
+kafka: .venv/dev.stamp .venv/java.stamp
 	@.venv/bin/python -m exactlyonce.connectors.embedded.class_archive
+	@.venv/bin/python tests/spark/rig/spark_classes.py
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .

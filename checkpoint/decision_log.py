@@ -9,7 +9,6 @@ is a procedure (see `requests`).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
@@ -444,7 +443,7 @@ class DecisionLog:
 def _waited(look: LookOnce) -> Procedure[bool]:
     """Whether readers see it before a short time is over; not to know is no."""
     try:
-        fates: dict[int, Fate | None] = yield dataclasses.replace(look, wait_ms=LOOK_WAIT_MS)
+        fates: dict[int, Fate | None] = yield msgspec.structs.replace(look, wait_ms=LOOK_WAIT_MS)
     except BrokerUnavailable:
         return False
     return set(fates.values()) == {Fate.COMMITTED}

@@ -55,8 +55,7 @@ class Ack(msgspec.Struct, frozen=True):
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed. Nothing follows from the texts: they are for who reads why something is late."""
 
     hanging: str = ""
@@ -65,43 +64,37 @@ class Tick:
     """The operators that take most of their workers' time."""
 
 
-@dataclass(frozen=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True):
     """The highest checkpoint is finalized and older transactions are fenced: the job may start from *manifest*."""
 
     manifest: Manifest
 
 
-@dataclass(frozen=True)
-class Deployed:
+class Deployed(msgspec.Struct, frozen=True):
     """Every worker has restored its state."""
 
 
-@dataclass(frozen=True)
-class ProducerGranted:
+class ProducerGranted(msgspec.Struct, frozen=True):
     """A sink subtask has one more producer ready: the one it writes with now counts, and the one to come after it."""
 
     sink: str
     subtask: int
 
 
-@dataclass(frozen=True)
-class Acknowledged:
+class Acknowledged(msgspec.Struct, frozen=True):
     """A subtask acknowledged."""
 
     ack: Ack
 
 
-@dataclass(frozen=True)
-class Concluded:
+class Concluded(msgspec.Struct, frozen=True):
     """The decision procedure ended."""
 
     checkpoint: int
     verdict: Decided | Refuse | Unresolved
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """A worker died, or something it needs failed; *error* where no restart can help."""
 
     reason: str
@@ -110,37 +103,32 @@ class Failed:
     """Whether the restart strategy is asked; else the job restarts at once, however often."""
 
 
-@dataclass(frozen=True)
-class SourcesFinished:
+class SourcesFinished(msgspec.Struct, frozen=True):
     """Every source of a bounded job has reached its target."""
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """Whether the state of a worker finds room on its disk."""
 
     worker: int
     found: bool
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """The user asked for a clean stop."""
 
 
 OfWorkers = Deployed | ProducerGranted | Acknowledged | Room | SourcesFinished
 
 
-@dataclass(frozen=True)
-class SavepointAsked:
+class SavepointAsked(msgspec.Struct, frozen=True):
     """Somebody asks for a savepoint; *stop*: and for a clean stop behind it. Asked again, it is the same request."""
 
     request: str
     stop: bool = False
 
 
-@dataclass(frozen=True)
-class CancelAsked:
+class CancelAsked(msgspec.Struct, frozen=True):
     """Somebody asks the run to end as cancelled: without a last checkpoint. Asked again, it is the same request."""
 
     request: str
@@ -151,8 +139,7 @@ Event = Tick | Recovered | Concluded | Failed | Stop | SavepointAsked | CancelAs
 # --- effects --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Trigger:
+class Trigger(msgspec.Struct, frozen=True):
     """Tell every source subtask to note Sn and inject barrier *checkpoint*; after a final one nothing more is read."""
 
     checkpoint: int
@@ -164,29 +151,25 @@ class Trigger:
     """How long from now it waits behind the records before it; None: however long that takes, it must be aligned."""
 
 
-@dataclass(frozen=True)
-class Decide:
+class Decide(msgspec.Struct, frozen=True):
     """Run the decision procedure for *plan*."""
 
     plan: PendingCheckpoint
 
 
-@dataclass(frozen=True)
-class AnnounceFinalized:
+class AnnounceFinalized(msgspec.Struct, frozen=True):
     """Tell workers that *checkpoint* is finalized: its transactional ids are free."""
 
     checkpoint: int
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """Tell every source to read nothing but barriers, or to go on."""
 
     held: bool
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True):
     """Kill all workers, wait for them, finish what was decided, fence older attempts; then `Recovered`.
 
     *reason* is empty where nothing failed: a stop was asked for while workers were starting, or the job is cancelled.
@@ -197,16 +180,14 @@ class Restart:
     reason: str
 
 
-@dataclass(frozen=True)
-class Deploy:
+class Deploy(msgspec.Struct, frozen=True):
     """Start workers that restore *manifest*; then `Deployed`."""
 
     attempt: int
     manifest: Manifest
 
 
-@dataclass(frozen=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """The job is over: cleanly after *manifest*, or with *error*."""
 
     manifest: Manifest | None
@@ -215,8 +196,7 @@ class End:
     """The request by which it was cancelled; empty: it was not."""
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Something the log should say."""
 
     text: str

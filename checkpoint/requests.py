@@ -8,8 +8,9 @@ drives a procedure answers each request as its docstring says, or throws the err
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Committable
@@ -24,8 +25,7 @@ Y = TypeVar("Y")
 RETRY_PAUSE_FIRST_MS, RETRY_PAUSE_LONGEST_MS = 5, 1_000
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """One transaction to be ended."""
 
     transactional_id: str
@@ -33,37 +33,32 @@ class Ending:
     epoch: int
 
 
-@dataclass(frozen=True)
-class DescribeTransactions:
+class DescribeTransactions(msgspec.Struct, frozen=True):
     """-> dict[str, TransactionState | None]; None: the broker does not know the id."""
 
     transactional_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class DescribeProducers:
+class DescribeProducers(msgspec.Struct, frozen=True):
     """-> list[ProducerState] of the (topic, partition)s."""
 
     partitions: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
-class ListTransactions:
+class ListTransactions(msgspec.Struct, frozen=True):
     """-> list[ListedTransaction] whose id begins with *prefix*, from every broker, or an error."""
 
     prefix: str
 
 
-@dataclass(frozen=True)
-class EndTransactions:
+class EndTransactions(msgspec.Struct, frozen=True):
     """-> list[EndAnswer], one for each ending."""
 
     endings: tuple[Ending, ...]
     commit: bool
 
 
-@dataclass(frozen=True)
-class RewriteMarkers:
+class RewriteMarkers(msgspec.Struct, frozen=True):
     """-> None. Ends what *partitions* show as open of a complete transaction, by one without records; tried once.
 
     Nothing is done where the id is past *epoch*: then *commit* is no longer what is right for it.
@@ -76,8 +71,7 @@ class RewriteMarkers:
     epoch: int
 
 
-@dataclass(frozen=True)
-class Append:
+class Append(msgspec.Struct, frozen=True):
     """-> Outcome of one transaction of the decision log, with all of *records* and tombstones or none of them.
 
     `DecisionLog.recording` answers it, by the requests that such a transaction takes.
@@ -88,22 +82,19 @@ class Append:
     blocks_dropped: tuple[StoredBlock, ...] = ()
 
 
-@dataclass(frozen=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """-> None. *records* are durable now: for whoever watches."""
 
     records: tuple[Manifest | Finalized | Repair, ...]
 
 
-@dataclass(frozen=True)
-class RemoveBlocks:
+class RemoveBlocks(msgspec.Struct, frozen=True):
     """-> None. The transaction that drops *blocks*, outside of the topic, is durable; what stays is an orphan."""
 
     blocks: tuple[StoredBlock, ...]
 
 
-@dataclass(frozen=True)
-class ScanBlocks:
+class ScanBlocks(msgspec.Struct, frozen=True):
     """-> Scanned: the blocks that are not tombstoned from *start_offsets* on, one for each partition of the topic; all
     that a *storage* outside of it has; or str: why one that the pipeline has left cannot be looked at."""
 
@@ -111,8 +102,7 @@ class ScanBlocks:
     storage: str = TOPIC
 
 
-@dataclass(frozen=True)
-class FindReferences:
+class FindReferences(msgspec.Struct, frozen=True):
     """-> frozenset[BlockRef]: every block that *manifest* stands on; or str: what of it is missing, damaged or away.
 
     Of one that is *needed* they are waited for, wherever they are."""
@@ -121,23 +111,20 @@ class FindReferences:
     needed: bool = False
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """-> Fate of the committable's records, once the last stable offset has passed the first of them."""
 
     committable: Committable
 
 
-@dataclass(frozen=True)
-class CopyTransaction:
+class CopyTransaction(msgspec.Struct, frozen=True):
     """-> Committable like *committable* of a new transaction that holds the same records, verbatim; or str: why not."""
 
     committable: Committable
     transactional_id: str
 
 
-@dataclass(frozen=True)
-class ReplayTransaction:
+class ReplayTransaction(msgspec.Struct, frozen=True):
     """-> Committable like *committable*, which is one of *manifest* or what of it is in some partitions, of a new
     transaction that holds what its sink subtask writes when the interval is replayed from its base; or str: why not."""
 
@@ -178,50 +165,43 @@ class CommitStaged(NamedTuple):
 # --- what a leader asks of the topics that its pipeline reads and writes
 
 
-@dataclass(frozen=True)
-class StartOffsets:
+class StartOffsets(msgspec.Struct, frozen=True):
     """-> tuple[SourceOffset, ...]: where a pipeline without a checkpoint begins to read."""
 
 
-@dataclass(frozen=True)
-class RestoreSavepoint:
+class RestoreSavepoint(msgspec.Struct, frozen=True):
     """-> Restored: the states of the savepoint that the run begins from, written as blocks of *checkpoint*."""
 
     checkpoint: int
     incarnation: int
 
 
-@dataclass(frozen=True)
-class CheckContinuity:
+class CheckContinuity(msgspec.Struct, frozen=True):
     """-> None. Raises unless the pipeline can go on from *manifest*: its operators, and all input that lies behind."""
 
     manifest: Manifest
 
 
-@dataclass(frozen=True)
-class LookAtInputs:
+class LookAtInputs(msgspec.Struct, frozen=True):
     """-> None. Raises Halt if an input is not the one that is read any more; takes note of partitions that were added.
     *newest* is the newest manifest."""
 
     newest: Manifest
 
 
-@dataclass(frozen=True)
-class GoOnFrom:
+class GoOnFrom(msgspec.Struct, frozen=True):
     """-> None. *manifest* is the newest now: what is read next begins where it ends. Raises where that cannot be."""
 
     manifest: Manifest
 
 
-@dataclass(frozen=True)
-class CreateOutputs:
+class CreateOutputs(msgspec.Struct, frozen=True):
     """-> None. Creates the outputs that there are not; Halt if *newest* shows that they were written to."""
 
     newest: Manifest | None
 
 
-@dataclass(frozen=True)
-class LookAtTopics:
+class LookAtTopics(msgspec.Struct, frozen=True):
     """-> None. As `LookAtInputs`, and of outputs alike: raises Halt if one is not the one that is written to any more,
     and counts its partitions. One question is of them all."""
 
@@ -232,13 +212,11 @@ Outputs = tuple[tuple[str, str, int], ...]
 """(sink id, topic, partitions) of every output."""
 
 
-@dataclass(frozen=True)
-class KnownOutputs:
+class KnownOutputs(msgspec.Struct, frozen=True):
     """-> Outputs, as they were last looked at."""
 
 
-@dataclass(frozen=True)
-class Reached:
+class Reached(msgspec.Struct, frozen=True):
     """-> None. A named place of the protocol, for whoever makes processes die there."""
 
     place: str
@@ -265,8 +243,7 @@ class DecisionBatch(NamedTuple):
     writes: tuple[Write, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitTransactions:
+class InitTransactions(msgspec.Struct, frozen=True, kw_only=True):
     """-> Answered, with the producer of the first transaction. Fences who had the id, aborts what it had open."""
 
     transactional_id: str
@@ -274,8 +251,7 @@ class InitTransactions:
     wait_ms: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProduceBatches:
+class ProduceBatches(msgspec.Struct, frozen=True, kw_only=True):
     """-> dict[int, Answered] by partition, of *batches*, one for each partition at most."""
 
     transactional_id: str
@@ -285,8 +261,7 @@ class ProduceBatches:
     wait_ms: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndTransaction:
+class EndTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """-> Answered, with the producer of the next transaction: ending one raises the epoch."""
 
     transactional_id: str
@@ -295,8 +270,7 @@ class EndTransaction:
     wait_ms: int
 
 
-@dataclass(frozen=True)
-class LookOnce:
+class LookOnce(msgspec.Struct, frozen=True):
     """-> dict[int, Fate | None] by partition of the checkpoint topic: what readers see of what *producer* wrote there.
 
     None: they do not get as far yet.
@@ -309,8 +283,7 @@ class LookOnce:
     """How long the brokers may wait for readers to get there, before they answer that they have not."""
 
 
-@dataclass(frozen=True)
-class LogEnds:
+class LogEnds(msgspec.Struct, frozen=True):
     """-> Ends of the decision log."""
 
 
@@ -322,8 +295,7 @@ class Ends(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class ReadLog:
+class ReadLog(msgspec.Struct, frozen=True):
     """-> LogRead: the committed decisions below offset *end*."""
 
     end: int
@@ -353,13 +325,11 @@ class LogRead(NamedTuple):
     items: tuple[DecisionRecord | Unreadable, ...]
 
 
-@dataclass(frozen=True)
-class FirstOffsets:
+class FirstOffsets(msgspec.Struct, frozen=True):
     """-> tuple[int, ...]: the first offset of every partition of the checkpoint topic; None: that topic is gone."""
 
 
-@dataclass(frozen=True)
-class Together:
+class Together(msgspec.Struct, frozen=True):
     """-> tuple[Answer, ...] to *requests*, in their order. None needs another's answer: all go out at once.
 
     It is answered when all are; what one of them raises is its answer. See `concurrently`.
@@ -368,16 +338,14 @@ class Together:
     requests: tuple[Request, ...]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Of one of several requests: *value*, or the *error* to be thrown."""
 
     value: Any = None
     error: Exception | None = None
 
 
-@dataclass(frozen=True)
-class Pause:
+class Pause(msgspec.Struct, frozen=True):
     """-> None, after *duration_ms*."""
 
     duration_ms: int

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.connectors.embedded.jars import cache_dir
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting
@@ -42,7 +41,11 @@ class StateSettings(msgspec.Struct, frozen=True):
     @property
     def path(self) -> Path:
         """The folder of the local files."""
-        return Path(self.folder).expanduser() if self.folder else cache_dir() / "state"
+        if self.folder:
+            return Path(self.folder).expanduser()
+        from exactlyonce.connectors.embedded.jars import cache_dir  # with all that a download needs
+
+        return cache_dir() / "state"
 
     def check(self) -> None:
         """Raise `ConfigError` where the backend cannot be used here, or is at odds with what else was given."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +76,8 @@ def run(pipeline: Pipeline, engine: str, options: Mapping[str, Any]) -> Any:
     if module := _importing.get():
         guard = 'if __name__ == "__main__":'
         raise ConfigError(f"module {module!r} calls run() while it is imported: put the call under {guard}")
+    from importlib.metadata import entry_points  # a worker, which starts no engine, comes up sooner without
+
     engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
     if engine not in engines:
         raise ConfigError(f"there is no engine {engine!r}; installed: {', '.join(sorted(engines)) or 'none'}")

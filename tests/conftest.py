@@ -71,8 +71,13 @@ def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Files in which the most is marked as long come first, and before them those that share a Spark session."""
     marked: Counter[str] = Counter()
     for item in items:
-        marked[item.location[0]] += sum(LONG[mark.name] for mark in item.iter_markers() if mark.name in LONG)
-    return sorted(items, key=lambda item: (not is_on_spark(item.nodeid), -marked[item.location[0]]))
+        marked[_file(item)] += sum(LONG[mark.name] for mark in item.iter_markers() if mark.name in LONG)
+    order = {file: (not is_on_spark(file), -marks) for file, marks in marked.items()}
+    return sorted(items, key=lambda item: order[_file(item)])
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
 
 
 def _is_beyond_the_sample(item: pytest.Item) -> bool:

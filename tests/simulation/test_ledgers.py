@@ -76,11 +76,12 @@ def test_who_has_lived_on_through_a_reset_applies_nothing() -> None:
     assert sum(each["reset"] for each in lived(range(8), "reset")) >= 4
 
 
+@pytest.mark.exhaustive(but=[f"{shape}-0" for shape in STORE_SHAPES])
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shape", STORE_SHAPES)
-def test_every_topology_with_a_store_comes_to_its_end(shape: str) -> None:
+def test_every_topology_with_a_store_comes_to_its_end(shape: str, seed: int) -> None:
     """Whatever the seed draws beside it."""
-    for seed in range(4):
-        simulate(seed, shape)
+    simulate(seed, shape)
 
 
 def test_one_command_soaks_stores(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,11 +65,12 @@ def test_no_fault_breaks_an_invariant(seeds: int, rare: set[str]) -> None:
     assert {each for each in FAULTS | INTERRUPTED | CONSEQUENCES | DRAWN if not seen[each]} <= rare
 
 
+@pytest.mark.exhaustive(but=[f"{luck}-0" for luck in LUCK])
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("luck", LUCK)
-def test_no_luck_breaks_an_invariant(luck: str) -> None:
+def test_no_luck_breaks_an_invariant(luck: str, seed: int) -> None:
     """Nor does it where one kind of fault is met above all."""
-    for seed in range(2):
-        simulate(seed, ANY_STORE if LUCK[luck].stores else None, luck)
+    simulate(seed, ANY_STORE if LUCK[luck].stores else None, luck)
 
 
 @pytest.mark.slow
@@ -131,11 +132,12 @@ def test_checkpoints_go_where_the_retention_says_so(luck: str, condemns: bool) -
     assert bool(seen["condemned"]) == condemns
 
 
+@pytest.mark.exhaustive(but=[f"{shape}-0" for shape in SHAPES])
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_topology_comes_to_its_end(shape: str) -> None:
+def test_every_topology_comes_to_its_end(shape: str, seed: int) -> None:
     """Whatever the seed draws beside it."""
-    for seed in range(2):
-        simulate(seed, shape)
+    simulate(seed, shape)
 
 
 def test_a_seed_gives_the_same_history_in_every_process() -> None:

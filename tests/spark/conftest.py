@@ -28,7 +28,9 @@ sys.path[:0] = [*PIPELINES, *map(str, RIGS)]
 @pytest.fixture(scope="session", autouse=True)
 def _short_lives() -> None:
     """Spark's own drivers, of which each test has a few for seconds, are compiled for a short life."""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    from spark_classes import options
+
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", options())
 
 
 @pytest.fixture(scope="session")

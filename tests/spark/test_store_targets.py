@@ -9,7 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.dataset as ds
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from targets import TARGETS, Target, rows_of
@@ -190,6 +189,8 @@ def test_a_batch_write_of_every_type(make_stream: Callable[[str], Stream]) -> No
     rows = stream.spark.createDataFrame([values, (2, *[None] * 12)], schema)
     for _ in range(2):
         stream.write(rows, writeId="monday")
+    import pyarrow.dataset as ds  # imports pandas, which takes a second of every process that only collects
+
     paths = [str(path) for path in stream.target.folder.glob("*.parquet")]
     found = sorted(ds.dataset(paths).to_table().to_pylist(maps_as_pydicts="strict"), key=lambda row: int(row["id"]))
     names = [field.name for field in rows.schema]

@@ -176,6 +176,15 @@ class TestJava:
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
         assert java.find_java() == home
 
+    def test_who_has_found_one_looks_no_further(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No other Java is started than those up to the one that is taken: each is a process of some weight."""
+        home = program(tmp_path / "home" / "bin" / "java", "echo 'openjdk version \"21.0.1\"' >&2")
+        program(tmp_path / "path" / "java", f"touch {tmp_path}/started")
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("PATH", f"{tmp_path / 'path'}{os.pathsep}{os.environ['PATH']}")
+        assert java.find_java() == home
+        assert not (tmp_path / "started").exists()
+
     def test_too_old_a_java_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A Java below 17 is not taken if there is a newer one further on."""
         program(tmp_path / "old" / "java", "echo 'java version \"1.8.0_402\"' >&2")

@@ -1,4 +1,7 @@
-"""Database servers in containers, by testcontainers: killed, and started again on the same data and port."""
+"""Database servers in containers, by testcontainers: killed, and started again on the same data and port.
+
+The clients of Docker are imported where one is started: every process of the tests collects, few have containers.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,17 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pymysql
 import pytest
-from docker.client import DockerClient
-from docker.errors import APIError
-from testcontainers.core.config import testcontainers_config
-from testcontainers.core.container import DockerContainer
-from testcontainers.core.network import Network
 
 from exactlyonce.connectors.embedded.broker import HOST, free_port
 from exactlyonce.testing.cluster import LIMIT_S
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
 
 PASSWORD = "only-f0r-tests"
 """Of `owner`, or of root, in the images of docker/."""
@@ -27,6 +28,9 @@ DATABASE = "shop"
 
 def pulled(image: str) -> str:
     """*image*, which a registry has. Where no registry can be reached the test is skipped."""
+    from docker.client import DockerClient
+    from docker.errors import APIError
+
     client = DockerClient.from_env()
     try:
         client.images.pull(*image.split(":"))
@@ -133,6 +137,10 @@ class ContainedMySQL(ContainedServer):
 @contextmanager
 def contained(image: str, kind: Callable[[DockerContainer], ContainedServer], **environment: str) -> Iterator[Any]:
     """A server of *kind* in a container of *image*, which is removed at the end."""
+    from testcontainers.core.config import testcontainers_config
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.network import Network
+
     # Its reaper is an image to be pulled from a registry; the container is removed here, and nothing is pulled.
     testcontainers_config.ryuk_disabled = True
     container = DockerContainer(image)
