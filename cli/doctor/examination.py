@@ -18,9 +18,9 @@ from exactlyonce.cli.doctor.rights import RightsCheck
 from exactlyonce.cli.doctor.settings import SettingsCheck
 from exactlyonce.cli.doctor.stores import check_stores
 from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.cli.open_transactions import find_transactions, open_ids
-from exactlyonce.cli.staged_output import StagedOutput, find_staged
 from exactlyonce.cli.traces import Traces
+from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids
+from exactlyonce.cli.transactions.staged_output import StagedOutput, find_staged
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions

@@ -20,10 +20,10 @@ from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.cli.open_transactions import find_transactions, open_ids, unfinalized_committables
-from exactlyonce.cli.staged_output import BY_NAME, StagedOutput, look_at_stores, undecided
 from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.waiting import WaitingOutput
+from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids, unfinalized_committables
+from exactlyonce.cli.transactions.staged_output import BY_NAME, StagedOutput, look_at_stores, undecided
+from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
