@@ -1,4 +1,4 @@
-"""From the newest checkpoint to stop offsets, checkpoint after checkpoint: backfill, catch-up, and following the input.
+"""The way from the newest checkpoint to stop offsets, in checkpoints: backfill, catch-up, and following the input.
 
 Invariant: each part is a complete checkpoint of its own, so whoever breaks off and comes again, here or with another
 engine, goes on at the last of them. What one part publishes becomes visible at once, and the next part's later.
