@@ -69,9 +69,8 @@ def leading(
             stores.check()
         timeout_ms = transactions.max_timeout_ms()
         performer = Performer(
-            config, transactions, output_log, requests, timeout_ms, lambda step, checkpoint: None, _no_replay, note,
-            storage,
-        )  # fmt: skip
+            config, transactions, output_log, requests, timeout_ms, replay=_no_replay, note=note, storage=storage
+        )
         stack.callback(performer.close)
         led = Led(
             pipeline=pipeline, host=socket.gethostname(), process=os.getpid(), cluster_id=transactions.cluster_id(),

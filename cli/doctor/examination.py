@@ -60,7 +60,10 @@ def examine(
         transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
         topics = stack.enter_context(closing(Topics(config)))
         questions = stack.enter_context(closing(Questions(config)))
-        subject = Subject(config, traces, graph, settings, now_ms, None, StagedOutput())
+        subject = Subject(
+            config=config, traces=traces, graph=graph, settings=settings, now_ms=now_ms, waiting=None,
+            staged=StagedOutput(),
+        )  # fmt: skip
         with findings.checking("open transactions of the pipeline"):
             subject.waiting = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
         with findings.checking("output that waits for stores"):

@@ -18,7 +18,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.graph import LogicalGraph
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Subject:
     """See the module. Nothing is asked by making one."""
 

@@ -80,7 +80,7 @@ def abort_undecided(
     transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
     topic = find_topic(config.confluent(), traces.pipeline)
     log, requests = DecisionLog(traces.pipeline, topic, SystemClock()), LogRequests(config, topic)
-    performer = Performer(config, transactions, output_log, requests, 0, lambda step, checkpoint: None)
+    performer = Performer(config, transactions, output_log, requests, 0)
     try:
         partitions = [(topic.name, each) for each in range(topic.partitions)]
         drive(settle(coordinator_id(traces.pipeline), partitions), performer)

@@ -140,7 +140,10 @@ class CatchingUp:
         chunks = list(parts(ranges, self.chunk_records))
         for number, part in enumerate(chunks, 1):
             final = not self.follow and number == len(chunks)
-            done = advance(self.loaded, self.options, leader, summary.manifest, part, submit, self.staging, final=final)
+            done = advance(
+                self.loaded, self.options, leader, summary.manifest, ranges=part, submit=submit, staging=self.staging,
+                final=final,
+            )  # fmt: skip
             summary.add(done)
             leader.publish_offsets()
             self.progress.advanced(done, sum(each.length for each in part))

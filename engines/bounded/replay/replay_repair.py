@@ -39,6 +39,7 @@ class ReplayRepair:
 
     def __init__(
         self,
+        *,
         loaded: Loaded,
         client: ClientConfig,
         transactions: Transactions,
