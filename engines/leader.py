@@ -149,11 +149,9 @@ class PipelineLeader:
         if history.latest is not None and not led.goes_on_from_savepoint(history.latest):
             require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
-        submit, staging = where_replayed(options.repair, self._units)
         self._replays = ReplayRepair(
-            loaded=Loaded(load_reference(self._reference), self._reference), client=options.client,
-            transactions=self._transactions, transaction_timeout_ms=self._timeout_ms, history=lambda: log.history,
-            note=self._note, submit=submit, staging=staging,
+            Loaded(load_reference(self._reference), self._reference), options.client, self._transactions,
+            self._timeout_ms, lambda: log.history, self._note, *where_replayed(options.repair, self._units),
         )  # fmt: skip
         self._performer = Performer(
             config=options.client,

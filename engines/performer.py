@@ -117,7 +117,6 @@ class Performer:
         output_log: Log,
         log: LogRequests,
         transaction_timeout_ms: int,
-        *,
         step: Callable[[str, int], None] = lambda step, checkpoint: None,
         replay: Replay = no_replay,
         note: Callable[[str], None] = lambda text: None,

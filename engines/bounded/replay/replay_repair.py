@@ -39,7 +39,6 @@ class ReplayRepair:
 
     def __init__(
         self,
-        *,
         loaded: Loaded,
         client: ClientConfig,
         transactions: Transactions,
