@@ -16,7 +16,7 @@ TRIES = 10
 """Feedings for each increment that is to be measured, on a machine so slow that barriers come between."""
 
 
-class State:
+class KeyedTotals:
     """A running total of *keys* keys: its topics, and what was fed."""
 
     def __init__(self, bench: Bench, keys: int) -> None:
@@ -45,12 +45,12 @@ class State:
 def checkpoints(bench: Bench) -> Iterator[Figure]:
     """What a full image and what increments take, and how long a restart from both."""
     for keys in (10_000, 100_000, *([] if bench.quick else [MANY])):
-        state = State(bench, keys)
+        state = KeyedTotals(bench, keys)
         yield from _images(state)
         state.delete()
 
 
-def _images(state: State) -> Iterator[Figure]:
+def _images(state: KeyedTotals) -> Iterator[Figure]:
     keys = f"{state.keys:,} keys"
     state.feed(state.keys)
     with state.job("--until", "latest", interval="10m") as job:
@@ -77,7 +77,7 @@ def _recovery_s(job: Job) -> float:
     return (job.first_record_ms() - job.started_ms) / 1000
 
 
-def _increments(state: State, job: Job) -> Iterator[Event]:
+def _increments(state: KeyedTotals, job: Job) -> Iterator[Event]:
     """Checkpoints in which exactly one key in a hundred changed: those of feedings that no barrier came between."""
     job.next_checkpoint(1)
     wanted = state.bench.size(20, 5)
@@ -102,7 +102,7 @@ def gap(bench: Bench) -> Iterator[Figure]:
 
     Every key comes once, which takes less than the first interval; then any key.
     """
-    state = State(bench, bench.size(MANY, 250_000))
+    state = KeyedTotals(bench, bench.size(MANY, 250_000))
     state.feed(state.keys)
     bench.cluster.feed(state.source, uniform(4 * state.keys, state.keys))
     with state.job("--until", "latest", interval="8s" if state.keys == MANY else "2s") as job:

@@ -1,4 +1,4 @@
-"""Reads totals as they become visible, as a process of its own: `python observer.py SERVERS TOPIC WARM_UP_S`.
+"""A reader of totals as they become visible, as a process of its own: `python observer.py SERVERS TOPIC WARM_UP_S`.
 
 Prints a line when it reads, reads until its standard input ends, then prints, as JSON, how long after it was produced
 each record was seen: both by the wall clock of this machine. What was produced in the first WARM_UP_S seconds is left

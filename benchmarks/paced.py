@@ -1,4 +1,4 @@
-"""Feeds a topic at an even pace, as a process of its own: `python paced.py SERVERS TOPIC CUSTOMERS RATE SECONDS`.
+"""A feeder of a topic at an even pace, as a process of its own: `python paced.py SERVERS TOPIC CUSTOMERS RATE SECONDS`.
 
 RATE is in records a second; `inf` is as many as the machine takes. Prints a line when it begins, feeds for SECONDS at
 least and until its standard input ends: who started it closes that once it has seen enough. Each order says when it was

@@ -54,7 +54,7 @@ def counted() -> Iterator[list[BlockRef]]:
         BlockReader.fetch = fetch  # type: ignore[method-assign]  # as it was
 
 
-class State:
+class LocalTotals:
     """A running total of *keys* keys, made by the local engine."""
 
     def __init__(self, bench: Bench, keys: int) -> None:
@@ -110,7 +110,7 @@ class Begun(Quiet):
 
 def touched_groups(bench: Bench) -> Iterator[Figure]:
     """Of an image of all keys; then of what ten checkpoints, in each of which 1 % of the keys changed, leave of it."""
-    state = State(bench, bench.size(1_000_000, 100_000))
+    state = LocalTotals(bench, bench.size(1_000_000, 100_000))
     state.grow(state.keys)
     yield _read(state, 77, f"state read for 1 of {GROUPS} key groups, {state.keys:,} keys")
     for _ in range(increments := bench.size(10, 2)):
@@ -119,7 +119,7 @@ def touched_groups(bench: Bench) -> Iterator[Figure]:
     state.delete()
 
 
-def _read(state: State, group: int, name: str) -> Figure:
+def _read(state: LocalTotals, group: int, name: str) -> Figure:
     with counted() as read:
         manifest = state.advance(1_000, group)
     held = sum(each.state_bytes for each in manifest.operators)

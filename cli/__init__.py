@@ -1,5 +1,5 @@
-"""The `exactlyonce` command: arguments, what is printed, and one module per subcommand in `commands/`; in
-`doctor/` the checks of one of them.
+"""The `exactlyonce` command: arguments, what is printed, and one module per subcommand in `commands/`. In `doctor/` are
+the checks of one of them, in `transactions/` what another shows and ends.
 
 May import everything but `testing`; nothing imports it.
 """

@@ -1,4 +1,4 @@
-"""Asking a coordinator that runs for something, from any machine: by the pipeline's mailbox; its log answers.
+"""Requests to a coordinator that runs, from any machine: by the pipeline's mailbox; its log answers.
 
 Invariants: the answer is what the decision log says, and nothing else; a request is for the incarnation that lives, so
 that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone. Two who ask for

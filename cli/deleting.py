@@ -1,4 +1,4 @@
-"""A savepoint is deleted: by the run, if there is one, else by a life of a coordinator that does nothing else.
+"""The deletion of a savepoint: by the run, if there is one, else by a short incarnation that does nothing else.
 
 Invariant: only the holder of the fenced log drops anything, in one transaction, and never what another checkpoint
 stands on. The newest checkpoint is what the pipeline goes on from, and stays.
@@ -6,10 +6,11 @@ stands on. The newest checkpoint is what the pipeline goes on from, and stays.
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.requests import drive
 from exactlyonce.cli import asking
-from exactlyonce.cli.committing import leading, to_stderr
+from exactlyonce.cli.leading import short_incarnation
+from exactlyonce.cli.text import to_stderr
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.savepoints.retained import require_savepoint
 from exactlyonce.pipeline.errors import ConfigError
@@ -32,13 +33,10 @@ def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: 
 def _delete_alone(config: ClientConfig, history: History, checkpoint: int) -> None:
     history.halt_if_damaged()
     _require_finalized(history)
-    with leading(config, history.pipeline, None, to_stderr) as (leader, perform, requests):
-        ask.drive(leader.begin(), perform)
-        requests.freeze(leader.log.topic)
+    with short_incarnation(config, history.pipeline, None, to_stderr) as (leader, perform):
         _require_finalized(leader.log.history)
-        ask.drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation), perform)
-        ask.drive(leader.forget_savepoint(checkpoint, ()), perform)
-        ask.drive(leader.log.heartbeat(ended=True), perform)
+        drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation), perform)
+        drive(leader.forget_savepoint(checkpoint, ()), perform)
 
 
 def _require_finalized(history: History) -> None:

@@ -1,8 +1,9 @@
-"""Figures and lists as people read them in a terminal of 80 columns."""
+"""Figures, lists and remarks as people read them in a terminal of 80 columns."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
@@ -82,3 +83,8 @@ def counted(count: int, noun: str) -> str:
     ('1 record', '2,000 records')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def to_stderr(text: str) -> None:
+    """Show what a person should know while a command is at work."""
+    print(text, file=sys.stderr, flush=True)

@@ -140,7 +140,9 @@ def erase(config: ClientConfig, traces: Traces, note: Callable[[str], None]) -> 
     topic = find_topic(config.confluent(), traces.pipeline) if traces.topic else None
     known = traces.history.incarnation_latest if traces.history else 0
     above = max(known, incarnation_latest(traces.transactions))
-    return erasing.erase(config, traces.pipeline, topic, traces.storages(), traces.inputs(), above, note)
+    return erasing.erase(
+        config, traces.pipeline, topic, note, storages=traces.storages(), inputs=traces.inputs(), above=above
+    )
 
 
 def _listed(transactions: Transactions, pipeline: str) -> tuple[ListedTransaction, ...]:

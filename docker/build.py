@@ -1,4 +1,4 @@
-"""Makes an image of a test server: `python docker/build.py kafka`, or postgres, or mariadb; printing each step.
+"""The images of test servers: `python docker/build.py kafka`, or postgres, or mariadb, makes one, printing each step.
 
 Needs a Docker engine, the packages of the extra `test`, and of the last two the server of this machine's own packages;
 pulls nothing from an image registry. Each image has a file system made of what its server links to and reads.

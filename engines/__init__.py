@@ -1,4 +1,4 @@
-"""Runs pipelines: the plan, operators and their wiring, and the leader with its connections, which all engines share.
+"""The engines, and what all of them share: the plan, operators and their wiring, the leader with its connections.
 
 `local/` runs workers with barriers, `spark/` runs bounded work at scale; both may import `bounded/`, which knows
 neither. All of them may import what lies directly here, which imports none of them, but for the replay repair. What a

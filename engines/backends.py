@@ -1,4 +1,4 @@
-"""Where the tables of a run keep their state: the settings of it, and the backend that they name."""
+"""The state settings of a run, and the backend that they name."""
 
 from __future__ import annotations
 

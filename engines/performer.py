@@ -1,4 +1,4 @@
-"""Performs what the protocol's procedures ask for, against a real broker. Called by one thread at a time.
+"""The performer of what the protocol's procedures ask for, at a real broker. Called by one thread at a time.
 
 Invariants: an EndTxn whose answer is unknown is asked again as it was; while no broker answers, that is a pause, not a
 failure. Of requests that go out together, those of one client go one after the other: a client is used by one thread at
@@ -118,7 +118,7 @@ class Performer:
         output_log: Log,
         log: LogRequests,
         transaction_timeout_ms: int,
-        step: Callable[[str, int], None],
+        step: Callable[[str, int], None] = lambda step, checkpoint: None,
         replay: Replay = no_replay,
         note: Callable[[str], None] = lambda text: None,
         storage: str = TOPIC,

@@ -91,7 +91,10 @@ def stream(servers: str, rows: Sequence[Row], checkpoint: int, arguments: argpar
     feeder = Feeder(servers, rows, arguments.seconds)
     feeder.start()
     output = [(OUTPUT, partition) for partition in range(PARTITIONS)]
-    killer = Killer(job, servers, output, arguments.kills, arguments.seed, arguments.seconds, arguments.parallelism)
+    killer = Killer(
+        job, servers, output, kills=arguments.kills, seed=arguments.seed, seconds=arguments.seconds,
+        parallelism=arguments.parallelism,
+    )  # fmt: skip
     killed = killer.run(feeder.done)
     feeder.enough.set()
     say("  the rest of the input, and a clean stop")

@@ -110,6 +110,7 @@ class Killer:
         job: Job,
         servers: str,
         output: Sequence[tuple[str, int]],
+        *,
         kills: int,
         seed: int,
         seconds: float,

@@ -1,4 +1,4 @@
-"""Whether what was written by one Avro schema can be read by another: by Avro's rules, from the schemas alone.
+"""Avro's rules of resolution: whether one schema reads what another has written, from the schemas alone.
 
 Invariant: what has no problem here, fastavro reads, whatever the value, but for bytes that are no text and are read as
 a string. Where fastavro does less than Avro's rules, or fills in what no type of Python takes, it is a problem.

@@ -1,4 +1,4 @@
-"""Collects nodes and mistakes while a pipeline is written: a mistake is noted with its line, and writing goes on."""
+"""The nodes and mistakes of a pipeline while it is written: a mistake is noted with its line, and writing goes on."""
 
 from __future__ import annotations
 

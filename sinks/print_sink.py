@@ -1,4 +1,4 @@
-"""Prints records: for the first day."""
+"""A sink that prints records: for the first day."""
 
 from __future__ import annotations
 

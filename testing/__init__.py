@@ -1,4 +1,4 @@
-"""For tests of pipelines and of exactlyonce itself: a broker in memory, a clock that is moved by hand, faults on order.
+"""Tools for tests of pipelines and of exactlyonce itself: a broker in memory, a clock moved by hand, faults on order.
 
 The stand-ins here, those in `broker/` too, pass the same contract tests as what they stand for. The contracts of what
 you may write yourself: `sink_contract/` of a sink, `source_contract/` of a source, `state_contract/` of a state

@@ -51,6 +51,8 @@ TWO_OF_ONE_NAME = {
     "Writer": "a protocol of those who are written to: the seams of two packages",
 }
 """Why two classes of packages may have this name."""
+INDIRECT = ("What", "Whose", "Which", "How", "Whether", "Where", "Why", "Who")
+"""Words with which a question begins, and no name of a thing."""
 BANNED_CALLS = {"eval": "parse it", "exec": "compose functions", "__import__": "use importlib.import_module"}
 BANNED_IMPORTS = ["pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml"]
 LINES_OF_FILE_MAX = 500
@@ -111,7 +113,7 @@ def test_the_words_are_those_of_the_field(texts: dict[Path, str]) -> None:
 def test_modules_name_what_they_hold(code: dict[Path, ast.Module]) -> None:
     """The first line of a module names the thing, with the subject first; it is no indirect question."""
     first = {path: (ast.get_docstring(tree) or "").split(" ")[0] for path, tree in code.items()}
-    wrong = [f'{path}: not "{word} ...": name it' for path, word in first.items() if word in ("What", "Whose", "Which")]
+    wrong = [f'{path}: not "{word} ...": name it' for path, word in first.items() if word in INDIRECT]
     assert wrong == []
 
 

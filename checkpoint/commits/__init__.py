@@ -1,4 +1,4 @@
-"""How what sinks have pre-committed comes to be committed: one protocol for each family of sinks. Pure.
+"""The commit of what sinks have pre-committed: one protocol for each family of sinks. Pure.
 
 `protocol` is the seam that a leader sees; `of_transactions` is Kafka's, `of_stores` that of whatever store keeps a
 ledger. May import `pipeline`, the vocabulary of requests, the records and the transactions.

@@ -1,4 +1,4 @@
-"""How the decision log, partition 0 of the checkpoint topic, is read from a real cluster. Nothing here writes.
+"""A reader of the decision log, partition 0 of the checkpoint topic, in a real cluster. Nothing here writes.
 
 `checkpoint.decision_log` says what is read when, and what it means.
 """

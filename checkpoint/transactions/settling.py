@@ -1,4 +1,4 @@
-"""Before a transactional id whose transactions are decisions gets a new producer: nothing that it wrote is left open.
+"""The settling of an id whose transactions are decisions: before it gets a new producer, nothing is left open of it.
 
 A broker that dies behind its answer to EndTxn may lose the markers (KAFKA-20734). Then a decision is durable, yet
 invisible, and the next end of its producer id, be it an abort, decides it anew.

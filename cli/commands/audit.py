@@ -1,4 +1,4 @@
-"""`exactlyonce audit`: is what readers see what the input gives? It takes no lease: a running pipeline runs on."""
+"""`exactlyonce audit`: what readers see against what the input gives. It takes no lease: a running pipeline runs on."""
 
 from __future__ import annotations
 

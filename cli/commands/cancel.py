@@ -49,7 +49,7 @@ def cancel(args: argparse.Namespace) -> int:
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.cli import asking
-    from exactlyonce.cli.committing import to_stderr
+    from exactlyonce.cli.text import to_stderr
     from exactlyonce.engines.erasing.erase import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 

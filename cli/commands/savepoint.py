@@ -56,7 +56,6 @@ def savepoint(args: argparse.Namespace) -> int:
     from exactlyonce.checkpoint.records.storage_url import storage_url
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli import asking
-    from exactlyonce.cli.committing import to_stderr
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
@@ -74,14 +73,15 @@ def savepoint(args: argparse.Namespace) -> int:
         url = _export(config, manifest, args.to) if args.to else ""
     except ExactlyOnceError:
         if runs:
-            to_stderr(f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}")
+            taken = f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}"
+            text.to_stderr(taken)
         raise
     shared = len(manifest.requests) > 1
     if url and runs and not args.stop and not shared:
         try:
             asking.delete(config, pipeline, manifest.checkpoint, timeout_ms)
         except ExactlyOnceError:
-            to_stderr(
+            text.to_stderr(
                 f"Savepoint {manifest.checkpoint} was exported to {url}, which is whole. In the topic it goes with the "
                 f"next checkpoint if the run has heard of it, and else {_kept(manifest)}"
             )

@@ -17,7 +17,7 @@ from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from exactlyonce.cli.traces import Traces
-    from exactlyonce.cli.waiting import WaitingOutput
+    from exactlyonce.cli.transactions.waiting import WaitingOutput
     from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.pipeline.graph import LogicalGraph
 
@@ -100,8 +100,8 @@ def show(args: argparse.Namespace) -> int:
 
 def describe(args: argparse.Namespace) -> int:
     """Print all of what was named."""
-    from exactlyonce.cli.open_transactions import with_offsets
-    from exactlyonce.cli.waiting import TRANSACTION
+    from exactlyonce.cli.transactions.open_transactions import with_offsets
+    from exactlyonce.cli.transactions.waiting import TRANSACTION
     from exactlyonce.connectors.kafka.transactions import Transactions
 
     config, traces, graph = _meant(args)
@@ -126,7 +126,7 @@ def describe(args: argparse.Namespace) -> int:
 
 def commit(args: argparse.Namespace) -> int:
     """Commit what is decided, and name it."""
-    from exactlyonce.cli.committing import finish, require_decided, to_stderr, unfinished
+    from exactlyonce.cli.transactions.committing import finish, require_decided, unfinished
 
     config, traces, graph = _meant(args)
     waiting, _ = _survey(config, traces, graph)
@@ -139,7 +139,7 @@ def commit(args: argparse.Namespace) -> int:
             print(f"{traces.pipeline} has nothing that is decided and waits: its last checkpoint is finalized.")
         return 0
     _require_dead(args, traces)
-    fates = finish(config, traces, graph, to_stderr)
+    fates = finish(config, traces, graph, text.to_stderr)
     if args.json:
         print(json.dumps({"checkpoint": manifest.checkpoint, "fates": fates}))
         return 0
@@ -151,7 +151,7 @@ def commit(args: argparse.Namespace) -> int:
 
 def abort(args: argparse.Namespace) -> int:
     """Abort what waits and is not decided, and name it."""
-    from exactlyonce.cli.aborting import abort_undecided, require_undecided
+    from exactlyonce.cli.transactions.aborting import abort_undecided, require_undecided
 
     config, traces, graph = _meant(args)
     if args.transactions:
@@ -189,8 +189,8 @@ def _survey(
     config: ClientConfig, traces: Traces, graph: LogicalGraph | None
 ) -> tuple[list[WaitingOutput], dict[str, str]]:
     """All that waits; and by sink, why its store was not asked, or may not have shown all."""
-    from exactlyonce.cli.open_transactions import find_transactions, open_ids
-    from exactlyonce.cli.staged_output import find_staged
+    from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids
+    from exactlyonce.cli.transactions.staged_output import find_staged
     from exactlyonce.connectors.kafka.transactions import Transactions
 
     with closing(Transactions(config)) as transactions:
@@ -210,7 +210,7 @@ def _require_dead(args: argparse.Namespace, traces: Traces) -> None:
 
 
 def _print(args: argparse.Namespace, waiting: Sequence[WaitingOutput], unasked: Mapping[str, str]) -> None:
-    from exactlyonce.cli.waiting import as_table
+    from exactlyonce.cli.transactions.waiting import as_table
 
     now_ms = _now_ms()
     if args.json:

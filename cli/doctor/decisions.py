@@ -7,7 +7,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.cli import text
 from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.cli.open_transactions import unfinalized_committables
+from exactlyonce.cli.transactions.open_transactions import unfinalized_committables
 from exactlyonce.pipeline.errors import Halt
 
 

@@ -18,9 +18,9 @@ from exactlyonce.cli.doctor.rights import RightsCheck
 from exactlyonce.cli.doctor.settings import SettingsCheck
 from exactlyonce.cli.doctor.stores import check_stores
 from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.cli.open_transactions import find_transactions, open_ids
-from exactlyonce.cli.staged_output import StagedOutput, find_staged
 from exactlyonce.cli.traces import Traces
+from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids
+from exactlyonce.cli.transactions.staged_output import StagedOutput, find_staged
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -60,7 +60,10 @@ def examine(
         transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
         topics = stack.enter_context(closing(Topics(config)))
         questions = stack.enter_context(closing(Questions(config)))
-        subject = Subject(config, traces, graph, settings, now_ms, None, StagedOutput())
+        subject = Subject(
+            config=config, traces=traces, graph=graph, settings=settings, now_ms=now_ms, waiting=None,
+            staged=StagedOutput(),
+        )  # fmt: skip
         with findings.checking("open transactions of the pipeline"):
             subject.waiting = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
         with findings.checking("output that waits for stores"):

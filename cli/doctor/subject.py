@@ -11,14 +11,14 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import topic_name
-from exactlyonce.cli.staged_output import StagedOutput
 from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.waiting import WaitingOutput
+from exactlyonce.cli.transactions.staged_output import StagedOutput
+from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.graph import LogicalGraph
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Subject:
     """See the module. Nothing is asked by making one."""
 

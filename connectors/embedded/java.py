@@ -1,4 +1,4 @@
-"""Finds a Java runtime the broker can run on. Never starts or installs anything but `java -version`."""
+"""The Java runtime that the broker runs on, as it is found. Nothing is started but `java -version`, nor installed."""
 
 from __future__ import annotations
 

@@ -72,10 +72,10 @@ def advance(
     options: RunOptions,
     leader: PipelineLeader,
     manifest: Manifest,
+    *,
     ranges: Sequence[Reading],
     submit: Submit,
     staging: Path,
-    *,
     final: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.

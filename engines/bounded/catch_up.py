@@ -1,4 +1,4 @@
-"""From the newest checkpoint to stop offsets, checkpoint after checkpoint: backfill, catch-up, and following the input.
+"""The way from the newest checkpoint to stop offsets, in checkpoints: backfill, catch-up, and following the input.
 
 Invariant: each part is a complete checkpoint of its own, so whoever breaks off and comes again, here or with another
 engine, goes on at the last of them. What one part publishes becomes visible at once, and the next part's later.
@@ -140,7 +140,10 @@ class CatchingUp:
         chunks = list(parts(ranges, self.chunk_records))
         for number, part in enumerate(chunks, 1):
             final = not self.follow and number == len(chunks)
-            done = advance(self.loaded, self.options, leader, summary.manifest, part, submit, self.staging, final=final)
+            done = advance(
+                self.loaded, self.options, leader, summary.manifest, ranges=part, submit=submit, staging=self.staging,
+                final=final,
+            )  # fmt: skip
             summary.add(done)
             leader.publish_offsets()
             self.progress.advanced(done, sum(each.length for each in part))

@@ -61,7 +61,9 @@ def compute(
     receipts: list[Receipt] = []
     for number, tasks in enumerate(stages(plan)):
         sent = [file for receipt in receipts for file in receipt.channels]
-        units = [unit for task in tasks for unit in _units(plan, task, common, ranges, sent, logs, left)]
+        units = [
+            unit for task in tasks for unit in _units(plan, task, common, sent, ranges=ranges, logs=logs, left=left)
+        ]
         answers = [_decoder.decode(each) for each in submit(f"stage {number + 1}", [_encode(each) for each in units])]
         done = [(each.ack.task, each.ack.subtask) for each in answers]
         require(done == [(each.task, each.subtask) for each in units], "every unit has its receipt")
@@ -73,8 +75,9 @@ def _units(
     plan: Plan,
     task: Task,
     common: Unit,
-    ranges: Sequence[Reading],
     sent: Iterable[ChannelFile],
+    *,
+    ranges: Sequence[Reading],
     logs: Logs | None,
     left: Left | None,
 ) -> Iterator[Unit]:

@@ -34,16 +34,15 @@ from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 
 
-def erase_condemned(
-    config: ClientConfig, topic: TopicInfo, history: History, note: Callable[[str], None]
-) -> list[str]:
+def erase_condemned(config: ClientConfig, topic: TopicInfo, history: History, note: Callable[[str], None]) -> list[str]:
     """Delete what the run that *history* ends with has condemned; see `erase`."""
     newest = history.newest_incarnation
     assert newest is not None
     assert newest.condemned
-    storages, inputs = storages_of(history), inputs_of(history)
-    above, request = newest.incarnation, newest.cancelled
-    return erase(config, history.pipeline, topic, storages, inputs, above, note, cancelled=request)
+    return erase(
+        config, history.pipeline, topic, note, storages=storages_of(history), inputs=inputs_of(history),
+        above=newest.incarnation, cancelled=newest.cancelled,
+    )  # fmt: skip
 
 
 def storages_of(history: History) -> dict[str, bool]:
@@ -64,11 +63,11 @@ def erase(
     config: ClientConfig,
     pipeline: str,
     topic: TopicInfo | None,
+    note: Callable[[str], None],
+    *,
     storages: Mapping[str, bool],
     inputs: Mapping[str, Sequence[int]],
     above: int,
-    note: Callable[[str], None],
-    *,
     cancelled: str = "",
 ) -> list[str]:
     """Delete *topic* and what belongs to it; returns the input topics in which a consumer keeps the group's offsets.
@@ -123,5 +122,5 @@ class _Asking(ExitStack):
         transactions = self.enter_context(closing(Transactions(config)))
         output_log = self.enter_context(closing(Log(config, group=pipeline)))
         requests = self.enter_context(closing(LogRequests(config, topic)))
-        self.perform = Performer(config, transactions, output_log, requests, 0, lambda step, checkpoint: None)
+        self.perform = Performer(config, transactions, output_log, requests, 0)
         self.callback(self.perform.close)

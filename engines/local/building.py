@@ -1,4 +1,4 @@
-"""From the plan to running subtasks: operators, tables, readers, writers and channels of one worker, made and wired.
+"""The building of one worker's subtasks: operators, tables, readers, writers and channels, made of the plan and wired.
 
 Invariant: what is made here comes from the imported pipeline, the coordinator's `Start` and the worker's clients alone.
 """

@@ -1,4 +1,4 @@
-"""Says what a worker is in while its loop does not come round: a thread beside it that sleeps, looks, and tells.
+"""The watch over a worker's loop: a thread beside it that tells what the loop is in while it does not come round.
 
 Invariant: it touches nothing of the worker's; it reads two attributes of `Activity` and sends over the connection,
 which any thread may do. It ends with the worker.

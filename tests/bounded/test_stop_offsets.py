@@ -1,4 +1,4 @@
-"""Where bounded work ends, while partitions are added."""
+"""The stop offsets of bounded work, while partitions are added."""
 
 from __future__ import annotations
 

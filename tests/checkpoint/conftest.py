@@ -94,7 +94,7 @@ class RealLog(DecisionLog):
         super().__init__(pipeline, topic, clock, **settings)
         self.requests = LogRequests(config, topic)
         self._config = config
-        self._performer = Performer(config, Transactions(config), Log(config), self.requests, 0, lambda *_: None)
+        self._performer = Performer(config, Transactions(config), Log(config), self.requests, 0)
 
     def do(self, procedure: Procedure[R]) -> R:
         """Run *procedure* to its end."""

@@ -1,4 +1,4 @@
-"""How a decided checkpoint is finished after a crash."""
+"""The finishing of a decided checkpoint after a crash."""
 
 from __future__ import annotations
 

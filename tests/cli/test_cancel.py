@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli import asking
-from exactlyonce.cli.committing import leading
+from exactlyonce.cli.leading import leading
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S

@@ -32,9 +32,9 @@ from exactlyonce.cli.doctor.inputs import check_inputs
 from exactlyonce.cli.doctor.questions import Questions, TopicFacts
 from exactlyonce.cli.doctor.readers import ReadersCheck
 from exactlyonce.cli.doctor.rights import RightsCheck
-from exactlyonce.cli.staged_output import StagedOutput
+from exactlyonce.cli.transactions.staged_output import StagedOutput
+from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey
-from exactlyonce.cli.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.system_clock import SystemClock

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.cli import aborting
 from exactlyonce.cli.traces import find
+from exactlyonce.cli.transactions import aborting
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics

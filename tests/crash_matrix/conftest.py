@@ -15,10 +15,10 @@ sys.path[:0] = map(str, (HERE / "rig", TESTS / "engines", TESTS / "sinks" / "pos
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A broker behind a proxy, and a PostgreSQL that prepares transactions."""
     pytest.importorskip("psycopg")
-    from places import opened
+    from matrix_servers import opened
 
     with opened(tmp_path_factory.mktemp("crash-matrix")) as made:
         yield made

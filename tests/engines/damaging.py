@@ -1,4 +1,4 @@
-"""Changes bytes in the files of a broker, as a failing disk does."""
+"""Damage to the files of a broker: bytes changed, as by a failing disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs pipelines as their users do, as processes, and counts their output without any of the engine's code."""
+"""Runs of pipelines as their users have them, as processes, and a count of their output without the engine's code."""
 
 from __future__ import annotations
 

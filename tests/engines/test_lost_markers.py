@@ -47,7 +47,7 @@ class Stage:
         self.log = Log(self.config)
         self.writers: list[Producer] = []
         no_log = LogRequests(self.config, TopicInfo(topic, "", PARTITIONS, 1))
-        self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000, lambda *_: None)
+        self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000)
 
     def open(self, transactional_id: str) -> Committable:
         """A transaction with one record in every partition."""
@@ -155,7 +155,7 @@ def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluste
     lost, incarnations = False, 0
     while not lost and incarnations < kills_max:
         log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
-        performer = Performer(config, transactions, output_log, requests, 60_000, lambda *_: None)
+        performer = Performer(config, transactions, output_log, requests, 60_000)
         drive(settle(name, partitions), performer)
         assert drive(log.open(), performer).incarnation_latest == incarnations
         incarnations += 1
@@ -175,5 +175,5 @@ def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluste
             for each in transactions.producers(partitions)
         )
     log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
-    drive(settle(name, partitions), Performer(config, transactions, output_log, requests, 60_000, lambda *_: None))
+    drive(settle(name, partitions), Performer(config, transactions, output_log, requests, 60_000))
     assert drive(log.open(), requests).incarnation_latest == incarnations

@@ -35,7 +35,7 @@ class Watched:
 
     def __init__(self, config: ClientConfig, transactions: Transactions, log: Any) -> None:
         output_log = Log(config, group="sweeping")
-        self._performer = Performer(config, transactions, output_log, log, 60_000, lambda *_: None)
+        self._performer = Performer(config, transactions, output_log, log, 60_000)
         self.asked: list[ask.Request] = []
 
     def __call__(self, request: ask.Request) -> Any:

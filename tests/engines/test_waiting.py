@@ -42,9 +42,8 @@ def test_what_is_waited_for_is_said_once_in_a_while() -> None:
     nobody: Any = Away()
     nothing: Any = None
     performer = Performer(
-        ClientConfig({"bootstrap.servers": "127.0.0.1:9092"}), nobody, nothing, nothing, 1_000, lambda *_: None,
-        note=notes.append,
-    )  # fmt: skip
+        ClientConfig({"bootstrap.servers": "127.0.0.1:9092"}), nobody, nothing, nothing, 1_000, note=notes.append
+    )
     assert performer(EndTransactions((Ending("a", 1, 0),), commit=True)) == [EndAnswer.BUSY]
     assert isinstance(answered(DescribeProducers((("t", 0),)), performer).error, BrokerUnavailable)
     assert notes == ["waiting for a broker: 127.0.0.1:9092 does not answer"]

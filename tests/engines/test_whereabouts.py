@@ -1,4 +1,4 @@
-"""Where workers are is known while they are stuck, and no longer; and a message is sent whole, or kept."""
+"""The whereabouts of workers, known while they are stuck, and no longer; and a message is sent whole, or kept."""
 
 from __future__ import annotations
 

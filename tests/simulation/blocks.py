@@ -1,4 +1,4 @@
-"""How a simulated coordinator looks at the block partitions of the checkpoint topic."""
+"""The block partitions of the checkpoint topic, as a simulated coordinator looks at them."""
 
 from __future__ import annotations
 

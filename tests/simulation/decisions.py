@@ -1,4 +1,4 @@
-"""How a simulated coordinator's decision log is answered: each request once, by the broker model over the network.
+"""The answers to a simulated coordinator's decision log: to each request once, by the broker model over the network.
 
 Between any two requests to the broker the coordinator may be paused or killed.
 """

@@ -1,4 +1,4 @@
-"""Where simulated workers keep their state: in memory or in local files, drawn anew for each attempt.
+"""The state backends of simulated workers: in memory or in local files, drawn anew for each attempt.
 
 The local files are real ones, of RocksDB, in a folder of this history. An attempt may find those of the one before, or
 none, as on another machine; a zombie still has its own. What is drawn here changes nothing that is drawn elsewhere.

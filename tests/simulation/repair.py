@@ -1,4 +1,4 @@
-"""How a simulated coordinator writes lost records again: copied from the output log, or computed again by a replay.
+"""The repair of lost records by a simulated coordinator: copied from the output log, or computed again by a replay.
 
 A replay knows only what a real one knows: the base's blocks, the input between the two Sn, and the order logs. What
 runs is shipped: operators, tables, lanes, and the order in which they are taken; only the files between two stages, and

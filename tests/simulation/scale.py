@@ -1,4 +1,4 @@
-"""How many subtasks the simulated pipeline has, and which. Between two incarnations it may get more or fewer."""
+"""The subtasks of the simulated pipeline, of which it may get more or fewer between two incarnations."""
 
 from __future__ import annotations
 

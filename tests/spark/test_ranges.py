@@ -1,4 +1,4 @@
-"""How ranges are cut. No session, no broker."""
+"""The cutting of ranges. No session, no broker."""
 
 from __future__ import annotations
 

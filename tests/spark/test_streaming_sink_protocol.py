@@ -41,7 +41,10 @@ class World:
         self.kafka, self.topic = kafka, f"{name}-out"
         kafka.create_topic(self.topic, 2)
         self.config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-        self.options = SinkOptions(name, self.topic, {"value": 0}, "", None, "", None, self.config.settings)
+        self.options = SinkOptions(
+            sink_id=name, topic=self.topic, columns={"value": 0}, adopt_query="", accept_loss=None, write_id="",
+            transaction_timeout_ms=None, client_settings=self.config.settings,
+        )  # fmt: skip
         self.transactions = Transactions(self.config)
         self.made: list[SinkDriver] = []
 

@@ -1,4 +1,4 @@
-"""From the URL of a storage to the folder of one pipeline in it."""
+"""The folder of one pipeline in a storage, by the storage's URL."""
 
 from __future__ import annotations
 

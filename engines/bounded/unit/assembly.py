@@ -212,9 +212,10 @@ class _Assembler:
         unit = self.unit
         edges = {edge.name for edge in self.plan.shuffles if edge.consumer == node.id}
         touched = {group for file in unit.channels if file.edge in edges for group in file.groups}
+        known = len(edges) == len(node.inputs) and not self.before
         return table_of(
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
-            touched if len(edges) == len(node.inputs) and not self.before else None, backend=state_backend(),
+            touched=touched if known else None, backend=state_backend(),
         )  # fmt: skip
 
 

@@ -129,7 +129,6 @@ class SinkDriver:
             output_log=self._output_log,
             log=self._log_requests,
             transaction_timeout_ms=led.transaction_timeout_ms,
-            step=_ignore,
             replay=no_replay,
         )
         log = DecisionLog(self.options.sink_id, topic, self._clock)
@@ -444,10 +443,6 @@ def with_driver(options: SinkOptions, use: Callable[[SinkDriver], R]) -> R:
         raise
     _drivers[key] = driver
     return result
-
-
-def _ignore(step: str, checkpoint: int) -> None:
-    """Nobody watches the steps of a sink."""
 
 
 def _next(history: History) -> int:

@@ -49,7 +49,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 """The columns of Spark's own Kafka sink, with the types that each may have. Others are left out, as there."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SinkOptions:
     """A write, whole."""
 
@@ -104,16 +104,16 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
         raise ConfigError(f"{problem[0].upper()}{problem[1:]}.")
     target = None if store == TO_KAFKA else parse_target(store, arguments, schema, sink_id)
     return SinkOptions(
-        sink_id,
-        topic,
-        _columns(schema, topic) if target is None else {},
-        options.get("adoptquery", ""),
-        _checkpoint(options.get("acceptloss")),
-        _write_id(options.get("writeid", "")),
-        _timeout_ms(options.get("transactiontimeout")),
-        client_settings,
-        target,
-        duration_ms(options.get("storetimeout", f"{STORE_TIMEOUT_MS}ms"), "storeTimeout"),
+        sink_id=sink_id,
+        topic=topic,
+        columns=_columns(schema, topic) if target is None else {},
+        adopt_query=options.get("adoptquery", ""),
+        accept_loss=_checkpoint(options.get("acceptloss")),
+        write_id=_write_id(options.get("writeid", "")),
+        transaction_timeout_ms=_timeout_ms(options.get("transactiontimeout")),
+        client_settings=client_settings,
+        target=target,
+        store_timeout_ms=duration_ms(options.get("storetimeout", f"{STORE_TIMEOUT_MS}ms"), "storeTimeout"),
     )
 
 

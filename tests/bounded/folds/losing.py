@@ -1,4 +1,4 @@
-"""How a test loses one decided transaction for good: timed out while all was down, its records gone from the log."""
+"""The permanent loss of one decided transaction: timed out while all was down, its records gone from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the checkpoint store uses its client library."""
+"""The use of the client library by the checkpoint store."""
 
 from __future__ import annotations
 

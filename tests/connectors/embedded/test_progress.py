@@ -1,4 +1,4 @@
-"""Where lines about what takes long go."""
+"""The lines about what takes long, and where they go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cells of the matrix: each is one way in which a row's fault meets one pipeline, and how it is lived through."""
+"""The cells of the matrix: each is one way in which a row's fault meets one pipeline; and the trial of one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS = (
     "fixed_delay:attempts=20,delay=100ms",
 )  # fmt: skip
 FEED = 300
-"""Records of a helping."""
+"""Records that are fed at once."""
 HELD_S = 1.0
 """How long an answer is held that comes late."""
 
@@ -84,24 +84,24 @@ def cells() -> Iterator[Cell]:
                                 yield Cell(row.number, way.name, action, shape, sinks, parallelism, mode)
 
 
-class Place:
-    """The servers on which cells live, and where their files go."""
+class Servers:
+    """The servers that cells run on, and where their files go."""
 
     def __init__(self, kafka: KafkaCluster, proxy: KafkaProxy, postgres: PostgresServer, folder: Path) -> None:
         """*kafka* is reached through *proxy*."""
         self.kafka, self.proxy, self.postgres, self.folder = kafka, proxy, postgres, folder
 
 
-class Life:
+class Trial:
     """Of a cell: what was fed to its pipeline, its incarnations, and who reads its output all the time."""
 
-    def __init__(self, cell: Cell, place: Place) -> None:
-        self.cell, self.place = cell, place
+    def __init__(self, cell: Cell, servers: Servers) -> None:
+        self.cell, self.servers = cell, servers
         self.name = f"row{cell.row}-{uuid.uuid4().hex[:8]}"
         self.fed: list[tuple[str, str]] = []
         self.runs: list[Run] = []
         self._faults: list[Fault] = []
-        self._folder = place.folder / self.name
+        self._folder = servers.folder / self.name
         self._folder.mkdir()
         self._readers: dict[str, Reader] = {}
         self._inputs = ("in", "more") if cell.shape == "diamond" else ("in",)
@@ -109,14 +109,14 @@ class Life:
         self._to_kafka = self._contents if cell.sinks in ("kafka", "both") else ()
         self._to_postgres = self._contents if cell.sinks in ("postgres", "both") else ()
         for each in self._inputs:
-            place.kafka.create_topic(f"{self.name}-{each}", IN_PARTITIONS)
+            servers.kafka.create_topic(f"{self.name}-{each}", IN_PARTITIONS)
         for each in self._to_kafka:
-            topic = place.kafka.create_topic(f"{self.name}-{each}", OUT_PARTITIONS)
-            reader = TopicReader(place.kafka.bootstrap_servers, topic, OUT_PARTITIONS)
+            topic = servers.kafka.create_topic(f"{self.name}-{each}", OUT_PARTITIONS)
+            reader = TopicReader(servers.kafka.bootstrap_servers, topic, OUT_PARTITIONS)
             self._read(topic, reader, reader.close)
         for each in self._to_postgres:
             self._make_table(each)
-            rows = TableReader(place.postgres, table(self.name, each))
+            rows = TableReader(servers.postgres, table(self.name, each))
             self._read(table(self.name, each), rows, rows.close)
 
     def _read(self, where: str, look: Callable[[], Iterable[Seen]], close: Callable[[], None]) -> None:
@@ -125,16 +125,16 @@ class Life:
 
     def _make_table(self, content: str) -> None:
         columns = "id bigint NOT NULL, customer text NOT NULL, " + ("sum" if content == "totals" else "total")
-        self.place.postgres.execute(
+        self.servers.postgres.execute(
             f"CREATE TABLE {table(self.name, content)} (place bigserial PRIMARY KEY, {columns} bigint NOT NULL)"
         )
 
     def _in_postgres(self, content: str) -> list[Seen]:
-        with closing(TableReader(self.place.postgres, table(self.name, content))) as rows:
+        with closing(TableReader(self.servers.postgres, table(self.name, content))) as rows:
             return rows()
 
     def _in_kafka(self, content: str) -> list[Seen]:
-        found = self.place.kafka.read_committed(f"{self.name}-{content}")
+        found = self.servers.kafka.read_committed(f"{self.name}-{content}")
         return [Seen((each.partition, each.offset), values(each.value)) for each in found]
 
     # --- what happens -------------------------------------------------------------------------------------------
@@ -143,16 +143,16 @@ class Life:
         """More orders, some to each input."""
         more = orders(number, first=len(self.fed))
         for place, each in enumerate(self._inputs):
-            self.place.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
+            self.servers.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
         self.fed += more
 
     def run(self, *arguments: str, parallelism: int | None = None, armed: Mapping[str, str] | None = None) -> Run:
         """Begin an incarnation."""
         cell = self.cell
         parameters = {"name": self.name, "shape": cell.shape, "sinks": cell.sinks, "commit": cell.way.commit}
-        dsn = self.place.postgres.dsn("postgres")
+        dsn = self.servers.postgres.dsn("postgres")
         begun = Run(
-            self.place.kafka.bootstrap_servers,
+            self.servers.kafka.bootstrap_servers,
             "crossing:crossing",
             *[part for item in parameters.items() for part in ("--param", "=".join(item))],
             *SETTINGS,
@@ -188,18 +188,18 @@ class Life:
         """Make room on the servers, which thousands of cells share."""
         names = [*self._inputs, *self._to_kafka]
         topics = [*(f"{self.name}-{each}" for each in names), checkpoint_topic(self.name)]
-        admin = self.place.kafka.admin()
+        admin = self.servers.kafka.admin()
         for deleted in admin.delete_topics(topics).values():
             deleted.result(LIMIT_S)
         for each in self._to_postgres:
-            self.place.postgres.execute(f"DROP TABLE {table(self.name, each)}")
+            self.servers.postgres.execute(f"DROP TABLE {table(self.name, each)}")
 
     def close(self) -> None:
         """Nothing of it goes on."""
         for reader in self._readers.values():
             reader.end()
         for fault in self._faults:
-            self.place.proxy.disarm(fault)
+            self.servers.proxy.disarm(fault)
         for run in self.runs:
             if run.process.poll() is None:
                 run.process.send_signal(signal.SIGCONT)
@@ -252,7 +252,7 @@ class Life:
             each.replace("NAME", self.name).encode() if each else None for each in (way.holding, way.lacking)
         )
         assert holding is not None
-        fault = self.place.proxy.arm(Fault(way.api, Fate(self.cell.action), holding, lacking))
+        fault = self.servers.proxy.arm(Fault(way.api, Fate(self.cell.action), holding, lacking))
         self._faults.append(fault)
         deadline = time.monotonic() + LIMIT_S
         while not fault.met.wait(0.1):
@@ -287,14 +287,14 @@ class Life:
             verified += len(rows)
         assert all(each == next(iter(totals.values())) for each in totals.values()), "all stores have the same totals"
         topics = {f"{self.name}-{each}": OUT_PARTITIONS for each in self._to_kafka}
-        await_no_open_transaction(self.place.kafka, self.name, topics)
-        left = unreferenced_blocks(self.place.kafka, self.name)
+        await_no_open_transaction(self.servers.kafka, self.name, topics)
+        left = unreferenced_blocks(self.servers.kafka, self.name)
         assert left == set(), f"blocks that nobody refers to: {left}"
         for each in self._to_postgres:
-            assert_nothing_prepared(self.place.postgres, table(self.name, each))
+            assert_nothing_prepared(self.servers.postgres, table(self.name, each))
         if self._to_postgres and self.cell.way.commit == "write_ahead":
-            decided = newest_checkpoint(self.place.kafka, self.name).ledger
-            assert_ledger(self.place.postgres, self.name, decided)
+            decided = newest_checkpoint(self.servers.kafka, self.name).ledger
+            assert_ledger(self.servers.postgres, self.name, decided)
         return verified
 
 
@@ -305,21 +305,21 @@ def _await_stopped(process: int) -> None:
         time.sleep(0.01)
 
 
-def live(cell: Cell, place: Place) -> int:
-    """Live through *cell*; -> how many records were verified. Raises AssertionError for what must not be."""
-    life = Life(cell, place)
+def try_cell(cell: Cell, servers: Servers) -> int:
+    """The trial of *cell*; -> how many records were verified. Raises AssertionError for what must not be."""
+    trial = Trial(cell, servers)
     try:
         if isinstance(cell.way, Crash):
-            life.crash(cell.way)
+            trial.crash(cell.way)
         else:
-            life.lose(cell.way)
-        life.feed()
-        life.finish(parallelism=3 - cell.parallelism)
-        verified = life.assert_exact()
-        life.forget()
+            trial.lose(cell.way)
+        trial.feed()
+        trial.finish(parallelism=3 - cell.parallelism)
+        verified = trial.assert_exact()
+        trial.forget()
         return verified
     finally:
-        life.close()
-        (life.place.folder / f"{life.name}.json").write_text(
-            json.dumps([{"said": run.said, "events": run.events} for run in life.runs])
+        trial.close()
+        (trial.servers.folder / f"{trial.name}.json").write_text(
+            json.dumps([{"said": run.said, "events": run.events} for run in trial.runs])
         )

@@ -3,7 +3,7 @@
     python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--write]
 
 Every cell's result goes into `.crash-matrix/COMMIT.jsonl` as soon as it is there, by the commit that last changed what
-cells run: a run that was broken off goes on where it was. Cells that failed are lived through again. `--write` puts the
+cells run: a run that was broken off goes on where it was. Cells that failed are run again. `--write` puts the
 result, as far as it is there, into docs/guarantees.md and docs/crash-matrix.json, from where another machine goes on.
 """
 
@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cells import cells, live
-from places import opened
+from cells import cells, try_cell
+from matrix_servers import opened
 from report import documented, lines, written
 from rows import ROWS
 
 ROOT = Path(__file__).parents[3]
-LIVED_THROUGH = (
+RUN_BY_CELLS = (
     *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
     *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
     *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced")),
@@ -85,7 +85,7 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    told = subprocess.run(["git", *arguments, "--", *LIVED_THROUGH], cwd=ROOT, capture_output=True, text=True)
+    told = subprocess.run(["git", *arguments, "--", *RUN_BY_CELLS], cwd=ROOT, capture_output=True, text=True)
     return told.stdout.strip()
 
 
@@ -106,10 +106,10 @@ def main() -> int:
     due = [cell for cell in wanted if not results.passed(cell.name)]
     with (
         tempfile.TemporaryDirectory(prefix="crash-matrix-") as folder,
-        opened(Path(folder)) as place,
+        opened(Path(folder)) as servers,
         ThreadPoolExecutor(options.jobs) as pool,
     ):
-        begun = {pool.submit(result_of, cell.name, partial(live, cell, place)) for cell in due}
+        begun = {pool.submit(result_of, cell.name, partial(try_cell, cell, servers)) for cell in due}
         for done, future in enumerate(as_completed(begun), 1):
             tell(results, future.result(), f"{done} of {len(due)}")
     for test in tests:

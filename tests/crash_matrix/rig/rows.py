@@ -17,18 +17,24 @@ WITH_A_STORE = ("postgres", "both")
 WITH_KAFKA = ("kafka", "both")
 
 
-@dataclass(frozen=True)
-class Crash:
-    """A process meets a failpoint."""
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way in which the fault of a row is made, and what it is crossed with."""
 
-    point: str
-    nth: int = 2
-    """Which of the hits; some come once in the life of a process."""
     sinks: tuple[str, ...] = SINKS
     shapes: tuple[str, ...] = SHAPES
     commit: str = "write_ahead"
     """How PostgreSQL is written to."""
     modes: tuple[str, ...] = MODES
+
+
+@dataclass(frozen=True)
+class Crash(Way):
+    """A process meets a failpoint."""
+
+    point: str
+    nth: int = 2
+    """Which of the hits; some come once in the life of a process."""
 
     @property
     def name(self) -> str:
@@ -50,7 +56,7 @@ COMMITTING = ("store-committing", "store-committed", "store-entering")
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Way):
     """A request of Kafka's protocol has another fate than to be answered."""
 
     what: str
@@ -59,10 +65,6 @@ class Request:
     """What its bytes hold; NAME stands for the pipeline's."""
     lacking: str | None = None
     fates: tuple[Fate, ...] = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
-    sinks: tuple[str, ...] = SINKS
-    shapes: tuple[str, ...] = SHAPES
-    commit: str = "write_ahead"
-    modes: tuple[str, ...] = MODES
 
     @property
     def name(self) -> str:

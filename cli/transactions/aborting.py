@@ -20,10 +20,10 @@ from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.cli.open_transactions import find_transactions, open_ids, unfinalized_committables
-from exactlyonce.cli.staged_output import BY_NAME, StagedOutput, look_at_stores, undecided
 from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.waiting import WaitingOutput
+from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids, unfinalized_committables
+from exactlyonce.cli.transactions.staged_output import BY_NAME, StagedOutput, look_at_stores, undecided
+from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
@@ -80,7 +80,7 @@ def abort_undecided(
     transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
     topic = find_topic(config.confluent(), traces.pipeline)
     log, requests = DecisionLog(traces.pipeline, topic, SystemClock()), LogRequests(config, topic)
-    performer = Performer(config, transactions, output_log, requests, 0, lambda step, checkpoint: None)
+    performer = Performer(config, transactions, output_log, requests, 0)
     try:
         partitions = [(topic.name, each) for each in range(topic.partitions)]
         drive(settle(coordinator_id(traces.pipeline), partitions), performer)

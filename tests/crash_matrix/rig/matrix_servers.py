@@ -1,4 +1,4 @@
-"""Where cells live: a broker behind a proxy and a PostgreSQL, which end with the process."""
+"""The servers that cells run on: a broker behind a proxy and a PostgreSQL, which end with the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cells import Place
+from cells import Servers
 from kafka_proxy import proxied_broker
 from postgres_server import PostgresServer
 
@@ -14,15 +14,15 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Place]:
+def opened(folder: Path) -> Iterator[Servers]:
     """Servers that keep their data below *folder*, and nothing of it afterwards but what cells have said."""
     proxy, broker = proxied_broker(folder / "kafka")
     postgres = PostgresServer(prepared_max=50)
     postgres.start()
-    lives = folder / "lives"
-    lives.mkdir(exist_ok=True)
+    trials = folder / "trials"
+    trials.mkdir(exist_ok=True)
     try:
-        yield Place(KafkaCluster(proxy.bootstrap_servers), proxy, postgres, lives)
+        yield Servers(KafkaCluster(proxy.bootstrap_servers), proxy, postgres, trials)
     finally:
         proxy.close()
         broker.kill()

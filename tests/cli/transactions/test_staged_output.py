@@ -16,10 +16,10 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store.files.names import name_of
 from exactlyonce.checkpoint.store.files.opening import file_storage
 from exactlyonce.checkpoint.store.storage import AttemptBlocks
-from exactlyonce.cli import staged_output
-from exactlyonce.cli.staged_output import find_staged
 from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.waiting import WaitingOutput
+from exactlyonce.cli.transactions import staged_output
+from exactlyonce.cli.transactions.staged_output import find_staged
+from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exactlyonce.cli.waiting import TRANSACTION, InPartition, WaitingOutput, as_table
+from exactlyonce.cli.transactions.waiting import TRANSACTION, InPartition, WaitingOutput, as_table
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 NOW_MS = 10_000_000
 OPEN = WaitingOutput(
     name="eo:order-totals:out:0:1.0:0", kind=TRANSACTION, state="Ongoing", sink="out", subtask=0, incarnation=1,

@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.records.committable import Committable, Transactiona
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
-from exactlyonce.cli.waiting import TRANSACTION, InPartition, WaitingOutput
+from exactlyonce.cli.transactions.waiting import TRANSACTION, InPartition, WaitingOutput
 from exactlyonce.connectors.kafka.transactions import Transactions
 
 OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
