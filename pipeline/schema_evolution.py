@@ -1,4 +1,4 @@
-"""What is lost, or is missing, where values of one schema are read by another one; schemas are `schema.describe`'s.
+"""The losses, and the gaps, where values of one schema are read by another one; schemas are `schema.describe`'s.
 
 Invariant: whatever msgspec drops without a word is found by the schemas alone: fields that a record has no more, keys
 of a dict that has become a record, items by position that have no place or another one. What it refuses, decoding

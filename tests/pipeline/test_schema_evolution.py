@@ -1,4 +1,4 @@
-"""What one schema loses, or lacks, of another: nothing that decoding would drop without a word is overlooked."""
+"""Schemas that are read by others: nothing that decoding would drop without a word is overlooked."""
 
 from __future__ import annotations
 
