@@ -313,16 +313,7 @@ class Subtask:
             operators.append(OperatorAck(state.operator, tuple(index), found.refs, found.size))
         order = yield from _durable(parts)
         order_log = None if frozen.order is None else OrderLog(self.name, self.index, tuple(order))
-        captured = yield from _durable(sent.tickets)
-        if captured:
-            hit("unaligned-captured")
-        lists = yield from _durable(
-            [self.names.write_in_flight_list(*place, body) for body in in_flight.lists_of(captured)]
-        )
-        channel_log = None
-        if captured:
-            named = tuple(lists or captured)
-            channel_log = ChannelLog(self.name, self.index, sent.records, named, indexed=bool(lists))
+        channel_log, captured, lists = yield from self._logged(place, sent)
         written += order + captured + lists
         precommits, staged = [], []
         for sink in self.sinks:
@@ -365,6 +356,20 @@ class Subtask:
             while self.blocks.pending > BLOCKS_PENDING_MAX:
                 yield False
         return _OnItsWay(tickets, sum(records_in(each.frame) for each in frames))
+
+    def _logged(
+        self, place: tuple[AttemptBlocks, int, str, int], sent: _OnItsWay
+    ) -> Generator[bool, None, tuple[ChannelLog | None, list[BlockRef], list[BlockRef]]]:
+        """The log of what was on its way, once its blocks are durable; these, and the lists of them where they are
+        many."""
+        captured = yield from _durable(sent.tickets)
+        if not captured:
+            return None, [], []
+        hit("unaligned-captured")
+        lists = [self.names.write_in_flight_list(*place, body) for body in in_flight.lists_of(captured)]
+        named = yield from _durable(lists)
+        log = ChannelLog(self.name, self.index, sent.records, tuple(named or captured), indexed=bool(named))
+        return log, captured, named
 
     def _write(
         self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]
