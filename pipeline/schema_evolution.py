@@ -112,10 +112,14 @@ class _Evolution:
         self._compared.add((id(old), id(new)))
         fields = dict(old["fields"])
         for name, schema in new["fields"]:
-            if name in fields:
-                yield from self.unfit(fields[name], schema, f"{path}.{name}")
-            elif not (isinstance(schema, dict) and "optional" in schema):
+            if _has_default(schema):
+                yield from self.unfit(fields[name], schema, f"{path}.{name}") if name in fields else ()
+            elif name not in fields:
                 yield f"{path}.{name} is new and has no default"
+            elif _has_default(fields[name]):  # values from before it was there may lie beside those that have it
+                yield f"{path}.{name} has lost its default"
+            else:
+                yield from self.unfit(fields[name], schema, f"{path}.{name}")
 
 
 def _records(schema: Any) -> dict[str, list[Any]]:
@@ -152,6 +156,10 @@ def _one(schema: Any, records: dict[str, list[Any]]) -> Any:
     """The only member of *schema*, or a schema that has no form."""
     members = _members(schema, records)
     return members[0] if len(members) == 1 else {}
+
+
+def _has_default(field: Any) -> bool:
+    return isinstance(field, dict) and "optional" in field
 
 
 def _kind(schema: Any) -> str:

@@ -138,6 +138,13 @@ def test_what_is_missing_in_a_record_that_is_described_elsewhere() -> None:
     assert unfit(describe(old), describe(new), "S") == ["S.b.z is new and has no default"]
 
 
+def test_a_default_that_goes() -> None:
+    """Values that were written before the field was there may lie beside those that have it, and need the default."""
+    old, new = struct(("x", int), ("z", int, 0)), struct(("x", int), ("z", int))
+    assert unfit(describe(old), describe(new), "S") == ["S.z has lost its default"]
+    assert unfit(describe(new), describe(old), "S") == unfit(describe(old), describe(old), "S") == []
+
+
 SCALARS = st.sampled_from([int, str])
 
 
