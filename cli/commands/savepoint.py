@@ -56,12 +56,13 @@ def savepoint(args: argparse.Namespace) -> int:
     from exactlyonce.checkpoint.records.storage_url import storage_url
     from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli import asking
+    from exactlyonce.engines.savepoints.exported import require_place
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     pipeline = pipeline_name(args)
     if args.to is not None:
-        storage_url(args.to, "--to")
+        require_place(storage_url(args.to, "--to"))
     history = read_history(config.confluent(), pipeline)
     living = asking.living_run(history)
     runs = living is not None

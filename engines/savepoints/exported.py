@@ -86,6 +86,13 @@ class _Removed(msgspec.Struct, frozen=True):
     checkpoint: int
 
 
+def require_place(url: str) -> None:
+    """Raise unless a savepoint can be exported below *url*, where nothing is left."""
+    folder = folder_of(storage_url(url), f"place-{secrets.token_hex(4)}")
+    folder.check()
+    _empty(folder)
+
+
 def export(savepoint: Savepoint, url: str) -> str:
     """Write *savepoint* into a new folder below *url*; the URL of that folder, once all of it is durable."""
     saved, base = savepoint.saved, storage_url(url)

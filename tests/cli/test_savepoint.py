@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -66,12 +68,27 @@ def test_what_others_have_asked_for_stays(
     }
     for (module, name), answer in answers.items():
         monkeypatch.setattr(module, name, answer)
+    monkeypatch.setattr("exactlyonce.engines.savepoints.exported.require_place", lambda url: None)
     monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", lambda *args: history(finalized=1))
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
     shared = len(requests) > 1
     assert deleted == ([] if shared else [1])
     told = "Somebody else has asked at the same time" in (shown := capsys.readouterr().out)
     assert told == ("is kept until `exactlyonce savepoints delete totals 1`" in shown) == shared
+
+
+def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a savepoint would be taken, and stay, at each try; a place that takes one is left as it was."""
+    monkeypatch.setattr(savepoint, "client", lambda args: _Client())
+    reached = RuntimeError("the run is looked for")
+    monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", Mock(side_effect=reached))
+    with pytest.raises(ConfigError, match="make the folder, or mount it"):
+        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/none"]))
+    with pytest.raises(RuntimeError, match="looked for"):
+        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}"]))
+    assert not any(tmp_path.iterdir())
 
 
 class _Client:
