@@ -96,7 +96,7 @@ def _kept(pipeline: Pipeline) -> Loaded:
 
 def _importable(pipeline: Pipeline) -> Loaded:
     """Import the pipeline under a name that other processes can use, and check that it comes out the same."""
-    scopes = (caller().f_globals, pipeline.scope)
+    scopes = (caller().f_globals, pipeline.scope, *(vars(each) for each in [*sys.modules.values()] if _is_file(each)))
     bound = [(scope, name) for scope in scopes for name, value in scope.items() if value is pipeline]
     if not bound:
         raise ConfigError(
@@ -109,6 +109,10 @@ def _importable(pipeline: Pipeline) -> Loaded:
     if loaded.pipeline.build().fingerprint() != pipeline.build().fingerprint():
         raise ConfigError(f"importing {module}:{attribute} gives another graph: does it depend on how it is run?")
     return loaded
+
+
+def _is_file(module: object) -> bool:
+    return isinstance(module, ModuleType) and getattr(module, "__file__", None) is not None
 
 
 def _module_name(scope: Mapping[str, Any]) -> tuple[str, Path]:

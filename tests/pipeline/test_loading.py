@@ -204,6 +204,15 @@ def test_a_script_that_cannot_run(engine: Engine, text: str, problem: str) -> No
     assert problem in engine.python("script.py")
 
 
+def test_a_module_that_is_imported_binds_the_pipeline(engine: Engine) -> None:
+    """Who calls `run` need be neither who has made it nor who has named it."""
+    (engine.folder / "made.py").write_text(PIPELINE)
+    (engine.folder / "named.py").write_text('from made import make\nbound = make("orders")\n')
+    (engine.folder / "runs.py").write_text("import named\nnamed.bound.run('some')\n")
+    reference = {"module": "named", "attribute": "bound", "params": {}, "path": str(engine.folder)}
+    assert msgspec.json.decode(engine.python("runs.py"))[:2] == [reference, True]
+
+
 def test_a_file_without_a_modules_name_is_told(engine: Engine) -> None:
     """A script that cannot be imported because of its name is told to be renamed."""
     (engine.folder / "my-script.py").write_text(SCRIPT)
