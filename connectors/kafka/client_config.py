@@ -232,7 +232,7 @@ def _refuse_contradictions(settings: Mapping[str, str]) -> None:
     for server in settings["bootstrap.servers"].split(","):
         if not _is_address(server.strip()):
             raise ConfigError(
-                f"bootstrap.servers names {server.strip()!r}. Write host:port, several separated by commas."
+                f"bootstrap.servers names {_unsigned(server.strip())!r}. Write host:port, several separated by commas."
             )
     owned = sorted(OWNED.intersection(settings))
     if owned:
@@ -256,6 +256,12 @@ def _refuse_contradictions(settings: Mapping[str, str]) -> None:
     missing = [name for name in needed if name not in settings]
     if missing:
         raise ConfigError(f"sasl.mechanism {mechanism} needs {' and '.join(missing)}. Set it.")
+
+
+def _unsigned(server: str) -> str:
+    """*server* without what may be a password in front of it."""
+    before, at, host = server.rpartition("@")
+    return f"***@{host}" if at else before + host
 
 
 def _is_address(server: str) -> bool:

@@ -45,6 +45,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_what_stands_before_an_address_is_not_shown() -> None:
+    """It may be a password, as in the URLs of others."""
+    with pytest.raises(ConfigError, match=r"names '\*\*\*@127\.0\.0\.1:9092'\. Write host:port") as raised:
+        ClientConfig({"bootstrap.servers": f"somebody:{CANARY}@127.0.0.1:9092"})
+    assert CANARY not in str(raised.value)
+
+
 class TestBothLibraries:
     """What one setting becomes for each of the two."""
 
