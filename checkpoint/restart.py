@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from exactlyonce.pipeline.errors import ConfigError
@@ -103,4 +103,8 @@ def restart_strategy(name: str, **options: int) -> RestartStrategy:
     try:
         return STRATEGIES[name](**options)
     except TypeError:
-        raise ConfigError(f"Restart strategy {name!r} does not take all of: {', '.join(options)}.") from None
+        given = ", ".join(option.removesuffix("_ms") for option in options)
+        known = ", ".join(each.name.removesuffix("_ms") for each in fields(STRATEGIES[name]) if each.init)
+        raise ConfigError(
+            f"Restart strategy {name!r} does not take all of: {given}. It takes {known or 'no options'}."
+        ) from None

@@ -76,7 +76,10 @@ _DIRECT = {
 
 def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> ClientConfig:
     """How to reach the cluster: `bootstrap_servers` and `kafka` of *options*, the file's `[kafka]`, the environment."""
-    settings = {**(file or {}).get("kafka", {}), **(options.get("kafka") or {})}
+    given = options.get("kafka") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError('kafka has to be a dict of librdkafka\'s settings, as {"security.protocol": "SASL_SSL"}.')
+    settings = {**(file or {}).get("kafka", {}), **given}
     servers = (
         options.get("bootstrap_servers")
         or settings.pop("bootstrap.servers", None)
@@ -200,13 +203,17 @@ def _for_rocksdb(given: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[str
     return (*direct, *(f"[state] {name}" for name in names if name in file and not overruled))
 
 
-def _restart(options: Mapping[str, Any]) -> dict[str, int | str]:
+def _restart(options: Any) -> dict[str, int | str]:
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f'restart is {options!r}: write a dict, as {{"strategy": "fixed_delay", "attempts": 3, "delay": "1s"}}.'
+        )
     found: dict[str, int | str] = {"strategy": str(options.get("strategy", "exponential_delay"))}
     for name, value in options.items():
         if name in _RESTART_DURATIONS:
             found[f"{name}_ms"] = duration_ms(value, f"restart {name}")
         elif name in _RESTART_COUNTS:
-            found[name] = _count(value, name)
+            found[name] = _count(value, f"restart {name}")
         elif name != "strategy":
             known = ", ".join((*_RESTART_COUNTS, *_RESTART_DURATIONS))
             raise ConfigError(f"A restart strategy has no option {name!r}. Options are, depending on it: {known}.")
@@ -227,6 +234,8 @@ def _flag(value: Any, name: str) -> bool:
 
 def _count(value: Any, name: str) -> int:
     try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} is {value!r}: write a whole number.") from None
+        if isinstance(value, (int, str)) and not isinstance(value, bool):
+            return int(value)
+    except ValueError:
+        pass
+    raise ConfigError(f"{name} is {value!r}: write a whole number.")

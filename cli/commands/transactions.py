@@ -165,7 +165,8 @@ def abort(args: argparse.Namespace) -> int:
         print(json.dumps({**shown, "unasked": unasked}))
         return 0
     _print(args, [*aborted, *left], unasked)
-    print(f"{text.counted(len(aborted), 'transaction')} aborted.")
+    names = f": {', '.join(each.name for each in aborted)}" if left else ""
+    print(f"{text.counted(len(aborted), 'transaction')} aborted{names or '.'}")
     decided = sum(each.is_decided for each in left)
     if decided:
         again = "its query" if traces.is_sink else "it"

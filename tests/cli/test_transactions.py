@@ -134,8 +134,11 @@ def test_one_of_those_that_nobody_decided(orders: Orders, here: Here) -> None:
     refused = here("transactions", "commit", orders.name, listed["name"], "--take-over")
     assert (refused.code, "No checkpoint has decided" in refused.err) == (2, True)
     other = open_transaction(orders, listed["name"].replace(":0:1.0:", ":1:1.0:"))
+    more = open_transaction(orders, listed["name"].replace(":0:1.0:", ":2:1.0:"))
     done = json.loads(here("transactions", "abort", orders.name, listed["name"], "--take-over", "--json").out)
-    assert [[each["name"] for each in done[key]] for key in ("aborted", "left")] == [[listed["name"]], [other]]
+    assert [[each["name"] for each in done[key]] for key in ("aborted", "left")] == [[listed["name"]], [other, more]]
+    told = here("transactions", "abort", orders.name, more, "--take-over").out.splitlines()
+    assert told[-2:] == [f"1 transaction aborted: {more}", "1 transaction left that was not named."]
     assert [each["name"] for each in json.loads(here("transactions", "list", orders.name, "--json").out)] == [other]
 
 

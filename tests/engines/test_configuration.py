@@ -96,6 +96,8 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
     ("text", "mistake"),
     [
         ("[run]\nparallelism = 'two'", "parallelism is 'two': write a whole number"),
+        ("[run]\nparallelism = 2.5", "parallelism is 2.5: write a whole number"),
+        ("[run]\nparallelism = true", "parallelism is True: write a whole number"),
         ("[run]\nparallelism = 0", "parallelism is 0: it must be at least 1"),
         (
             "[run]\ncheckpoint_partitions = 1",
@@ -124,7 +126,9 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[state]\nmemory = '10kb'", "is 10.0 kB: give it 1.0 MB at least"),
         ("[state]\nsize = 1", "\\[state\\] has no key 'size'. It has: backend, memory, folder"),
         ("[restart]\nstrategy = 'never'", "There is no restart strategy 'never'"),
-        ("[restart]\nstrategy = 'none'\ndelay = '1s'", "does not take all of: delay"),
+        ("[restart]\nstrategy = 'none'\ndelay = '1s'", "not take all of: delay. It takes no options"),
+        ("[restart]\nstrategy = 'fixed_delay'\nmax = '1s'", "all of: max. It takes attempts, delay"),
+        ("[restart]\nattempts = 1.5", "restart attempts is 1.5: write a whole number"),
         ("[kafka]\nacks = 1", "acks: set by exactlyonce itself"),
         ("[run", "is not valid TOML"),
     ],
@@ -133,6 +137,17 @@ def test_a_wrong_file_is_an_error_that_names_the_place(text: str, mistake: str, 
     """The message has the name, what was written, and what may be."""
     with pytest.raises(ConfigError, match=mistake):
         options_from({"config": written(tmp_path, text)})
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [({"restart": "none"}, "restart is 'none': write a dict, as {\"strategy\""), ({"kafka": "x"}, "has to be a dict")],
+    ids=["restart", "kafka"],
+)
+def test_what_should_be_a_dict(options: dict[str, str], mistake: str) -> None:
+    """In Python these are dicts; on the command line they have a form of their own."""
+    with pytest.raises(ConfigError, match=mistake):
+        options_from({"bootstrap_servers": "127.0.0.1:1", **options})
 
 
 def test_a_missing_file_and_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
