@@ -131,7 +131,7 @@ def _finalized_anyway() -> Iterable[Any]:
     "zombie coordinators are not fenced",
     r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn",
     luck="zombies",
-    first=50,
+    first=70,
 )
 def _no_fence() -> Iterable[Any]:
     numbers = itertools.count()
@@ -183,7 +183,7 @@ def _no_sweep_of_empty() -> Iterable[Any]:
     yield patch.object(of_transactions, "sweep", sweep)
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=217)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=831)
 def _unprotected() -> Iterable[Any]:
     real = commit.sweep
 
@@ -228,7 +228,7 @@ def _forget_repairs() -> Iterable[Any]:
 
 
 @mutant(
-    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=217
+    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=641
 )
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))

@@ -106,7 +106,7 @@ def _awaited() -> Iterable[Any]:
     yield patch.object(Alignment, "__init__", init)
 
 
-@mutant("feedback ahead of the snapshot is not held back", STATE + "|" + COUNT, "mutual", luck=CYCLES, first=5)
+@mutant("feedback ahead of the snapshot is not held back", STATE + "|" + COUNT, "mutual", luck=CYCLES, first=12)
 def _ahead() -> Iterable[Any]:
     real = Alignment.is_held
 

@@ -55,4 +55,4 @@ def _never() -> Iterable[Any]:
 
 @mutant("files are told apart by partition and offset", LEFT, luck="outside")
 def _alike() -> Iterable[Any]:
-    yield patch.object(retention, "_place", lambda block: (block.ref.partition, block.ref.offset))
+    yield patch.object(retention, "_place", lambda ref: (ref.partition, ref.offset))
