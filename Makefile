@@ -1,11 +1,11 @@
-# make demo | test | test-all | test-matrix | crash-matrix | simulate | bench | lint | help: each sets up what it needs in .venv, once.
+# make demo | test | test-all | test-matrix | crash-matrix | simulate | soak | bench | lint | help: each sets up what it needs in .venv, once.
 # Needs make, Python 3.10 or newer, a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
 # make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
 # make test takes minutes: all but what repeats what a sample shows, and some of what takes long; make test-all leaves out the crash
 # matrix of stores alone, an hour of its own: make test-matrix.
 
-.PHONY: demo test test-all test-matrix crash-matrix simulate bench lint image clean kafka help
+.PHONY: demo test test-all test-matrix crash-matrix simulate soak bench lint image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 # Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
@@ -60,6 +60,10 @@ simulate: .venv/dev.stamp
 kafka: .venv/dev.stamp .venv/java.stamp
 	@.venv/bin/python -m exactlyonce.connectors.embedded.class_archive
 	@.venv/bin/python tests/spark/rig/spark_classes.py
+
+# Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see docs/guarantees.md.
+soak: .venv/dev.stamp
+	.venv/bin/python tests/simulation/soak.py $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .
