@@ -86,3 +86,14 @@ def in_flight_pace(channels: int, *, cautious: bool = False, bounds: Bounds = AL
     """
     most = IN_FLIGHT_AT_FIRST if cautious else IN_FLIGHT_RECORDS_MAX
     return Pace(bounds.in_flight_s / channels, IN_FLIGHT_AT_FIRST, most, growth=8)
+
+
+def snapshot_budget_s(records_s: float) -> float:
+    """How long snapshots may be worked on in a turn of the loop that spent *records_s* on records: twice as long, for
+    nobody sees what these put out before the next snapshot is done; but no pause of more than 20 ms is made for it,
+    unless records take so long themselves that a snapshot would hardly come on.
+
+    >>> [snapshot_budget_s(each) for each in (0.0, 0.003, 0.006, 0.03, 0.1)]
+    [0.008, 0.008, 0.012, 0.02, 0.05]
+    """
+    return max(0.008, min(2 * records_s, 0.02), records_s / 2)

@@ -24,7 +24,7 @@ from exactlyonce.engines.local.building import Built, build
 from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
 from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
-from exactlyonce.engines.local.pace import GATHER_S
+from exactlyonce.engines.local.pace import GATHER_S, snapshot_budget_s
 from exactlyonce.engines.local.watch import Watch
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal
 from exactlyonce.pipeline.failpoints import hit
@@ -33,10 +33,6 @@ from exactlyonce.pipeline.loading import load_reference
 
 IDLE_WAIT_S = 0.02
 BUSY_WAIT_S = 0.002
-SNAPSHOT_BUDGET_S = 0.004
-SNAPSHOT_SHARE = 0.5
-"""Of the time that a turn spent on records, what snapshots may take if it is more: else the slower a batch, the longer
-would a snapshot take."""
 PROGRESS_INTERVAL_S = 0.25
 COSTS_INTERVAL_S = 10.0
 """Over how long what operators cost is summed up."""
@@ -162,7 +158,7 @@ class Worker:
         for task in reversed(built.subtasks):
             task.hurried = hurried
             moved = task.step() or moved
-        budget_s = max(SNAPSHOT_BUDGET_S, SNAPSHOT_SHARE * (self.clients.monotonic_s() - began_s))
+        budget_s = snapshot_budget_s(self.clients.monotonic_s() - began_s)
         self.activity.phase("flushing its sinks")
         for writer in built.writers:
             moved = writer.poll() or moved

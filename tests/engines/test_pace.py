@@ -13,7 +13,14 @@ from exactlyonce.engines.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activ
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, BarrierFrame, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput
-from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, SLICE_CAUTIOUS, Pace, slice_pace
+from exactlyonce.engines.local.pace import (
+    ALIGNED,
+    BATCH_RECORDS_MAX,
+    SLICE_CAUTIOUS,
+    Pace,
+    slice_pace,
+    snapshot_budget_s,
+)
 from exactlyonce.engines.operators import Batch, Map, Process, Stateful
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.table import KeyedTable
@@ -258,3 +265,10 @@ def test_an_attempt_after_a_failure_begins_with_little() -> None:
         assert isinstance(batch, Batch)
         read.slices.pace.took(len(batch.records), 0.0)
     assert read.slices.pace.size > SLICE_CAUTIOUS
+
+
+def test_a_snapshot_goes_before_records_for_a_bounded_while() -> None:
+    """It gets twice what records took, 8 ms at least and 20 at most; where records take longer, half of their time."""
+    assert [round(1000 * snapshot_budget_s(each / 1000)) for each in (0, 2, 6, 10, 30, 40, 100)] == [
+        8, 8, 12, 20, 20, 20, 50
+    ]  # fmt: skip
