@@ -103,12 +103,22 @@ def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
         assert process.wait(LIMIT_S) == 0
 
 
-def test_an_export_that_fails(orders: Orders, tmp_path: Path) -> None:
-    """The savepoint that was taken for it is kept, and one is told how to delete it."""
+def test_an_export_that_fails(orders: Orders, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is taken for a place that is not there. Of one that fails later the savepoint is kept, and one is told how
+    to delete it."""
+
+    def full(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
+        raise StorageUnavailable(f"{self.url} is full: make room there.")
+
     with orders.running():
-        ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}/missing")
+        refused = here("savepoint", orders.name, "--to", f"file://{tmp_path}/missing")
+        assert not any(each.is_savepoint for each in history(orders).retained)
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalFolder, "put", full)
+            ended = here("savepoint", orders.name, "--to", f"file://{tmp_path}")
         (kept,) = [each.checkpoint for each in history(orders).retained if each.is_savepoint]
-    assert ended.code == 2
+    assert (refused.code, "make the folder, or mount it" in refused.err) == (2, True)
+    assert ended.code != 0
     assert f"savepoints delete {orders.name} {kept}`" in ended.err
 
 
