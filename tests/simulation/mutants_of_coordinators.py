@@ -60,7 +60,7 @@ def _commit_first() -> Iterable[Any]:
     yield patch.object(leader, "decide", decide)
 
 
-@mutant("abort after an unknown answer", ABORTED, luck="network", first=16)
+@mutant("abort after an unknown answer", ABORTED, luck="network", first=2)
 def _abort_after_unknown() -> Iterable[Any]:
     def end(endings: Any, *, commit: bool) -> Any:
         asked = tuple(endings)
@@ -228,7 +228,7 @@ def _forget_repairs() -> Iterable[Any]:
 
 
 @mutant(
-    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=641
+    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=780
 )
 def _no_chain() -> Iterable[Any]:
     yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
@@ -277,7 +277,7 @@ def _drop_late() -> Iterable[Any]:
     "a restart does not finish what is decided",
     r"is decided before the one before it is finalized|" + ABORTED,
     luck="naps",
-    first=65,
+    first=12,
 )
 def _unfinished_restart() -> Iterable[Any]:
     real = Leader.finish

@@ -37,7 +37,7 @@ def _left_open() -> Iterable[Any]:
     "a cancelled run does not finish what is decided",
     r"checkpoint \d+ is condemned before it is known to be committed",
     luck="cancelled and deleted",
-    first=335,
+    first=13,
 )
 def _unfinished() -> Iterable[Any]:
     real = Coordinator._restart

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from exactlyonce.engines import in_flight
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, RestoredInput
 from exactlyonce.engines.local.task import Subtask
+from exactlyonce.state.errors import DamagedState
 
 OVERTAKING = Table()
 """By name."""
@@ -192,12 +194,17 @@ def _unlisted() -> Iterable[Any]:
 
 @mutant("only the first of several lists of what was on its way is read", STATE + "|" + COUNT, luck=UNALIGNED)
 def _first_list() -> Iterable[Any]:
-    real = in_flight.blocks_of
+    real, real_decode = in_flight.blocks_of, in_flight.decode
 
     def blocks_of(log: ChannelLog, reader: Any) -> Any:
         return real(msgspec.structs.replace(log, blocks=log.blocks[:1]) if log.indexed else log, reader)
 
+    def decode(bodies: Iterable[bytes]) -> Iterator[Any]:
+        with suppress(DamagedState):  # a frame that is cut off would be noticed
+            yield from real_decode(bodies)
+
     yield patch.object(in_flight, "blocks_of", blocks_of)
+    yield patch.object(in_flight, "decode", decode)
 
 
 # --- what is restored -----------------------------------------------------------------------------------------------
