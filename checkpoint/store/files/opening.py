@@ -18,7 +18,8 @@ _TOPIC_SUFFIX = ".checkpoints"
 
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     """The storage of the pipeline whose decisions are in *topic*, below *url*, as `storage_url` has made it."""
-    inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic.topic_id}"
+    topic_id = topic.topic_id.replace("/", "_").replace("+", "-")  # as Kafka's own tools write it; a slash would be a folder
+    inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic_id}"
     return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
 
 

@@ -151,6 +151,13 @@ def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_of_a_topic(tmp_path: Path) -> None:
+    """A topic's id is one part of the path, whatever is in it: HDFS refuses a path with two slashes in a row."""
+    storage = file_storage(tmp_path.as_uri(), TopicInfo("totals.checkpoints", "/K2hwvq+fS8if//3pbCldB/", 2, 1))
+    storage.check()
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.glob("*/*")] == ["totals/_K2hwvq-fS8if__3pbCldB_"]
+
+
 def test_what_a_folder_is_for(tmp_path: Path) -> None:
     """Only where it is the storage of checkpoints an error says so: a savepoint is exported to another place."""
     missing = (tmp_path / "missing").as_uri()
