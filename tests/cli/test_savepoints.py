@@ -104,8 +104,8 @@ def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
 
 
 def test_an_export_that_fails(orders: Orders, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is taken for a place that is not there. Of one that fails later the savepoint is kept, and one is told how
-    to delete it."""
+    """Nothing is taken for a place that is not there. Of one that fails later the savepoint is kept, and it is said how
+    it is deleted."""
 
     def full(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
         raise StorageUnavailable(f"{self.url} is full: make room there.")

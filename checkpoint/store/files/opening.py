@@ -18,7 +18,7 @@ _TOPIC_SUFFIX = ".checkpoints"
 
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     """The storage of the pipeline whose decisions are in *topic*, below *url*, as `storage_url` has made it."""
-    topic_id = topic.topic_id.replace("/", "_").replace("+", "-")  # as Kafka's own tools write it; a slash would be a folder
+    topic_id = topic.topic_id.replace("/", "_").replace("+", "-")  # as Kafka's tools write it: without slashes
     inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic_id}"
     return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
 
