@@ -35,7 +35,7 @@ from exactlyonce.state.key_groups import common_groups, group_range
 PIECE_BYTES = 768 * 1024
 """So that a block stays below its limit even where nothing can be compressed."""
 SLICE_FRAMES = 64
-NAMED_MAX = 16
+NAMED_MAX = 4
 LISTED_MAX = 4_000
 _HEADER = struct.Struct(">HI")
 _encode_list = msgspec.msgpack.Encoder().encode

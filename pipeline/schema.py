@@ -1,7 +1,8 @@
 """Schemas: a type as it looks on the wire, as JSON that is equal exactly when the bytes are understood alike.
 
-Names of modules, docstrings and validation limits are left out; names of classes and fields, their order, defaults that
-make a field optional, and tags are in. Raises `UnsupportedType` for what msgspec cannot encode and decode again.
+Names of modules, docstrings and validation limits are left out; names of classes and fields, their order, that a
+field has a default, what is left out where it has that, and tags are in. Raises `UnsupportedType` for what msgspec
+cannot encode and decode again.
 """
 
 from __future__ import annotations
@@ -89,10 +90,8 @@ def _describe_record(info: Any, seen: set[Any]) -> Any:
     if info.cls in seen:
         return {"record": name}
     seen.add(info.cls)
-    fields = {
-        field.encode_name: _describe(field.type, seen) if field.required else {"optional": _describe(field.type, seen)}
-        for field in info.fields
-    }
+    omits = isinstance(info, inspect.StructType) and record_class(info).__struct_config__.omit_defaults
+    fields = {field.encode_name: _describe_field(field, seen, omits) for field in info.fields}
     described = {"record": name, "fields": [[field, schema] for field, schema in fields.items()]}
     if isinstance(info, inspect.NamedTupleType):
         described |= {"array": True}
@@ -100,3 +99,19 @@ def _describe_record(info: Any, seen: set[Any]) -> Any:
         described |= {"array": True} if info.array_like else {}
         described |= {"tag": [info.tag_field, info.tag]} if info.tag is not None else {}
     return described
+
+
+def _describe_field(field: inspect.Field, seen: set[Any], omits: bool) -> Any:
+    """Of a class that *omits* defaults, the default says what the bytes leave out."""
+    schema = _describe(field.type, seen)
+    if field.required:
+        return schema
+    left_out: Any = field.default_factory() if field.default_factory in (list, dict, set) else field.default
+    if not omits or left_out is msgspec.NODEFAULT:
+        return {"optional": schema}
+    return {"optional": schema, "omitted": msgspec.to_builtins(left_out, str_keys=True, order="deterministic")}
+
+
+def record_class(info: Any) -> Any:
+    """The class of records, without what a generic one is filled with."""
+    return getattr(info.cls, "__origin__", info.cls)

@@ -1,9 +1,10 @@
 """The losses, and the gaps, where values of one schema are read by another one; schemas are `schema.describe`'s.
 
 Invariant: whatever msgspec drops without a word is found by the schemas alone: fields that a record has no more, keys
-of a dict that has become a record, items by position that have no place or another one. What it refuses, decoding
-finds; `unfit` knows some of it beforehand. A schema describes a record once and names it elsewhere; where two records
-of a schema have one name, each of them is looked at.
+of a dict that has become a record, items by position that have no place or another one, items that a set has once, a
+default that the bytes leave out. Integers that become floats are rounded, as by Avro's rules. What msgspec refuses,
+decoding finds; `unfit` knows some of it beforehand. A schema describes a record once and names it elsewhere; where two
+records of a schema have one name, each of them is looked at.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class _Evolution:
                     continue
                 if tagged > 1 and "tag" not in other and _kind(other) == _RECORD:
                     yield f"{path} (which of {tagged} records it is)"
+                if "set" in other and "set" not in one:
+                    yield f"{path} (its items that are there more than once)"
                 yield from self._between(one, other, path)
 
     def _between(self, one: Any, other: Any, path: str) -> Iterator[str]:
@@ -67,6 +70,8 @@ class _Evolution:
             keys, values = other["dict"]
             if was == _DICT:
                 yield from self.lost(one["dict"][0], keys, path)
+            elif was == _RECORD and any(_is_omitted(field) for _, field in one["fields"]):
+                yield f"{path} (its fields that omit_defaults has left out)"
             for each in _values(one):
                 yield from self.lost(each, values, path)
         elif was == now == _TUPLE:
@@ -89,6 +94,8 @@ class _Evolution:
                 return
             for name, schema in one["fields"]:
                 if name in fields:
+                    if _is_omitted(schema) and not _is_same_default(schema, fields[name]):
+                        yield f"{path}.{name} (its {schema['omitted']!r:.40} that omit_defaults has left out)"
                     yield from self.lost(schema, fields[name], f"{path}.{name}")
                 else:
                     yield f"{path}.{name}"
@@ -162,6 +169,17 @@ def _has_default(field: Any) -> bool:
     return isinstance(field, dict) and "optional" in field
 
 
+def _is_omitted(field: Any) -> bool:
+    """Whether a value leaves the field out where it has its default."""
+    return isinstance(field, dict) and "omitted" in field
+
+
+def _is_same_default(was: Any, now: Any) -> bool:
+    """Whether what *was* left out is read as it was, as far as the schemas tell: a type that always writes its fields
+    does not say its defaults."""
+    return _is_omitted(now) and [type(was["omitted"]), was["omitted"]] == [type(now["omitted"]), now["omitted"]]
+
+
 def _kind(schema: Any) -> str:
     if isinstance(schema, str):
         return _ANY if schema == "any" else ""
@@ -175,7 +193,8 @@ def _may_be_read(one: Any, other: Any) -> bool:
     if now in ("", _ANY) or not was:
         return False
     if was == now == _RECORD:
-        return "tag" not in one or "tag" not in other or one["tag"] == other["tag"]
+        tags = one.get("tag"), other.get("tag")  # a field, and its value
+        return None in tags or tags[0] == tags[1] or tags[0][0] != tags[1][0]
     return was == _ANY or _is_map(one) == _is_map(other)
 
 

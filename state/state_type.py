@@ -8,7 +8,6 @@ where it changes, a table's first snapshot writes the state whole.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -19,9 +18,11 @@ from msgspec import inspect
 from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.schema import record_class
 from exactlyonce.pipeline.schema_evolution import lost, unfit
 from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
+from exactlyonce.state.exactness import inexact
 
 S = TypeVar("S")
 
@@ -85,15 +86,15 @@ class _ByType(Generic[S]):
         self.pack = self.encode = _encode
         self.unpack = msgspec.msgpack.Decoder(type_).decode
         self._decode = msgspec.msgpack.Decoder(list[type_]).decode
-        self._loose = _holds_any(inspect.type_info(type_), set())
+        self._inexact = inexact(type_)
 
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
         return self._decode(encoded)
 
     def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
-        """Bytes tell what a type has no place for, and not what they stand for where it says nothing."""
-        if self._loose:
-            return "" if decoded == list(states) else _difference_of_kind(states, decoded)
+        """Bytes tell what a type has no place for, and not what they were."""
+        if found := next(filter(None, map(self._inexact, states)), ""):
+            return found
         if _encode(decoded) == encoded:
             return ""
         try:
@@ -107,6 +108,7 @@ class _ByAvro(Generic[S]):
 
     def __init__(self, codec: AvroCodec[S]) -> None:
         self._codec = codec
+        self._inexact = inexact(codec.type, by_schema=True)
 
     def pack(self, state: S) -> bytes:
         return _encode(self._codec.encode_strictly(state))
@@ -123,6 +125,8 @@ class _ByAvro(Generic[S]):
         return list(map(read, _byte_strings.decode(encoded)))
 
     def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
+        if found := next(filter(None, map(self._inexact, states)), ""):
+            return found
         return "" if decoded == list(states) else _difference(*map(_comparable, (states, decoded)))
 
 
@@ -151,8 +155,12 @@ class StateType(Generic[S]):
 
     def may_share_chain(self, written: Any, version: int) -> bool:
         """Whether blocks with states of schema *written* and of *version* may be in a chain with those of today: an
-        index notes one Avro schema, so that no block of another may be in its chain; msgpack names its own fields."""
-        return [version, written] == self.form or not (_by_avro(written) or _by_avro(self.schema))
+        index notes one Avro schema, so that no block of another may be in its chain; msgpack names its own fields.
+        Those that a new version has taken out must go, or they would be back once a field has their name again."""
+        if [version, written] == self.form:
+            return True
+        taken_out = version != self.version and lost(written, self.schema, self.name)
+        return not (taken_out or _by_avro(written) or _by_avro(self.schema))
 
     def encode(self, states: Sequence[S]) -> bytes:
         """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again as it was."""
@@ -380,7 +388,7 @@ def _mutable(info: inspect.Type, seen: frozenset[type] = frozenset()) -> bool:
 
 def _frozen(info: inspect.StructType | inspect.DataclassType | inspect.NamedTupleType) -> bool:
     if isinstance(info, inspect.StructType):
-        return info.cls.__struct_config__.frozen
+        return bool(record_class(info).__struct_config__.frozen)
     if isinstance(info, inspect.DataclassType):
         return bool(getattr(info.cls, "__dataclass_params__").frozen)  # noqa: B009 - not on the type that mypy sees
     return True
@@ -397,34 +405,3 @@ def _flat_clone(info: inspect.Type) -> Callable[[Any], Any] | None:
     if isinstance(info, inspect.StructType) and not any(_mutable(field.type) for field in info.fields):
         return methodcaller("__copy__")
     return None
-
-
-def _holds_any(info: inspect.Type, seen: set[type]) -> bool:
-    """Whether a part of a value of this type may be of any type."""
-    if isinstance(info, inspect.AnyType):
-        return True
-    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
-        if info.cls in seen:
-            return False
-        seen.add(info.cls)
-        return any(_holds_any(field.type, seen) for field in info.fields)
-    inner = [getattr(info, name) for name in ("type", "item_type", "key_type", "value_type") if hasattr(info, name)]
-    inner += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
-    return any(_holds_any(each, seen) for each in inner)
-
-
-def _difference_of_kind(one: Any, other: Any) -> str:
-    """What of two values differs, also by its type alone; a NaN is as good as another."""
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        inner = [(each, other[key]) for key, each in one.items()]
-    elif isinstance(one, list | tuple) and type(one) is type(other) and len(one) == len(other):
-        inner = list(zip(one, other, strict=True))
-    elif isinstance(one, msgspec.Struct) and type(one) is type(other):
-        inner = [(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__]
-    elif dataclasses.is_dataclass(one) and type(one) is type(other):
-        inner = [(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one)]
-    elif one == other or (one != one and other != other):
-        return ""
-    else:
-        return f"a value is {one!r:.100}, and is read as {other!r:.100}"
-    return next(filter(None, (_difference_of_kind(was, now) for was, now in inner)), "")

@@ -114,9 +114,9 @@ class _Builder:
                 start.manifest, plan.graph, start.subtask, start.parallelism, self.reader
             )
         """What goes first, of all tasks."""
-        rounds = [each.frame for each in self.in_flight if each.loop]
-        for loop in self.loops.values():
-            loop.takes_over(sum(map(records_in, rounds)), sum(map(len, rounds)))
+        for edge, loop in self.loops.items():
+            frames = [each.frame for each in self.in_flight if each.edge == edge]
+            loop.takes_over(sum(map(records_in, frames)), sum(map(len, frames)))
 
     def _channels(self) -> dict[tuple[str, str, int], Channel]:
         """By ("in" or "out", edge, other subtask)."""

@@ -20,6 +20,8 @@ from exactlyonce.pipeline.graph import Node
 
 ROUND_RECORDS_MAX = 10_000
 """Of one subtask, of all its loops: new input pauses while more wait to come round."""
+ROUND_BYTES_MAX = 16 << 20
+"""What a loop may hold beyond what it has taken over, where that alone is as much as it may hold."""
 LOOP_RECORDS_MAX = 1_000_000
 LOOP_BYTES_MAX = 256 << 20
 """Of one subtask and loop: the job ends where more wait."""
@@ -31,14 +33,15 @@ class LoopChannel(LocalChannel):
     def __init__(self, loop: Node, fed_by: Node, now_s: Callable[[], float]) -> None:
         super().__init__()
         self._loop, self._fed_by, self._now_s = loop, fed_by, now_s
-        self._taken_over = (0, 0)
+        self._records_max, self._bytes_max = LOOP_RECORDS_MAX, LOOP_BYTES_MAX
         self._due_s: deque[float] = deque()
         """By frame, when its pause is over; a barrier has none."""
 
     def takes_over(self, records: int, size: int) -> None:
         """So much goes round at the restored checkpoint, and comes first: of several subtasks, where these were more.
         What it feeds waits until all of it has come, and breeds only where that is more still."""
-        self._taken_over = records, size
+        self._records_max = max(LOOP_RECORDS_MAX, records + ROUND_RECORDS_MAX)
+        self._bytes_max = max(LOOP_BYTES_MAX, size + ROUND_BYTES_MAX)
 
     @property
     def waiting(self) -> int:
@@ -54,12 +57,11 @@ class LoopChannel(LocalChannel):
         """Raises `GraphError` where ever more goes round."""
         super().send(data, records)
         self._due_s.append(self._now_s() + self._loop.pause_ms / 1000)
-        records, size = self._taken_over
-        if self.waiting > LOOP_RECORDS_MAX + records or self._arrivals.size > LOOP_BYTES_MAX + size:
+        if self.waiting > self._records_max or self._arrivals.size > self._bytes_max:
             raise GraphError(
                 f"Operator {self._fed_by.id!r} ({self._fed_by.location}) feeds more and more records to loop "
-                f"{self._loop.id!r}: {self.waiting:,} wait in one subtask, and {LOOP_RECORDS_MAX:,} are allowed, or "
-                f"{LOOP_BYTES_MAX >> 20} MB. The job has stopped, and nothing is lost. Let fewer records come round "
+                f"{self._loop.id!r}: {self.waiting:,} wait in one subtask, and {self._records_max:,} are allowed, or "
+                f"{self._bytes_max >> 20} MB. The job has stopped, and nothing is lost. Let fewer records come round "
                 f"than go in, or run it with a higher parallelism."
             )
 

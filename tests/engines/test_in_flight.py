@@ -106,6 +106,7 @@ def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.
     """What goes first feeds it, before anything that it is fed is taken: with fewer subtasks than before as much as
     several of them had."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
+    monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 0)
     monkeypatch.setattr(building, "state_backend", lambda *_: None)
     log, nobody = Log(), cast(Any, None)
     start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)

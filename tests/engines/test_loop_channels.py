@@ -75,17 +75,31 @@ def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pyt
 def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes before anything that it feeds is taken, so that this waits beside it; more is too much all the same."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
+    monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 20)
     monkeypatch.setattr(loops, "LOOP_BYTES_MAX", 10)
+    monkeypatch.setattr(loops, "ROUND_BYTES_MAX", 5)
     loop = channel(Now())
-    loop.takes_over(200, 5)
-    for _ in range(15):
+    loop.takes_over(200, 10)
+    for _ in range(11):
         loop.send(b"a", 20)
-    with pytest.raises(GraphError, match="feeds more and more"):
+    with pytest.raises(GraphError, match=r"220 are allowed"):
         loop.send(b"a", 1)
     loop = channel(Now())
-    loop.takes_over(200, 5)
+    loop.takes_over(200, 10)
     with pytest.raises(GraphError, match="feeds more and more"):
         loop.send(bytes(16), 1)
+
+
+def test_what_is_taken_over_again_and_again_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that breeds is named however often the job is killed before that."""
+    monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
+    monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 10)
+    for waiting in (0, 50, 90):
+        loop = channel(Now())
+        loop.takes_over(waiting, 0)
+        loop.send(b"a", 100)
+        with pytest.raises(GraphError, match=r"101 wait in one subtask, and 100 are allowed"):
+            loop.send(b"a", 1)
 
 
 def test_the_bounds_are_those_that_the_page_says() -> None:

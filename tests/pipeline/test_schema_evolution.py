@@ -59,7 +59,7 @@ def struct(*fields: Any, name: str = "S", **config: Any) -> Any:
         (struct(("a", P1)), struct(("a", P2 | None)), ["S.a.y"]),
         (struct(("a", P1 | None)), struct(("a", P2)), ["S.a.y"]),
         (struct(("a", P1 | None)), struct(("a", P2 | int | None, None)), ["S.a.y"]),
-        (list[P1], set[P2], ["S.y"]),
+        (list[P1], set[P2], ["S (its items that are there more than once)", "S.y"]),
         (list[P1], tuple[P2, P2], ["S.y"]),
         (tuple[P1, int], list[P2 | int], ["S.y"]),
         (dict[P1, int], dict[P2, int], ["S.y"]),
@@ -82,7 +82,14 @@ def struct(*fields: Any, name: str = "S", **config: Any) -> Any:
         (Pair, Swapped, ["S (its fields are stored by position)"]),
         (Longer, Pair, ["S (its fields are stored by position)"]),
         (Pair, Longer, []),
-        (list[int], set[int], []),
+        (list[int], set[int], ["S (its items that are there more than once)"]),
+        (Any, frozenset[int], ["S (its items that are there more than once)"]),
+        (dict[tuple[int, ...], int], dict[frozenset[int], int], ["S (its items that are there more than once)"]),
+        (set[int], frozenset[int], []),
+        (frozenset[int], list[int], []),
+        (struct(("n", int, 3), omit_defaults=True), dict[str, int], ["S (its fields that omit_defaults has left out)"]),
+        (struct(("x", int), ("y", int), tag_field="type", tag="A"), struct(("x", int), tag_field="kind", tag="A"),
+         ["S.y"]),
         (int, float, []),
     ],
 )  # fmt: skip
@@ -207,3 +214,21 @@ def test_whatever_is_read_without_a_loss_is_whole(old: Any, new: Any, draw: st.D
     if not lost(*schemas, "S"):
         again = msgspec.msgpack.decode(msgspec.msgpack.encode(read))
         assert _leaves(msgspec.msgpack.decode(written)) <= _leaves(again)
+
+
+def test_a_default_that_the_bytes_leave_out() -> None:
+    """It would be read as the default of today, wherever the record is. A type that leaves nothing out does not say
+    its own."""
+    was, same, other, plain = (
+        struct(("n", int, default), ("z", list[int], []), name="P", omit_defaults=omits)
+        for default, omits in ((3, True), (3, True), (5, True), (3, False))
+    )
+    gone = ["S.a.n (its 3 that omit_defaults has left out)"]
+    old = describe(struct(("a", list[was])))  # type: ignore[valid-type]
+    assert lost(old, describe(struct(("a", list[same]))), "S") == []  # type: ignore[valid-type]
+    assert lost(old, describe(struct(("a", list[other]))), "S") == gone  # type: ignore[valid-type]
+    assert lost(old, describe(struct(("a", list[plain]))), "S")[:1] == gone  # type: ignore[valid-type]
+    assert lost(describe(was), describe(other), "S") == ["S.n (its 3 that omit_defaults has left out)"]
+    assert describe(was) == describe(same) != describe(other)
+    by_factory = struct(("at", dict[str, int], msgspec.field(default_factory=lambda: {"a": 1})), omit_defaults=True)
+    assert "omitted" not in str(describe(by_factory))

@@ -1,10 +1,12 @@
 """State types: mutability, clones, and what may be read as what."""
 
+import collections
 import dataclasses
 import datetime
 import enum
 import math
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
 from exactlyonce.state.state_type import StateType
 
+UTC = datetime.timezone.utc
 EAST = datetime.timezone(datetime.timedelta(hours=2))
 
 
@@ -151,6 +154,29 @@ class Derived(Base):
     note: str
 
 
+class Silent(Base):
+    """Says no more than its base."""
+
+
+class Numbers(list[int]):
+    """A list of its own."""
+
+
+class Word(str, enum.Enum):
+    OPEN = "open"
+
+
+class Seen(msgspec.Struct):
+    at: dict[str, datetime.datetime]
+    inner: tuple["Seen", ...] = ()
+
+
+@dataclasses.dataclass
+class Noted:
+    sum: int
+    note: Any = dataclasses.field(default=None, compare=False)
+
+
 class Data2(TypedDict):
     sum: int
 
@@ -177,6 +203,20 @@ class Odd:
         (dict, {"total": Flat(1)}, "Flat"),
         (Any, datetime.date(2026, 1, 1), "2026-01-01"),
         (dict[str, Any], {"a": [{"on": datetime.datetime(2026, 1, 1)}]}, "2026-01-01"),
+        (datetime.datetime, datetime.datetime(2026, 1, 1, tzinfo=EAST), "2025, 12, 31, 22, .*keep it in UTC"),
+        (dict, {"on": [datetime.datetime(2026, 1, 1, tzinfo=EAST)]}, "keep it in UTC"),
+        (Seen | None, Seen({"a": datetime.datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/London"))}), "keep it in UTC"),
+        (Seen, Seen({}, (Seen({"a": datetime.datetime(2026, 1, 1, tzinfo=EAST)}),)), "keep it in UTC"),
+        (tuple[int, datetime.datetime], (1, datetime.datetime(2026, 1, 1, tzinfo=EAST)), "keep it in UTC"),
+        (dict, {"state": Word.OPEN}, "OPEN.* is read as 'open'"),
+        (dict, {Word.OPEN: 1}, "OPEN.* is read as 'open'"),
+        (dict[str, int], collections.Counter("aab"), "Counter.* is read as a dict"),
+        (dict[str, list[int]], {"a": Numbers([1])}, "is read as a list"),
+        (tuple[int, str], Pair(1, "a"), "Pair.* is read as a tuple"),
+        (list[int], {1}, "is read as a list"),
+        (Base, Silent(1), "Silent.* is read as a Base"),
+        (Base | int, Silent(1), "Silent.* is read as a Base"),
+        (Noted, Noted(1, (1, 2)), r"is read as \[1, 2\]"),
     ],
 )
 def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: Any, why: str) -> None:
@@ -195,10 +235,18 @@ def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: An
         (tuple[int, int], [1, 2]),
         (set[str], set("abcdefghij")),
         (dict[str, set[str]], {"a": set("abcdefghij")}),
-        (tuple[datetime.datetime, set[str]], (datetime.datetime(2026, 1, 1, tzinfo=EAST), set("abcdefghij"))),
+        (tuple[datetime.datetime, set[str]], (datetime.datetime(2026, 1, 1, tzinfo=UTC), set("abcdefghij"))),
+        (dict[str, datetime.datetime], {"a": datetime.datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))}),
+        (Any, [datetime.datetime(2026, 1, 1, tzinfo=UTC)]),
+        (datetime.datetime | int, datetime.datetime(2026, 1, 1)),
+        (Seen, Seen({}, (Seen({}),))),
+        (Silent | int, Silent(1)),
+        (Word, Word.OPEN),
+        (dict[Word, frozenset[float]], {Word.OPEN: frozenset((math.nan, 1.0))}),
         (dict[Frozen, set[str]], {}),
         (dict, {"a": [1, 2.5, None, {"b": b"c", 3: math.nan}]}),
         (dict, {("a", 1): "b"}),
+        (dict[tuple[str, Any], Any], {("a", (1, 2)): "b"}),
         (Nested, Nested({"mon": []})),
         (Any, None),
     ],
@@ -325,3 +373,30 @@ def test_a_new_version_may_drop_fields() -> None:
     with pytest.raises(StateIncompatible, match=r"operator 'totals' .*Total\.sum is str now, and was int"):
         StateType("totals", msgspec.defstruct("Total", [("sum", str), ("name", str)])).require_readable(old.schema, 1)
     StateType("totals", msgspec.defstruct("Total", [("sum", float), ("name", str)])).require_readable(old.schema, 1)
+
+
+T = TypeVar("T")
+
+
+class Box(msgspec.Struct, Generic[T]):
+    value: T
+
+
+def test_a_record_of_a_generic_type() -> None:
+    """It is a type as any other."""
+    states = StateType[Any]("totals", dict[str, Box[int]])
+    assert states.decode(states.encode([{"a": Box(1)}]), states.schema) == [{"a": Box(1)}]
+    assert StateType[Any]("totals", Box[int]).clone(Box(1)) == Box(1)
+    with pytest.raises(StateUnstorable, match="not a valid"):
+        StateType[Any]("totals", Box[int]).encode([Box("a")])
+
+
+def test_what_a_new_version_takes_out_is_not_in_its_chain() -> None:
+    """Or it would be back, of those keys that have not changed since, once a field has its name again."""
+    first, second, third = (
+        msgspec.defstruct("Total", [("sum", int), *more]) for more in ([("count", int)], [], [("count", int, 0)])
+    )
+    schema = StateType[Any]("totals", first).schema
+    assert not StateType[Any]("totals", VersionedState(second, 2)).may_share_chain(schema, 1)
+    assert StateType[Any]("totals", VersionedState(third, 2)).may_share_chain(schema, 1)
+    assert StateType[Any]("totals", third).may_share_chain(schema, 1)
