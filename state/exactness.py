@@ -57,11 +57,11 @@ class _Compiling:
         if isinstance(info, inspect.UnionType):
             return self._union(info)
         if isinstance(info, _RECORDS):
-            return self._record(info)
+            return self._record(info, getattr, record_class(info))
         if isinstance(info, inspect.TypedDictType):
-            return _within(((field.name, self.check(field.type)) for field in info.fields), dict.get, dict)
+            return self._record(info, dict.get, dict)
         if isinstance(info, inspect.DictType):
-            of_keys = _Compiling(self._of_any and _key)
+            of_keys = _Compiling(_key) if self._of_any is _loosely else self
             return _mapping(of_keys.check(info.key_type), self.check(info.value_type))
         if isinstance(info, inspect.TupleType):
             return _tuple([self.check(each) for each in info.item_types])
@@ -82,13 +82,12 @@ class _Compiling:
 
         return check if checks else None
 
-    def _record(self, info: inspect.StructType | inspect.DataclassType | inspect.NamedTupleType) -> Check:
-        class_ = record_class(info)
+    def _record(self, info: Any, get: Callable[[Any, str], Any], class_: type) -> Check:
         if info.cls in self._records:
             return lambda value: self._records[info.cls](value)
         self._records[info.cls] = _nothing
         fields = [(field.name, self.check(field.type)) for field in info.fields]
-        self._records[info.cls] = check = _within(fields, getattr, class_)
+        self._records[info.cls] = check = _within(fields, get, class_)
         return check
 
 
@@ -164,13 +163,17 @@ def _tuple(items: list[Check | None]) -> Check:
 
 
 def _within(fields: Iterable[tuple[str, Check | None]], get: Callable[[Any, str], Any], class_: type) -> Check:
-    """The check of a record of *class_*, whose *fields* `get` reads."""
+    """The check of a record of *class_*, whose *fields* `get` reads; those that are left out have none."""
     checks = [(name, each) for name, each in fields if each]
 
     def check(record: Any) -> str:
         if type(record) is not class_:
             return _another(record, f"a {class_.__name__}")
-        return _first(each(get(record, name)) for name, each in checks) if checks else ""
+        for name, of_field in checks:
+            value = get(record, name)
+            if value is not None and value is not msgspec.UNSET and (found := of_field(value)):
+                return found
+        return ""
 
     return check
 

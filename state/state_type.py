@@ -355,7 +355,7 @@ def _comparable(states: Sequence[Any]) -> Any:
 
 
 def _difference(one: Any, other: Any, path: str = "") -> str:
-    """Where two values, as `_comparable` has them, differ, and how; a NaN is as good as another."""
+    """Where two values, as `_comparable` has them, differ, and how; a NaN is as good as another, but in a set."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         inner = ((f"{path}.{name}" if path else f"{name}", one[name], other[name]) for name in one)
     elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):

@@ -177,6 +177,20 @@ class Noted:
     note: Any = dataclasses.field(default=None, compare=False)
 
 
+class Linked(TypedDict, total=False):
+    next: "Linked"
+    at: datetime.datetime
+
+
+class Unset(msgspec.Struct):
+    seen: Seen | msgspec.UnsetType | None = msgspec.UNSET
+    more: Seen | msgspec.UnsetType = msgspec.UNSET
+
+
+class ByItself(msgspec.Struct, frozen=True):
+    inner: "dict[ByItself, Any]"
+
+
 class Data2(TypedDict):
     sum: int
 
@@ -208,6 +222,7 @@ class Odd:
         (Seen | None, Seen({"a": datetime.datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/London"))}), "keep it in UTC"),
         (Seen, Seen({}, (Seen({"a": datetime.datetime(2026, 1, 1, tzinfo=EAST)}),)), "keep it in UTC"),
         (tuple[int, datetime.datetime], (1, datetime.datetime(2026, 1, 1, tzinfo=EAST)), "keep it in UTC"),
+        (Linked, {"next": {"next": {"at": datetime.datetime(2026, 1, 1, tzinfo=EAST)}}}, "keep it in UTC"),
         (dict, {"state": Word.OPEN}, "OPEN.* is read as 'open'"),
         (dict, {Word.OPEN: 1}, "OPEN.* is read as 'open'"),
         (dict[str, int], collections.Counter("aab"), "Counter.* is read as a dict"),
@@ -240,9 +255,13 @@ def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: An
         (Any, [datetime.datetime(2026, 1, 1, tzinfo=UTC)]),
         (datetime.datetime | int, datetime.datetime(2026, 1, 1)),
         (Seen, Seen({}, (Seen({}),))),
+        (Linked, {"next": {"next": {}}}),
+        (ByItself, ByItself({})),
+        (Unset, Unset()),
+        (Unset, Unset(None)),
         (Silent | int, Silent(1)),
         (Word, Word.OPEN),
-        (dict[Word, frozenset[float]], {Word.OPEN: frozenset((math.nan, 1.0))}),
+        (dict[Word, frozenset[float]], {Word.OPEN: frozenset((0.5, 1.0))}),
         (dict[Frozen, set[str]], {}),
         (dict, {"a": [1, 2.5, None, {"b": b"c", 3: math.nan}]}),
         (dict, {("a", 1): "b"}),
