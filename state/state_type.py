@@ -18,11 +18,11 @@ from msgspec import inspect
 from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.exactness import inexact
 from exactlyonce.pipeline.schema import record_class
 from exactlyonce.pipeline.schema_evolution import lost, unfit
 from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
-from exactlyonce.state.exactness import inexact
 
 S = TypeVar("S")
 
@@ -156,10 +156,11 @@ class StateType(Generic[S]):
     def may_share_chain(self, written: Any, version: int) -> bool:
         """Whether blocks with states of schema *written* and of *version* may be in a chain with those of today: an
         index notes one Avro schema, so that no block of another may be in its chain; msgpack names its own fields.
-        Those that a new version has taken out must go, or they would be back once a field has their name again."""
+        Those that a new version has taken out, and no migration, would be back once a field has their name again."""
         if [version, written] == self.form:
             return True
-        taken_out = version != self.version and lost(written, self.schema, self.name)
+        raised = version < self.version and not self._versioned.steps(version)
+        taken_out = raised and lost(written, self.schema, self.name)
         return not (taken_out or _by_avro(written) or _by_avro(self.schema))
 
     def encode(self, states: Sequence[S]) -> bytes:
