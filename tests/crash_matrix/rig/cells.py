@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crossing import DSN, table
+from crossing import DSN, SLOW, table
 from kafka_proxy import Fate, Fault, KafkaProxy
 from oracles import (
     Reader,
@@ -213,6 +213,7 @@ class Trial:
         armed = {
             "EXACTLYONCE_FAILPOINTS": f"{way.point}={self.cell.action}@{way.nth}",
             "EXACTLYONCE_FAILPOINTS_FIRED": str(self._folder),
+            **({SLOW: "0.005"} if way.slow else {}),
         }
         self.feed()
         run = self.run(armed=armed)

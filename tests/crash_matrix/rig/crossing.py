@@ -5,6 +5,8 @@ Rows say which order they come of and what the total was after it, so that a fol
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import msgspec
@@ -15,6 +17,9 @@ from exactlyonce.sinks import KafkaSink, PostgresSink
 
 DSN = "CRASH_MATRIX_DSN"
 """The variable that says where PostgreSQL is."""
+SLOW = "CRASH_MATRIX_SLOW_S"
+"""The variable that says how long a record takes behind the shuffle; without it, no longer than it must."""
+SLOW_S = float(os.environ.get(SLOW, "0"))
 SHAPES = ("chain", "diamond", "cycle")
 SINKS = ("kafka", "postgres", "both")
 
@@ -66,6 +71,8 @@ def crossing(name: str, shape: str, sinks: str, commit: str = "write_ahead") -> 
 
 def add(total: int | None, order: Order) -> tuple[int, Total]:
     """The running total."""
+    if SLOW_S:
+        time.sleep(SLOW_S)
     total = (total or 0) + order.total
     return total, Total(order.id, order.customer, total)
 
