@@ -36,6 +36,8 @@ LONG = {"slow": 10, "broker": 1}
 """What a mark says of how long a test takes, about."""
 THREADS_LEFT_MAX = 40
 """More of them than there were before are clients that nobody has any more, but for a cycle of references."""
+EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 30
+"""How many hypothesis draws for a test that does not say it."""
 ALONE = {f"tests/simulation/test_{part}.py" for part in ("simulation", "mutants", "growth")}
 """Files whose tests go to whichever process is free."""
 
@@ -130,7 +132,8 @@ class WorkersOfXdist:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(WorkersOfXdist())
-    settings.register_profile("of any machine", deadline=None)  # a slow one takes more than 200 ms for an example
+    examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
+    settings.register_profile("of any machine", deadline=None, max_examples=examples)  # 200 ms are not long everywhere
     settings.load_profile("of any machine")
 
 

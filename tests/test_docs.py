@@ -149,6 +149,7 @@ def documented_input() -> list[str]:
     return next(fence.text for fence in fences(PIPELINES) if fence.kind == "json").splitlines()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
 def test_pipelines_write_what_the_page_says(

@@ -172,6 +172,7 @@ def test_none_of_the_documented_rights_is_idle(
     assert idle == []
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_names_a_right_that_is_missing(
     guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_sample_runs_the_cases_that_the_mark_names() -> None:
     assert f"left out: {len(whole) - 2} tests marked exhaustive: make test-all runs them" in lines
 
 
+@pytest.mark.exhaustive
 def test_the_matrix_of_stores_has_an_hour_of_its_own() -> None:
     """What only `make test-matrix` runs is counted apart, also where nothing else is left out."""
     (said,) = [line for line in collected("tests/stores") if line.startswith("left out: ")]
@@ -45,7 +46,7 @@ def test_the_matrix_of_stores_has_an_hour_of_its_own() -> None:
     assert "left out: nothing" in collected("--matrix", "tests/stores")
 
 
-@pytest.mark.exhaustive(but=["2"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_what_is_left_out_is_said_at_the_end(processes: str) -> None:
     """However many processes collect, the end says once what was left out, and for want of what."""

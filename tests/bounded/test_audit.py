@@ -126,6 +126,7 @@ def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> N
     assert any("cannot be computed again: Input is missing" in each for each in report["unjudged"])
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str)
     return main([name, *pipeline, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options])
 
 
+@pytest.mark.exhaustive
 def test_a_running_pipeline_is_left_alone(
     fed: Fed, running: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

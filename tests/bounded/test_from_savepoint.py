@@ -77,6 +77,7 @@ def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     fed.assert_nothing_left()
 
 
+@pytest.mark.exhaustive
 def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     """It is gone back to only if that is what is wanted, and output comes again; one that is not there is named."""
     pipeline = loaded("broad")

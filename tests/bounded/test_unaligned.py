@@ -81,6 +81,7 @@ def slow(topic_name: str) -> Any:
             each.kill()
 
 
+@pytest.mark.exhaustive
 def test_spark_goes_on_from_aligned_checkpoints_only(
     slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

@@ -30,6 +30,7 @@ def conclude(leader: Leader, log: RealLog, cancelled: str = "") -> None:
     drive(leader.conclude(cancelled), lambda ask: () if isinstance(ask, KnownOutputs) else log._performer(ask))
 
 
+@pytest.mark.exhaustive
 def test_a_cancellation_that_is_not_recorded(store: Store) -> None:
     """A run that could not write that it was cancelled has not ended as cancelled: whoever asked waits for the record,
     and the next incarnation is asked again."""

@@ -55,6 +55,7 @@ def test_looking_at_it(orders: Orders, here: Here, root: Path) -> None:
     assert some.name.rpartition(".")[2] not in found, "people know blocks by their keys"
 
 
+@pytest.mark.exhaustive
 def test_what_a_crash_leaves_is_committed(orders: Orders, here: Here, root: Path) -> None:
     """`transactions commit` takes over with the storage that the manifest names."""
     orders.killed_at("coordinator-decided", *settings(root))
@@ -66,6 +67,7 @@ def test_what_a_crash_leaves_is_committed(orders: Orders, here: Here, root: Path
     assert len(orders.totals()) == 700
 
 
+@pytest.mark.exhaustive
 def test_reset(orders: Orders, here: Here, root: Path) -> None:
     """It shows the storage, removes every file, and the next run may keep its blocks elsewhere."""
     assert orders.command("run", "orders:pipeline", "--until", "latest", *settings(root)).code == 0

@@ -48,6 +48,7 @@ def transaction_states(orders: Orders) -> set[str]:
     return {each.state for each in listed}
 
 
+@pytest.mark.exhaustive
 def test_what_was_not_decided_is_forgotten(orders: Orders) -> None:
     """A run that is cancelled in its first interval leaves nothing visible, nothing open, and no other checkpoint than
     the one that it began with; its end is clean, and the next run reads and writes all of it."""
@@ -110,7 +111,7 @@ def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
     assert len(orders.totals()) == visible + 700
 
 
-@pytest.mark.exhaustive(but=["kept"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), DELETING], ids=["kept", "deleted"])
 def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]) -> None:
     """One whose request the run has not seen has cancelled it as well, also if the other has begun to delete all that
@@ -140,6 +141,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
         assert (found.result(LIMIT_S).latest is None) == bool(options)
 
 
+@pytest.mark.exhaustive
 def test_a_savepoint_keeps_all(orders: Orders) -> None:
     """Nothing is deleted while one is kept: it lies where the checkpoints do."""
     with orders.running(*DELETING) as process:
@@ -155,7 +157,7 @@ def test_a_savepoint_keeps_all(orders: Orders) -> None:
     assert len(orders.totals()) == 700
 
 
-@pytest.mark.exhaustive(but=["erasing-blocks-run"])
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("finisher", ["run", "cancel", "reset"])
 @pytest.mark.parametrize("place", ["erasing-blocks", "erasing-topic"])

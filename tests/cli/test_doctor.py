@@ -103,6 +103,7 @@ def test_a_pipeline_that_has_not_run_yet(orders: Orders) -> None:
     assert f"rights on topic {orders.name}-totals" in [each["what"] for each in found["not_checked"]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_a_transaction_of_somebody_else(orders: Orders, here: Here) -> None:
     """Whoever holds readers of the output back is named with what he holds and for how long; it is no problem while it
@@ -148,6 +149,7 @@ def test_what_a_dead_run_has_left(orders: Orders, here: Here) -> None:
     assert examined(orders, later_ms=SILENT_MS).problems == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_beside_a_run(orders: Orders) -> None:
     """A pipeline that runs, and lets its checkpoints expire, is found in order as often as one looks, and goes on

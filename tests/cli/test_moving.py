@@ -153,6 +153,7 @@ def test_a_move_that_is_given_up(way: str, orders: Orders, roots: tuple[Path, Pa
     assert lies_in(orders, new) == 0
 
 
+@pytest.mark.exhaustive
 def test_another_name_of_the_same_place(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
     """It is refused before anything is changed: what checkpoints need by one name would be an orphan by the other."""
     (tmp_path / "link").symlink_to(roots[0])

@@ -158,6 +158,7 @@ def test_reset(orders: Orders) -> None:
     assert len(orders.totals()) == 1_400
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_the_topic_that_is_made_anew(orders: Orders) -> None:
     """It has as many partitions as the one before."""
@@ -241,6 +242,7 @@ def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
         assert has_checkpoints(orders)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_refuses_while_it_runs(orders: Orders) -> None:
     """A pipeline that ran a moment ago is left alone, host and process are named; --force is for when it is dead."""
@@ -254,6 +256,7 @@ def test_refuses_while_it_runs(orders: Orders) -> None:
     assert not has_checkpoints(orders)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_open_transactions_are_aborted(orders: Orders) -> None:
     """What a killed incarnation left open is aborted, also when the topic was deleted; ids of others are left."""

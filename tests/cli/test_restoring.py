@@ -108,7 +108,7 @@ def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) ->
     assert (never.code, "There is no savepoint at" in never.err) == (2, True), never.err
 
 
-@pytest.mark.exhaustive(but=["again"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("restores", "visible"), [(True, 770), (False, 1_470)], ids=["again", "without it"])
 def test_a_kill_before_the_restored_state_is_decided(
     restores: bool, visible: int, orders: Orders, tmp_path: Path
@@ -227,6 +227,7 @@ def test_operators_that_changed(orders: Orders, tmp_path: Path) -> None:
     assert states(orders, "sums") == {f"c{number}": 2 for number in range(7)}
 
 
+@pytest.mark.exhaustive
 def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
     """What does not fit is refused by operator and field before anything begins; a migration makes it fit."""
     url = exported(orders, tmp_path / "backups")
@@ -297,7 +298,7 @@ def added(total: Total | None, order: Order) -> tuple[Total, int]:
 def make("""
 
 
-@pytest.mark.exhaustive(but=["rocksdb"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: str) -> None:
     """Its states are resolved, those of an export as well: a field is added, one removed, one promoted, one renamed.
@@ -360,7 +361,7 @@ def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> Non
         assert states(orders) == {f"c{number}": 100 + more for number in range(7)}
 
 
-@pytest.mark.exhaustive(but=["cut off"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("damage", ["a bit", "cut off", "missing", "metadata", "no metadata"])
 def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
     """Verifying names the file, and nothing is restored from it."""

@@ -81,6 +81,7 @@ def test_needs_neither_java_nor_pyspark(orders: Orders) -> None:
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.exhaustive(but=["15"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
     """Ctrl-C and SIGTERM end it with 0, a last checkpoint and no open transaction."""
@@ -95,6 +96,7 @@ def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
     assert sorted(orders.totals(), key=str) == sorted(TOTALS, key=str)
 
 
+@pytest.mark.exhaustive
 def test_a_second_stop(orders: Orders) -> None:
     """A second request to stop ends it at once with 130, and says that nothing is lost; the next run is exact."""
     with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "10m") as process:

@@ -185,6 +185,7 @@ def test_an_export_of_a_run_with_long_intervals(orders: Orders, tmp_path: Path) 
     assert orders.command("savepoints", "verify", orders.name, f"file://{folder}").code == 0
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_ends_without_it(orders: Orders) -> None:
     """Whoever asked is told so, and a later run is not asked: the request was not for it."""
     with orders.running("--num-retained", "1") as process:
@@ -197,7 +198,7 @@ def test_a_run_that_ends_without_it(orders: Orders) -> None:
     assert not any(each.is_savepoint for each in history(orders).retained)
 
 
-@pytest.mark.exhaustive(but=["coordinator-decided"])
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["coordinator-triggered", "coordinator-decided"])
 def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, place: str) -> None:

@@ -181,6 +181,7 @@ def test_partitions_that_an_output_gets(kafka: KafkaCluster, topic_name: str, ru
     assert counts[-1] == 7
 
 
+@pytest.mark.exhaustive
 def test_partitions_that_place_the_state(kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]) -> None:
     """Where the partitions of the topic say which of several subtasks has the state of a key, added ones halt the job,
     and the next run as well."""

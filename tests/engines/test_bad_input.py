@@ -92,6 +92,7 @@ def test_a_record_that_does_not_decode(kafka: KafkaCluster, topic_name: str, run
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_many_records_that_do_not_decode(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """1,500 bad records in a row are skipped and counted, in a few lines, and all else counts once."""
     kafka.create_topic(f"{topic_name}-in")
@@ -157,6 +158,7 @@ def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) ->
         refuse_too_many(plan(graph, 128))
 
 
+@pytest.mark.exhaustive
 def test_a_stop_before_the_end_that_was_asked_for(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """It ends cleanly, but says, also by its exit code, that it has not read all; another run does."""
     kafka.create_topic(f"{topic_name}-in")
@@ -187,6 +189,7 @@ def test_a_transaction_timeout_that_is_too_short(kafka: KafkaCluster, topic_name
     assert "900000 ms" in said
 
 
+@pytest.mark.exhaustive
 def test_input_that_retention_has_taken(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """The gap is named, with the choices."""
     kafka.create_topic(f"{topic_name}-in")
@@ -225,6 +228,7 @@ def test_a_checkpoint_topic_that_is_not_compacted(kafka: KafkaCluster, topic_nam
     assert "cleanup.policy" in said
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_manifest(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A manifest that cannot be read halts the pipeline: its output may be visible, so nothing is guessed."""
     kafka.create_topic(f"{topic_name}-in")
@@ -257,6 +261,7 @@ def test_a_damaged_block(kafka: KafkaCluster, topic_name: str, run: Any) -> None
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_lost_checkpoint_topic(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A deleted checkpoint topic does not make the pipeline begin anew in silence; a reset does."""
     kafka.create_topic(f"{topic_name}-in")

@@ -106,6 +106,7 @@ def test_a_process_that_dies(
     stored.check()
 
 
+@pytest.mark.exhaustive
 def test_another_storage_than_the_manifests(stored: Stored, run: Callable[..., Any], tmp_path: Path) -> None:
     """It is refused before anything is fenced, with what to do: the run that is under way goes on."""
     under_way = run(*stored.arguments)
@@ -126,6 +127,7 @@ def test_another_storage_than_the_manifests(stored: Stored, run: Callable[..., A
     stored.check()
 
 
+@pytest.mark.exhaustive
 def test_what_zombies_have_written(stored: Stored, run: Callable[..., Any]) -> None:
     """A file that an older incarnation writes late, whole or in part, goes with the next run; others' files stay."""
     first = run(*stored.arguments, "--until", "latest")

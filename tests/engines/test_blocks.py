@@ -105,6 +105,7 @@ def _states(tables: Iterable[Table[Any]]) -> dict[bytes, int]:
     return {key: state for table in tables for key, state in table.items()}
 
 
+@pytest.mark.exhaustive
 def test_what_is_carried_over_is_not_read_and_stays(kafka: Any, topic_name: str) -> None:
     """From parallelism 2 to 3 and 1: each subtask reads one key group, and the manifest still stands on all blocks."""
     states = States(kafka.bootstrap_servers, topic_name)

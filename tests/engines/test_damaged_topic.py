@@ -80,6 +80,7 @@ def index_of(manifest: Manifest) -> BlockRef:
     return manifest.operators[0].index[0][0]
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) -> None:
     """Blocks before and behind a damaged batch of many are read and found; one of its own is named as damaged."""
     kafka = stoppable

@@ -129,6 +129,7 @@ def test_a_log_that_was_truncated_and_grew_again(
     assert_totals(cluster, f"{topic_name}-out", orders(100))
 
 
+@pytest.mark.exhaustive(but=["deleted"])
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "made anew"])
 def test_an_output_topic_that_is_gone(
     again: bool, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]

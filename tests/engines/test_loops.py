@@ -149,6 +149,7 @@ def attempts(id: int) -> int:
     return min(id % 7 + 1, 5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_goes_round_outlives_a_stop_and_a_kill(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A stop does not wait for retries: they are in its last checkpoint, and the next run goes on with them; so it
@@ -233,6 +234,7 @@ def test_what_goes_round_goes_along_with_a_savepoint(
     assert sorted((each["order"], each["tries"]) for each in given_up) == [(i, 5) for i in range(700) if i % 7 >= 5]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "why"),

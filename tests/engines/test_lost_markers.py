@@ -108,7 +108,7 @@ def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id
     return committable, bool(stage.hanging(committable))
 
 
-@pytest.mark.exhaustive(but=["killed once"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kills_max", "broken_off"),
     [(1, False), (KILLS_MAX, False), (KILLS_MAX, True)],

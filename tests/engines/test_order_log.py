@@ -59,6 +59,7 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
         take_along([], parts, None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.broker
 def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifest_of: Any) -> None:
     """Written as blocks and named by a manifest, all parts are read in their order, also behind another log."""

@@ -61,7 +61,7 @@ def test_a_coordinator_that_died(
     assert_totals(kafka, f"{topic_name}-out", records)
 
 
-@pytest.mark.exhaustive(but=["coordinator-decided"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("place", ["worker-flushed", "coordinator-decided"])
 def test_checkpoints_in_flight_behind_a_completed_one(
     place: str, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], failpoint: Any, tmp_path: Path

@@ -19,7 +19,7 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
-@pytest.mark.exhaustive(but=["50ms-behind-a-shuffle"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("target", "pause_ms", "arguments"),
     [

@@ -121,6 +121,7 @@ def test_a_disk_that_is_full(kafka: KafkaCluster, topic_name: str, run: Any, sma
     assert_totals(kafka, f"{topic_name}-out", fed)
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_is_full_at_the_start(kafka: KafkaCluster, topic_name: str, run: Any, small_disk: Path) -> None:
     """Nothing is read until there is room; then the job goes on from where it was."""
     kafka.create_topic(f"{topic_name}-in", 3)

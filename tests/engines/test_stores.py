@@ -95,6 +95,7 @@ def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str
     stored.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_is_away(stored: Stored) -> None:
     """The run waits for it, says so, reads no more meanwhile, and goes on without a restart."""
     job = stored.run("--parallelism", "2")

@@ -107,7 +107,7 @@ def job(run: Any, kafka: KafkaCluster, topic_name: str) -> Callable[..., Job]:
     return made
 
 
-@pytest.mark.exhaustive(but=["two_shuffles"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "two_shuffles", "parting"])
 def test_records_on_their_way_are_dealt_anew_with_the_parallelism(
     target: str, job: Callable[..., Job], kafka: KafkaCluster, topic_name: str

@@ -53,7 +53,7 @@ def test_a_zombie_coordinator(name: str, kafka: KafkaCluster, topic_name: str, r
     assert_totals(kafka, f"{topic_name}-out", fed + more)
 
 
-@pytest.mark.exhaustive(but=["worker-flushed"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("worker-")))
 def test_a_zombie_worker(name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any) -> None:
     """A worker that sleeps through its replacement, its coordinator asleep too, writes nothing that can be seen."""

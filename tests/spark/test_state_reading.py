@@ -111,6 +111,7 @@ def read(reader: StateReader) -> list[dict[str, Any]]:
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
+@pytest.mark.exhaustive
 def test_what_the_command_line_shows(spark: Any, shop: Shop) -> None:
     """Every key once with its state, typed; one key; an older checkpoint; as JSON; and read by several tasks."""
     shop.run("--parallelism", "2", "--num-retained", "5")
@@ -209,6 +210,7 @@ def test_an_exported_savepoint(spark: Any, shop: Shop, tmp_path: Path) -> None:
         read(planned)
 
 
+@pytest.mark.exhaustive
 def test_errors(spark: Any, shop: Shop) -> None:
     """A pipeline, an operator or a checkpoint that is not there is named, with what there is; so is another schema."""
     with pytest.raises(TopicError, match=f"{shop.name} has no checkpoints at .*: there is no topic"):
@@ -229,6 +231,7 @@ def test_errors(spark: Any, shop: Shop) -> None:
         spark.read.format("exactlyonce").schema("key int").options(**shop.options()).load().collect()
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_that_expires(shop: Shop, tmp_path: Path) -> None:
     """What is loaded keeps its checkpoint; once its blocks are gone, the error says so, and it is no damage."""
     storage = ("--checkpoint-storage", f"file://{tmp_path}")

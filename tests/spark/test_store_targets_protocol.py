@@ -98,6 +98,7 @@ def world(make_world: Callable[[str], World], request: pytest.FixtureRequest) ->
     return make_world(getattr(request, "param", "postgres"))
 
 
+@pytest.mark.exhaustive(but=["postgres"])
 @pytest.mark.parametrize("world", TARGETS, indirect=True)
 def test_batches(world: World) -> None:
     """Batches, also empty ones and with fewer tasks, are in the store once they are decided, and not before; what is
@@ -127,7 +128,7 @@ STEPS = (
 )
 
 
-@pytest.mark.exhaustive(but=["store-committing-True-postgres", "store-committed-False-files"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("world", TARGETS, indirect=True)
 @pytest.mark.parametrize("aborted", [True, False])
 @pytest.mark.parametrize("step", STEPS)
@@ -152,6 +153,7 @@ def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, 
     world.assert_exact(0, 1)
 
 
+@pytest.mark.exhaustive(but=["postgres"])
 @pytest.mark.parametrize("world", TARGETS, indirect=True)
 def test_a_task_that_is_tried_again(world: World) -> None:
     """Of several attempts of a task, of which Spark reports one, one is in the store, whichever it is; what the others
@@ -173,6 +175,7 @@ def test_a_task_that_is_tried_again(world: World) -> None:
     world.assert_exact(0, 1, 2, 3, 4, partitions=1)
 
 
+@pytest.mark.exhaustive(but=["untold"])
 @pytest.mark.parametrize("late", [True, False], ids=["late", "untold"])
 def test_what_an_attempt_writes_that_spark_has_given_up(
     late: bool, world: World, monkeypatch: pytest.MonkeyPatch
@@ -222,6 +225,7 @@ def test_more_rows_than_a_decision_can_name(world: World) -> None:
     world.assert_exact(4)
 
 
+@pytest.mark.exhaustive(but=["postgres"])
 @pytest.mark.parametrize("world", TARGETS, indirect=True)
 def test_a_fenced_driver_commits_nothing_more(world: World, failing: Callable[[str], None]) -> None:
     """A driver that was replaced can neither decide what it had written, nor commit what it had decided; its successor
@@ -240,6 +244,7 @@ def test_a_fenced_driver_commits_nothing_more(world: World, failing: Callable[[s
     world.assert_exact(0, 1)
 
 
+@pytest.mark.exhaustive
 def test_a_fenced_driver_that_wakes_within_a_decision(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves its successor in peace, though that one's decision is not durable yet, and the log has forgotten since
     who it was: it can neither plan nor commit, and aborts nothing."""
@@ -284,7 +289,7 @@ def test_a_zombie_between_decision_and_commit(world: World, monkeypatch: pytest.
     world.assert_exact(0, 1)
 
 
-@pytest.mark.exhaustive(but=["postgres"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("world", TARGETS[:3], indirect=True, ids=TARGETS[:3])
 def test_a_store_that_is_away(world: World) -> None:
     """Tasks and commits wait for it; a commit that has waited for storeTimeout says so, an abort does not wait again,
@@ -377,6 +382,7 @@ SETTING_ASIDE = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+@pytest.mark.exhaustive(but=["prepared"])
 @SETTING_ASIDE
 def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
     """Of two jobs of one driver the one that began first is refused, before it is decided: what its tasks have set
@@ -391,6 +397,7 @@ def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
     assert world.target.found() == expected(0, 1, partitions=1)
 
 
+@pytest.mark.exhaustive(but=["undecided-prepared", "coordinator-decided-rows"])
 @SETTING_ASIDE
 @pytest.mark.parametrize("step", ["undecided", "coordinator-decided", "coordinator-finalized"])
 def test_a_query_that_is_stopped_while_it_commits(
@@ -477,6 +484,7 @@ def test_what_is_refused_at_start(world: World) -> None:
     assert read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).newest_incarnation is None
 
 
+@pytest.mark.exhaustive
 def test_what_was_exact_before_a_weaker_delivery_is_dropped(world: World) -> None:
     """Rows that older, exact decisions name go with these, though later ones set nothing aside."""
     batch = 0

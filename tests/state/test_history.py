@@ -236,10 +236,11 @@ class NumberHistories(Histories):
     fn = staticmethod(put_number)
 
 
+LONG = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)
 TestHistoriesOfMutableStates = Histories.TestCase
-TestHistoriesOfMutableStates.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestHistoriesOfMutableStates.settings = LONG
 TestHistoriesOfImmutableStates = NumberHistories.TestCase
-TestHistoriesOfImmutableStates.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestHistoriesOfImmutableStates.settings = LONG
 
 
 def _put_each(table: Table[int], states: Mapping[bytes, int]) -> None:

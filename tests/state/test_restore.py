@@ -104,6 +104,7 @@ def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
     assert dict(whole.items()) == dict(halves[1].items())
 
 
+@pytest.mark.exhaustive(but=["str"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [str, "customer-{:07}".format])
 def test_a_reader_of_one_group_reads_its_share(name: Callable[[int], str], topic: Any) -> None:

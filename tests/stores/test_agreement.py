@@ -33,6 +33,7 @@ def holding(job: Job) -> list[str]:
     return [sink for sink in SINKS if stored[sink]]
 
 
+@pytest.mark.exhaustive
 def test_kills_in_turn(job: Job) -> None:
     """One incarnation after the other dies at another step of a commit, each with another number of subtasks."""
     job.feed()

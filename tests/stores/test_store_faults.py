@@ -348,6 +348,7 @@ def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
     pipeline.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the store holds it up heartbeats go on, so that nobody takes the leader for dead; then the rows come."""
     monkeypatch.setattr(history, "SILENCE_MS", 3_000)

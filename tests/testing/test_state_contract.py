@@ -350,6 +350,7 @@ TIERED_MUTANTS = {
     ),
 }  # fmt: skip
 
+
 @pytest.mark.parametrize("rule", TIERED_MUTANTS)
 def test_a_rule_of_the_tiered_backend_that_is_left_out_is_missed(
     rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -108,6 +108,7 @@ class TestWritingAndReading:
         for step in (3, 8, 90):
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
 
+    @pytest.mark.exhaustive
     def test_who_takes_long_over_a_block(self, store: Any) -> None:
         """What is done with a block before the next is asked for does not count as the broker's silence."""
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"x"] * 4)
@@ -255,6 +256,7 @@ class TestTrouble:
             assert len(read(each, refs)) == 4
             each.close()
 
+    @pytest.mark.exhaustive
     def test_waiting_is_bounded(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """Whoever waits for blocks is told when they take too long."""
         cluster = stoppable
@@ -327,6 +329,7 @@ class TestCompaction:
         )
         return store
 
+    @pytest.mark.exhaustive
     def test_references_stay_right_while_compaction_runs(self, compacting: Any) -> None:
         """While most blocks are tombstoned and compacted away, those that are left are read at their offsets."""
         store = compacting

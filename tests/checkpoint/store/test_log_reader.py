@@ -287,6 +287,7 @@ class TestOutcomes:
         assert log.appended(store.manifest(0, parallelism=3)) is Outcome.DONE
         assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
 
+    @pytest.mark.exhaustive
     def test_a_broker_that_is_away_for_a_moment(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
         """A broker that restarts costs an append time, and nothing else."""
         cluster = stoppable

@@ -42,7 +42,7 @@ def store(new_store: Any, topic_name: str, proxy: KafkaProxy) -> Any:
     return new_store(proxy.bootstrap_servers, topic_name)
 
 
-@pytest.mark.exhaustive(but=["REQUEST_LOST"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.ANSWER_LOST], ids=lambda fate: fate.name)
 def test_a_commit_without_an_answer(store: Any, proxy: KafkaProxy, fate: Fate) -> None:
     """Whether the commit or only its answer was lost cannot be told: it ends; the next incarnation reads the truth."""

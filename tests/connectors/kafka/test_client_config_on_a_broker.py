@@ -173,6 +173,7 @@ def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixtur
         transactions.close()
 
 
+@pytest.mark.exhaustive
 def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
     """Where the broker's certificate is of no known authority, we do not talk to it, and say why."""
     config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
@@ -180,6 +181,7 @@ def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
         Transactions(config, timeout_ms=5_000).cluster_id()
 
 
+@pytest.mark.exhaustive
 def test_sessions_that_end(broker: SecuredBroker) -> None:
     """Where the broker ends a session every two seconds, questions go on being answered across several of them."""
     config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")

@@ -50,6 +50,7 @@ def cluster(broker: EmbeddedBroker, cluster_at: Any) -> Iterator[Any]:
     cluster.close()
 
 
+@pytest.mark.exhaustive
 def test_commit_after_the_brokers_timeout(cluster: Any, topic: str) -> None:
     """A transaction that the broker timed out is refused permanently, hidden, and its producer fenced."""
     zombie = cluster.open(topic, topic, VALUES, transaction_timeout_ms=1_000)

@@ -132,6 +132,7 @@ FAR = SHARD * (SHARDS_KEPT + 1)
 """A checkpoint at whose entry that of checkpoint 1 goes."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
 def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, renaming, delivery) -> None:
     """At any step of a zombie's commit a new leader may come so far that its entry goes, and readers may have taken its
@@ -189,6 +190,7 @@ def test_the_ledger_does_not_grow_without_end(make_target, totals) -> None:
     assert committer.fence(2, ORIGIN) == {0: previous, 1: 1}
 
 
+@pytest.mark.exhaustive(but=["link"])
 def test_a_zombie_commits_within_a_new_leaders_work(decided, totals, stepper, renaming) -> None:
     """A zombie that commits as a whole at any step of a new leader's life ends with each row once."""
     outcomes = set()

@@ -36,6 +36,7 @@ def until_applied(store: PostgresStore, waiting: Any, row: Any) -> bool:
             time.sleep(0.05)
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_is_paused(own_database: Database) -> None:
     """A server that stands still holds no call for longer than the limit, whatever it is asked: to connect, to take
     rows, to commit; when it goes on, the rows come once."""

@@ -60,7 +60,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.exhaustive(but=["postgres"])
+@pytest.mark.exhaustive
 def test_what_nobody_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each transaction that a dead run has prepared is listed, is a problem for it holds locks, and is rolled back by
     an abort; the next run writes its rows, each once."""
