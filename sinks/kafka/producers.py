@@ -15,6 +15,8 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from exactlyonce.checkpoint.store.client import connect
 from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
+from exactlyonce.sinks.writer import SinkFailed
 
 PREPARE_TIMEOUT_S = 60.0
 TRANSACTION_LINGER_MS = 20
@@ -25,8 +27,12 @@ FLUSH_SLICE_S = 0.2
 """How soon a flush notices that it was abandoned."""
 
 T_co = TypeVar("T_co", covariant=True)
-Failed = Callable[[str], None]
-"""Called with the reason why a record was not delivered, or why a producer can go on no more."""
+
+
+class OnFailure(Protocol):
+    """Is told why a record was not delivered, or a producer can go on no more, and what of error that is."""
+
+    def __call__(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed) -> None: ...
 
 
 class Pending(Protocol[T_co]):
@@ -65,7 +71,7 @@ class Transaction:
 class Producers(Protocol):
     """Of one sink subtask."""
 
-    def make(self, transactional_id: str | None, failed: Failed) -> Pending[SinkProducer]:
+    def make(self, transactional_id: str | None, failed: OnFailure) -> Pending[SinkProducer]:
         """Initialise a producer, whose transaction has begun, unless it is to have none (None); it has written nothing.
         *failed* is called while it is polled or flushed."""
 
@@ -93,14 +99,16 @@ class KafkaProducers:
         self._flusher = ThreadPoolExecutor(1, "flush")
         self._abandoned = False
 
-    def make(self, transactional_id: str | None, failed: Failed) -> Future[Producer]:
+    def make(self, transactional_id: str | None, failed: OnFailure) -> Future[Producer]:
         return self._executor.submit(self._make, transactional_id, failed)
 
-    def _make(self, transactional_id: str | None, failed: Failed) -> Producer:
+    def _make(self, transactional_id: str | None, failed: OnFailure) -> Producer:
         """Runs on the executor's thread."""
 
         def undelivered(error: KafkaError | None, message: Message) -> None:
-            if error is not None:
+            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                failed(too_large(self._topic, "a record, or the batch that it was sent with,"), RecordError)
+            elif error is not None:
                 failed(f"a record for {self._topic}[{message.partition()}] was not delivered: {error.str()}")
 
         def broken(error: KafkaError) -> None:
@@ -143,6 +151,15 @@ class KafkaProducers:
 
     def abandon(self) -> None:
         self._abandoned = True
+
+
+def too_large(topic: str, what: str) -> str:
+    """What is said where the client, or the topic, does not take *what* for its size."""
+    return (
+        f"{what} is too large for topic {topic!r}. The job has stopped before it; nothing is lost. Raise "
+        "max.message.bytes of the topic, and message.max.bytes of the client (1 MB unless set; [kafka] in the "
+        "configuration file, or --kafka); or write less with each record, or in each batch (batch.size)."
+    )
 
 
 def _drop(transaction: Transaction) -> None:

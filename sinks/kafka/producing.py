@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import length_hint
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
-from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer
+from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
+from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, too_large
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
@@ -42,7 +43,7 @@ class ProducingWriter(ABC):
     _backlog_records: int = 0
     _backlog_bytes: int = 0
     _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
-    _error: str = ""
+    _error: ExactlyOnceError | None = None
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -69,8 +70,8 @@ class ProducingWriter(ABC):
     def _drain(self, wait_s: float) -> bool:
         """Whether a flush that was under way is done."""
 
-    def _failed(self, reason: str) -> None:
-        self._error = self._error or reason
+    def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed) -> None:
+        self._error = self._error or kind(f"sink {self.sink!r}: {reason}")
 
     @property
     def full(self) -> bool:
@@ -98,18 +99,21 @@ class ProducingWriter(ABC):
         assert self._producer is not None
         produce, topic, begin = self._producer.produce, self.topic, outputs.done
         values = iter(outputs.values[begin:])
-        keys = repeat(None) if outputs.keys is None else outputs.keys[begin:]
+        keys = repeat(None, outputs.left) if outputs.keys is None else outputs.keys[begin:]
         full = False
         try:
             if outputs.headers is None:
-                for value, key in zip(values, keys):  # noqa: B905 - keys may be endless
+                for value, key in zip(values, keys, strict=True):
                     produce(topic, value, key)
             else:
-                for value, key, headers in zip(values, keys, outputs.headers[begin:]):  # noqa: B905 - so may they here
+                for value, key, headers in zip(values, keys, outputs.headers[begin:], strict=True):
                     produce(topic, value, key, headers=[*headers])
         except BufferError:
             full = True
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                what = f"a record of {len(value or b'') + len(key or b''):,} bytes"
+                raise RecordError(f"sink {self.sink!r}: {too_large(topic, what)}") from None
             raise SinkFailed(f"sink {self.sink!r} cannot write to {topic}: {error.args[0].str()}") from None
         outputs.done = len(outputs.values) - length_hint(values) - full
         self._produced(outputs.done - begin)
@@ -137,8 +141,8 @@ class ProducingWriter(ABC):
             moved = True
         if self._producer is not None:
             self._producer.poll(wait_s)
-        if self._error:
-            raise SinkFailed(f"sink {self.sink!r}: {self._error}")
+        if self._error is not None:
+            raise self._error
         return moved
 
     def _work_off(self, outputs: Outputs) -> bool:

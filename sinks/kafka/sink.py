@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
@@ -173,20 +173,29 @@ class KafkaEncoder:
             outputs = [record.value for record in outputs]
         if isinstance(self.codec, JsonCodec):
             values: list[bytes | None] = list(map(self.codec.encode, outputs))
-            return values if b"null" not in values else [None if value == b"null" else value for value in values]
+            return values if b"null" not in values else list(map(_or_tombstone, values, outputs))
         encode = self.codec.encode
         return [None if output is None else encode(output) for output in outputs]
 
-    def keys(self, outputs: Iterable[Any]) -> list[bytes | None] | None:
+    def keys(self, outputs: Sequence[Any]) -> list[bytes | None] | None:
         """The keys, encoded; None if there are none."""
         if self._key is None:
             return None
         keys: list[Any] = mapped("key", self._key, outputs)
         return list(map(str.encode if set(map(type, keys)) == {str} else encode_key, keys))
 
-    def headers(self, outputs: Iterable[Any]) -> list[list[tuple[str, bytes | None]]] | None:
+    def headers(self, outputs: Sequence[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""
         return None if self._headers is None else list(map(list, mapped("headers", self._headers, outputs)))
+
+
+def _or_tombstone(value: bytes | None, output: object) -> bytes | None:
+    """A value in JSON; Kafka's null is for None alone, for it deletes."""
+    if value != b"null":
+        return value
+    if output is not None:
+        raise ValueError(f"{output!r:.100} is null in JSON, which a reader would take for a deletion")
+    return None
 
 
 def encode_key(key: object) -> bytes | None:
@@ -195,7 +204,7 @@ def encode_key(key: object) -> bytes | None:
         return key.encode()
     if key is None or type(key) is bytes:
         return key
-    return _encode_json(key)
+    return _or_tombstone(_encode_json(key), key)
 
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode

@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, verifie
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, DamagedBlock
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
-from exactlyonce.sinks.kafka.producers import Failed, Transaction
+from exactlyonce.sinks.kafka.producers import OnFailure, Transaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Produced:
 class SinkProducer(Produced):
     """A `TransactionalProducer`."""
 
-    told: Failed
+    told: OnFailure
 
     def produce(self, topic: str, value: bytes | None, key: bytes | None, headers: Any = None) -> None:
         """As confluent-kafka's."""
@@ -206,7 +206,7 @@ class SimulatedProducers:
     def __init__(self, process: Process, topic: str) -> None:
         self.process, self.world, self.topic = process, process.world, topic
 
-    def make(self, transactional_id: str | None, failed: Failed) -> Making:
+    def make(self, transactional_id: str | None, failed: OnFailure) -> Making:
         making = Making()
         assert transactional_id is not None, "the sinks of a simulation deliver exactly once"
 

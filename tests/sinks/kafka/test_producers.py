@@ -21,12 +21,15 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(settings)
         return SimpleNamespace(init_transactions=lambda timeout_s: None, begin_transaction=lambda: None)
 
+    def failed(reason: str, kind: Any = None) -> None:
+        raise AssertionError(reason)
+
     monkeypatch.setattr(producers, "make_producer", make)
     monkeypatch.setattr(producers, "connect", lambda *arguments: None)
     with ThreadPoolExecutor(1) as executor:
         for transactional_id, settings in (("t", {}), ("t", {"linger.ms": "3"}), (None, {})):
-            KafkaProducers("topic", settings, 60_000, executor).make(transactional_id, print).result()
-        KafkaProducers("topic", {"queue.buffering.max.ms": "3"}, 60_000, executor).make("t", print).result()
+            KafkaProducers("topic", settings, 60_000, executor).make(transactional_id, failed).result()
+        KafkaProducers("topic", {"queue.buffering.max.ms": "3"}, 60_000, executor).make("t", failed).result()
     assert [each.get("linger.ms") for each in made[:3]] == [TRANSACTION_LINGER_MS, "3", None]
     assert list(made[3]).index("linger.ms") < list(made[3]).index("queue.buffering.max.ms"), (
         "of two names the last counts"

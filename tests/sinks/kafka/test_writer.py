@@ -14,11 +14,12 @@ import pytest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
@@ -98,15 +99,24 @@ def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at
 
 
 def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """A delivery that fails during the flush fails the sink, and there is no precommit."""
+    """A delivery that fails during the flush fails the sink, and there is no precommit; no other attempt would fare
+    better where a record is too large."""
     kafka.create_topic(topic_name, max_message_bytes=1_000)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"small"], None, None))
     writer.write(Outputs([bytes(5_000)], None, None))
     writer.barrier(1)
-    with pytest.raises(SinkFailed, match="was not delivered"):
+    with pytest.raises(RecordError, match=r"a record, or the batch .* max\.message\.bytes"):
         until(lambda: writer.poll(0.01) and False)
     assert writer.take_flushed(1) is None
+
+
+def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
+    """It is told likewise, before anything is sent."""
+    kafka.create_topic(topic_name)
+    writer = writer_at(kafka, topic_name, {"message.max.bytes": 2_000})
+    with pytest.raises(RecordError, match=r"a record of 5,001 bytes.* message\.max\.bytes"):
+        writer.write(Outputs([b"small", bytes(5_000)], [b"a", b"b"], None))
 
 
 @pytest.mark.slow
