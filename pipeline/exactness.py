@@ -1,4 +1,5 @@
-"""Checks of what values do not say in msgpack: their class, and the time zone of a point in time.
+"""Checks of what values do not say in msgpack: their class, the time zone of a point in time, which of two equal hours
+a local time is.
 
 A value is read as its type has it, or, where the type says nothing, as what msgpack knows. Its bytes are the same then
 and later, so that they cannot tell; what looks at the values is compiled from the type, once, and looks only at what
@@ -22,6 +23,7 @@ Check = Callable[[Any], str]
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 """What msgpack itself knows."""
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)
+_BYTES = (bytes, bytearray, memoryview)
 _SEQUENCES = (list, tuple)
 _SETS = (set, frozenset)
 
@@ -38,6 +40,34 @@ def inexact(type_: Any, *, by_schema: bool = False) -> Check:
     return _Compiling(None if by_schema else _loosely).check(inspect.type_info(type_)) or _nothing
 
 
+def in_utc(type_: Any) -> Callable[[Any], Any] | None:
+    """What makes the points in time of a record those of UTC, as its way to another worker does. None: *type_* says of
+    no part of it that it is one.
+
+    >>> in_utc(list[datetime.datetime])([datetime.datetime.fromisoformat("2026-07-01T01:30:00+02:00")])
+    [datetime.datetime(2026, 6, 30, 23, 30, tzinfo=datetime.timezone.utc)]
+    """
+    info = inspect.type_info(type_)
+    if not _has_moments(info, set()):
+        return None
+    found, decode = inexact(type_), msgspec.msgpack.Decoder(type_).decode
+    return lambda record: decode(_encode(record)) if found(record) else record
+
+
+def _has_moments(info: Any, seen: set[Any]) -> bool:
+    """Whether a type is that of points in time, or of what holds some."""
+    if isinstance(info, inspect.DateTimeType):
+        return True
+    if isinstance(info, (*_RECORDS, inspect.TypedDictType)):
+        if info.cls in seen:
+            return False
+        seen.add(info.cls)
+        return any(_has_moments(field.type, seen) for field in info.fields)
+    inner = (getattr(info, name, None) for name in ("type", "item_type", "key_type", "value_type"))
+    several = (*getattr(info, "types", ()), *getattr(info, "item_types", ()))
+    return any(_has_moments(each, seen) for each in (*inner, *several) if each is not None)
+
+
 class _Compiling:
     """Checks of one type; None is one that finds nothing. *of_any* is that of a part whose type says nothing."""
 
@@ -50,8 +80,10 @@ class _Compiling:
         """See the class."""
         if isinstance(info, inspect.AnyType):
             return self._of_any
-        if isinstance(info, inspect.DateTimeType):
+        if isinstance(info, inspect.DateTimeType | inspect.TimeType):
             return _moment
+        if isinstance(info, inspect.BytesType):
+            return _items((bytes,), None)
         if isinstance(info, inspect.Metadata):
             return self.check(info.type)
         if isinstance(info, inspect.UnionType):
@@ -66,7 +98,9 @@ class _Compiling:
         if isinstance(info, inspect.TupleType):
             return _tuple([self.check(each) for each in info.item_types])
         if isinstance(info, inspect.SetType | inspect.FrozenSetType):
-            return _items(_SETS, self.check(info.item_type))
+            return _items((set if isinstance(info, inspect.SetType) else frozenset,), self.check(info.item_type))
+        if isinstance(info, inspect.VarTupleType):
+            return _items((tuple,), self.check(info.item_type))
         if isinstance(info, inspect.CollectionType):
             return _items(_SEQUENCES, self.check(info.item_type))
         return None
@@ -106,8 +140,12 @@ def _first(found: Iterable[str]) -> str:
 
 
 def _moment(value: Any) -> str:
-    """Msgpack, and Avro, keep the point in time."""
-    if type(value) is not datetime.datetime or value.tzinfo is None or value.tzname() == "UTC":
+    """Msgpack, and Avro, keep the point in time; of a local one, not which of two equal hours it is."""
+    if type(value) not in (datetime.datetime, datetime.time) or value.tzinfo is datetime.timezone.utc:
+        return ""
+    if value.fold and (value.tzinfo is None or type(value) is datetime.time):
+        return _another(value, f"{value.replace(fold=0)!r}: keep it in UTC")
+    if type(value) is datetime.time or value.tzinfo is None or value.tzname() == "UTC":
         return ""
     return _another(value, f"{value.astimezone(datetime.timezone.utc)!r}: keep it in UTC, and its zone beside it")
 
@@ -157,7 +195,7 @@ def _tuple(items: list[Check | None]) -> Check:
     checks = [(number, each) for number, each in enumerate(items) if each]
 
     def check(found: Any) -> str:
-        if type(found) not in _SEQUENCES:
+        if type(found) is not tuple:
             return _another(found, "a tuple")
         return _first(each(found[number]) for number, each in checks)
 
@@ -188,6 +226,10 @@ def _classes(info: inspect.Type) -> tuple[type, ...]:
         return (record_class(info),)
     if isinstance(info, inspect.DateTimeType):
         return (datetime.datetime,)
+    if isinstance(info, inspect.TimeType):
+        return (datetime.time,)
+    if isinstance(info, inspect.BytesType):
+        return _BYTES
     if isinstance(info, inspect.DictType | inspect.TypedDictType):
         return (dict,)
     if isinstance(info, inspect.SetType | inspect.FrozenSetType):

@@ -47,7 +47,8 @@ class BatchTable(Generic[S]):
     ) -> list[O]:
         """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
 
-        Raises `ApplyFailed` where *fn* raises. An output that is the state itself is cloned if it could change later.
+        Raises `ApplyFailed` where *fn* raises. What others hold of a state is never changed by later records: where an
+        output may hold something of it, or it is the record itself, a clone is kept.
         """
         changes, states = self._touch(keys), self._states
         get, count = states.get, len(states)
@@ -56,10 +57,15 @@ class BatchTable(Generic[S]):
         try:
             if self.state_type.mutable:
                 clone: Callable[[Any], Any] = self.state_type.clone
+                shares, known = self.state_type.shares, self.state_type.sharing.get
                 for key, record in zip(keys, records, strict=True):
                     state, output = fn(get(key), record)
-                    states[key] = changes[key] = state
-                    append(clone(output) if output is state and state is not None else output)
+                    shared = known(type(output))
+                    if shared is None:
+                        shared = shares(output)
+                    kept = clone(state) if (shared or state is record) and state is not None else state
+                    states[key] = changes[key] = kept
+                    append(output)
             else:
                 for key, record in zip(keys, records, strict=True):
                     state, output = fn(get(key), record)
@@ -73,7 +79,8 @@ class BatchTable(Generic[S]):
     def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
         """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
 
-        Raises `ApplyFailed` where *fn* raises. Mutable ones are clones: *fn* may change its accumulator in place.
+        Raises `ApplyFailed` where *fn* raises. Mutable ones are clones: *fn* may change its accumulator in place, and
+        may return the record.
         """
         changes, states = self._touch(keys), self._states
         get, count = states.get, len(states)
@@ -84,8 +91,9 @@ class BatchTable(Generic[S]):
                 clone = self.state_type.clone
                 for key, record in zip(keys, records, strict=True):
                     before = get(key)
-                    states[key] = changes[key] = state = clone(record) if before is None else fn(before, record)
-                    append(clone(state))
+                    state = record if before is None else fn(before, record)
+                    states[key] = changes[key] = clone(state)
+                    append(state)
             else:
                 for key, record in zip(keys, records, strict=True):
                     before = get(key)

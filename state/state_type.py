@@ -8,7 +8,7 @@ where it changes, a table's first snapshot writes the state whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import methodcaller
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -146,6 +146,9 @@ class StateType(Generic[S]):
         self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
         info = inspect.type_info(type_)
         self.mutable = _mutable(info)
+        self._parts = _mutable_parts(info)
+        self.sharing: dict[type, bool] = {}
+        """What `shares` has found of a class."""
         self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
 
     @property
@@ -162,6 +165,16 @@ class StateType(Generic[S]):
         raised = version < self.version and not self._versioned.steps(version)
         taken_out = raised and lost(written, self.schema, self.name)
         return not (taken_out or _by_avro(written) or _by_avro(self.schema))
+
+    def shares(self, output: Any) -> bool:
+        """Whether *output* may be, or hold, something of a state that can change in place: of the classes of neither
+        follows that it does not."""
+        kind = type(output)
+        if kind is tuple:
+            return any(map(self.shares, output))
+        if kind not in self.sharing:
+            self.sharing[kind] = _overlap(self._parts, _parts_of(kind))
+        return self.sharing[kind]
 
     def encode(self, states: Sequence[S]) -> bytes:
         """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again as it was."""
@@ -368,23 +381,57 @@ def _difference(one: Any, other: Any, path: str = "") -> str:
     return next(filter(None, (_difference(was, now, at) for at, was, now in inner)), "")
 
 
-def _mutable(info: inspect.Type, seen: frozenset[type] = frozenset()) -> bool:
+def _mutable(info: inspect.Type) -> bool:
     """Whether a value of this type can change in place. What is not known to be immutable can."""
+    return _mutable_parts(info) != frozenset()
+
+
+def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> frozenset[type] | None:
+    """The classes of all that can change in place in a value of this type; None: it may hold anything."""
+    own: set[type] = set()
+    inner: Iterable[inspect.Type] = ()
     if isinstance(info, _IMMUTABLE):
-        return False
+        return frozenset()
     if isinstance(info, inspect.Metadata):
-        return _mutable(info.type, seen)
-    if isinstance(info, inspect.UnionType):
-        return any(_mutable(member, seen) for member in info.types)
-    if isinstance(info, inspect.TupleType):
-        return any(_mutable(item, seen) for item in info.item_types)
-    if isinstance(info, inspect.FrozenSetType | inspect.VarTupleType):
-        return _mutable(info.item_type, seen)
-    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType):
+        inner = [info.type]
+    elif isinstance(info, inspect.UnionType):
+        inner = info.types
+    elif isinstance(info, inspect.TupleType):
+        inner = info.item_types
+    elif isinstance(info, inspect.FrozenSetType | inspect.VarTupleType):
+        inner = [info.item_type]
+    elif isinstance(info, inspect.ListType | inspect.SetType):
+        own, inner = {list if isinstance(info, inspect.ListType) else set}, [info.item_type]
+    elif isinstance(info, inspect.DictType):
+        own, inner = {dict}, [info.key_type, info.value_type]
+    elif isinstance(info, inspect.ByteArrayType):
+        own = {bytearray}
+    elif isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType):
         if info.cls in seen:
-            return False
-        return not _frozen(info) or any(_mutable(field.type, seen | {info.cls}) for field in info.fields)
-    return True
+            return frozenset()
+        seen |= {info.cls}
+        own, inner = set() if _frozen(info) else {record_class(info)}, [field.type for field in info.fields]
+    else:
+        return None
+    for each in inner:
+        parts = _mutable_parts(each, seen)
+        if parts is None:
+            return None
+        own |= parts
+    return frozenset(own)
+
+
+def _overlap(some: frozenset[type] | None, others: frozenset[type] | None) -> bool:
+    """Whether a class may be among both."""
+    return some is None or others is None or not some.isdisjoint(others)
+
+
+def _parts_of(class_: type) -> frozenset[type] | None:
+    """Likewise, of values of a class that a function has returned."""
+    try:
+        return _mutable_parts(inspect.type_info(class_))
+    except (TypeError, NameError):  # msgspec does not know it, or not yet
+        return None
 
 
 def _frozen(info: inspect.StructType | inspect.DataclassType | inspect.NamedTupleType) -> bool:
