@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError, require_whole, text_of
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
@@ -66,7 +66,7 @@ def place_of(error: BaseException) -> str:
 def record_error(whose: str, origin: Origin | None, error: BaseException) -> RecordError:
     """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
     return RecordError(
-        f"{whose} raised {type(error).__name__}: {error}{place_of(error)}, on {_shown(origin)}. The job has "
+        f"{whose} raised {type(error).__name__}: {text_of(error)}{place_of(error)}, on {_shown(origin)}. The job has "
         f"stopped before it; nothing is lost. Fix the function or the record, then run again."
     )
 
@@ -75,9 +75,9 @@ def misfit(sink: str, origin: Origin, error: BaseException) -> RecordError:
     """*error* of a sink on a record that its target cannot take, with the coordinates of the record."""
     kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
     return RecordError(
-        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{error}{place_of(error)}. The job has stopped before it; "
-        f"nothing is lost. Change the target (a column's type, say), or filter or convert such records before the "
-        f"sink, then run again."
+        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text_of(error)}{place_of(error)}. The job has stopped "
+        f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
+        f"before the sink, then run again."
     )
 
 
@@ -112,14 +112,15 @@ class BatchOperator:
         done: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
+            end = min(chunk.stop, len(batch.records))
             records = iter(batch.records[chunk])
             try:
                 done += map(fn, records)
+                require_whole(done, end)
             except UserError:
                 raise
             except USERS_ERRORS as error:
-                index = min(chunk.stop, len(batch.records)) - length_hint(records) - 1
-                raise record_error(self.shown, batch.origins[index], error) from error
+                raise record_error(self.shown, batch.origins[end - length_hint(records) - 1], error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, 0 if again else len(done))
         return done
@@ -151,7 +152,7 @@ class Filter(BatchOperator):
     fn: Callable[[Any], bool]
 
     def __call__(self, batch: Batch) -> None:
-        kept = self.apply(self.fn, batch)
+        kept = self.apply(bool, Batch(self.apply(self.fn, batch), batch.origins), again=True)
         keys = None if batch.keys is None else list(compress(batch.keys, kept))
         self.push(Batch(list(compress(batch.records, kept)), list(compress(batch.origins, kept)), keys))
 
@@ -165,7 +166,7 @@ class FlatMap(BatchOperator):
         self.push(expand(self.apply(lambda record: list(fn(record)), batch), batch.origins))
 
 
-def expand(lists: list[list[Any]], origins: Sequence[Origin]) -> Batch:
+def expand(lists: Sequence[Sequence[Any]], origins: Sequence[Origin]) -> Batch:
     """Zero to n records for each input, each with the origin of its input."""
     return Batch(list(chain.from_iterable(lists)), list(chain.from_iterable(map(repeat, origins, map(len, lists)))))
 
@@ -181,10 +182,13 @@ class Pass(BatchOperator):
 @dataclass(slots=True)
 class KeyBy(BatchOperator):
     fn: Callable[[Any], Any]
+    in_utc: Callable[[Any], Any] | None = None
+    """Of records with points in time: what they are behind a shuffle, whether there is one or not."""
 
     def __call__(self, batch: Batch) -> None:
         keys = self.apply(canonical_key, Batch(self.apply(self.fn, batch), batch.origins), again=True)
-        self.push(Batch(batch.records, batch.origins, keys))
+        records = batch.records if self.in_utc is None else self.apply(self.in_utc, batch, again=True)
+        self.push(Batch(records, batch.origins, keys))
 
 
 @dataclass(slots=True)
@@ -199,17 +203,23 @@ class Stateful(BatchOperator):
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
         run = self.table.reduce if self.reduces else self.table.apply
+        fn = self._listed if self.flat else self.fn
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
             try:
-                outputs += run(self.fn, batch.keys[chunk], batch.records[chunk])
+                outputs += run(fn, batch.keys[chunk], batch.records[chunk])
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
                 raise record_error(self.shown, batch.origins[chunk.start + failed.index], cause) from cause
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(outputs))
         self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
+
+    def _listed(self, state: Any, record: Any) -> tuple[Any, tuple[Any, ...]]:
+        """With the outputs as they are now, whatever holds them, or generates them."""
+        state, outputs = self.fn(state, record)
+        return state, tuple(outputs)
 
 
 @dataclass(slots=True)

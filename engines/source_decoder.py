@@ -13,7 +13,7 @@ from typing import Any
 
 from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.operators import Batch
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, require_whole, sendable
 
 NAMED_MAX = 5
 """Of a batch, so many skipped records get a line each; the others share one."""
@@ -41,6 +41,7 @@ class SourceDecoder:
         while True:
             try:
                 records.extend(map(decode, values))  # what was decoded before an error is kept
+                require_whole(records, len(messages) - len(bad))
             except USERS_ERRORS as error:
                 place = len(messages) - length_hint(values) - 1
                 self._skip(messages[place], error, len(bad))
@@ -74,7 +75,7 @@ class SourceDecoder:
 
     def _undecodable(self, message: Any, error: BaseException) -> str:
         problem = self._decoder.problem(message, error)
-        return f"Source {self.id!r}: the record at {_place(message)}: {problem}."
+        return sendable(f"Source {self.id!r}: the record at {_place(message)}: {problem}.")
 
 
 def _place(record: RawRecord) -> str:

@@ -12,8 +12,10 @@ from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.blocks import restore_table, whole_or_halt
 from exactlyonce.pipeline.context import Context
-from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation
+from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation, text_of
+from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.key_groups import group_range
 
@@ -40,7 +42,7 @@ def _open(node: Node, function: Any, context: Context) -> None:
         raise
     except USERS_ERRORS as error:
         raise OpenFailed(
-            f"open() of operator {node.id!r} raised {type(error).__name__}: {error}{ops.place_of(error)}."
+            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{ops.place_of(error)}."
         ) from error
 
 
@@ -82,7 +84,8 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         case Kind.FLAT_MAP:
             return ops.FlatMap(node.id, function)
         case Kind.KEY_BY:
-            return ops.KeyBy(node.id, function)
+            apart = node.partitioned or node.type is UNKNOWN
+            return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
         case Kind.PROCESS:
             return ops.Process(node.id, function, {name: [] for name in node.outputs})
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -45,6 +45,8 @@ Every message says what happened, whose fault it is, and what to do. All of them
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 INTERRUPTED = 128 + 2
 """As the shell gives it to a command that Ctrl-C has ended."""
 
@@ -150,6 +152,36 @@ class InvariantViolation(ExactlyOnceError):
 
 USERS_ERRORS = (Exception, SystemExit)
 """What the user's code may end with on a record; sys.exit() among them, for it would end a worker without a word."""
+
+
+def require_whole(made: Sized, count: int) -> None:
+    """Raise the StopIteration of a user's function that `map` has taken for the end of what it maps over: *made* is to
+    have *count* items.
+
+    >>> require_whole(list(map(next, [iter("a"), iter(""), iter("c")])), 3)
+    Traceback (most recent call last):
+        ...
+    StopIteration: a next() has found nothing
+    """
+    if len(made) < count:
+        raise StopIteration("a next() has found nothing")
+
+
+def text_of(error: BaseException) -> str:
+    """What *error*, which may be the user's own, says; see `sendable`."""
+    try:
+        return sendable(str(error))
+    except Exception as raised:
+        return f"(it cannot say what: its text raised {type(raised).__name__})"
+
+
+def sendable(text: str) -> str:
+    r"""*text* in characters that UTF-8 has: half a pair, which stands for a byte that was no text, is written out.
+
+    >>> sendable("caf\udce9")
+    'caf\\udce9'
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def is_fatal(error: ExactlyOnceError) -> bool:

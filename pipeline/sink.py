@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
-from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, StoreError, StoreUnavailable, require_whole
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,9 +63,11 @@ class FunctionRaised(Exception):
         self.argument = argument
 
 
-def mapped(argument: str, function: Callable[[T], R], outputs: Iterable[T]) -> list[R]:
+def mapped(argument: str, function: Callable[[T], R], outputs: Sequence[T]) -> list[R]:
     """What the user's *function*, which a sink was given as *argument*, makes of each output."""
     try:
-        return list(map(function, outputs))
+        made = list(map(function, outputs))
+        require_whole(made, len(outputs))
     except USERS_ERRORS as error:
         raise FunctionRaised(argument) from error
+    return made

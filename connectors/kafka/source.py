@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.records import Record
@@ -152,6 +152,10 @@ class KafkaSource(Source[T]):
         decode: Callable[[Any], Any] = self.key_codec.decode
         return lambda data: None if data is None else decode(data)
 
+    def key_problem(self, error: BaseException) -> str:
+        """Likewise, of a key."""
+        return f"the key is no {schema.type_name(self.key_codec.type)}: {error}"
+
     def value_problem(self, data: bytes | None, error: BaseException) -> str:
         """Why a value was refused, for the message that also names topic, partition and offset."""
         if data is None:
@@ -245,8 +249,17 @@ class KafkaDecoder:
         )
 
     def problem(self, record: Message, error: BaseException) -> str:
-        """Of its value."""
+        """Of its key, if its value decodes."""
+        if self._source.metadata and self._decodes(record.value()):
+            return self._source.key_problem(error)
         return self._source.value_problem(record.value(), error)
+
+    def _decodes(self, value: bytes | None) -> bool:
+        try:
+            self._decode_value(value)
+        except USERS_ERRORS:
+            return False
+        return True
 
     def time_ms(self, record: Message) -> int:
         """Its timestamp."""

@@ -26,7 +26,8 @@ from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
 from exactlyonce.engines.local.pace import GATHER_S, snapshot_budget_s
 from exactlyonce.engines.local.watch import Watch
-from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal
+from exactlyonce.engines.operators import place_of
+from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
@@ -298,7 +299,11 @@ def serve(connection: msg.Connection) -> None:
                         writer.abandon()
     except ExactlyOnceError as error:
         name = class_name(error) if is_fatal(error) else ""
-        connection.send(msg.WorkerFailed(start.subtask, name, str(error)))
+        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error))))
+    except Exception as error:  # nobody has foreseen it: the restart is to say why, and the traceback where
+        said = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
+        connection.send(msg.WorkerFailed(start.subtask, "", said))
+        raise
 
 
 def main() -> None:

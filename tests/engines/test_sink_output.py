@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Written(NamedTuple):
         self.outputs.append(outputs)
 
 
-def refusal(encoder: SinkEncoder, *records: Total) -> str:
+def refusal(encoder: SinkEncoder, *records: Any) -> str:
     """What is said where a batch of these cannot be written, whose first is at orders[2] offset 10."""
     origins = [Coordinates("orders", 2, 10 + place) for place in range(len(records))]
     written = Written([])
@@ -86,6 +87,30 @@ def test_a_function_of_a_sink_that_raises_is_told_as_the_users(store: str) -> No
     assert said.startswith("key= of sink 'table' raised KeyError: 'name' (")
     assert f"{__file__.rsplit('/', 1)[-1]}:" in said
     assert "on the record at orders[2] offset 11. The job has stopped before it; nothing is lost. Fix the func" in said
+
+
+@pytest.mark.parametrize("argument", ["key", "headers"])
+def test_a_function_of_a_sink_that_finds_nothing_cuts_nothing_short(argument: str) -> None:
+    """StopIteration would be the end of the batch for who maps over it."""
+
+    def nothing(total: Total) -> Any:
+        return next(each for each in (total.customer,) if each)
+
+    make: Any = KafkaSink
+    encoder = make("totals", **{argument: nothing}).encoder(Total)
+    said = refusal(encoder, Total([("a", b"1")], 1), Total("", 1), Total([("a", b"1")], 1))
+    assert said.startswith(f"{argument}= of sink 'table' raised StopIteration")
+    assert "offset 11" in said
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_only_none_is_a_tombstone(value: float) -> None:
+    """What JSON can only write as null is refused, as a value and as a key: it would delete the key."""
+    assert "is null in JSON" in refusal(KafkaSink[Any]("totals").encoder(float), value)
+    encoder = KafkaSink[Any]("totals", key=lambda total: total.cents).encoder(Total)
+    assert "is null in JSON" in refusal(encoder, Total("ann", value))
+    outputs = KafkaSink[Any]("totals").encoder(float | None).encode([1.0, None])
+    assert outputs.values == [b"1.0", None]
 
 
 def test_headers_that_raise_are_told_as_the_users() -> None:

@@ -11,6 +11,7 @@ from confluent_kafka import Message
 
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.source_decoder import NAMED_MAX, SourceDecoder
+from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import RecordError
 
 COUNT = 2_000
@@ -60,6 +61,33 @@ def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pyt
     if bad:
         assert "orders[3] offset 0" in lines[0]
         assert f"{bad - NAMED_MAX:,} more records" in lines[-1]
+
+
+def found(data: bytes) -> Any:
+    """By a codec of the user's."""
+    return next(number for number in json.loads(data).values() if number != 7)
+
+
+def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """StopIteration would be the end of the batch for who maps over it: it is an error of that record."""
+    codec = Codec[int]("ids", int, lambda number: b"", found)
+    skipping = SourceDecoder("orders", KafkaSource("orders", value=codec, on_error="skip"))
+    assert skipping.decode(batch_of(lambda number: True)).records == [each for each in range(COUNT) if each != 7]
+    assert "orders[3] offset 7: the value is no int in ids: a next() has found nothing" in capsys.readouterr().err
+    last = SourceDecoder("orders", KafkaSource("orders", value=codec))
+    with pytest.raises(RecordError, match=r"orders\[3\] offset 7"):
+        last.decode(batch_of(lambda number: True)[:8])
+
+
+def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
+    """And a value as the value, where both are decoded."""
+    messages = [Message(topic="orders", partition=3, offset=5, key=b"k", timestamp=(1, 1), value=b'{"id": 1}')]
+    with pytest.raises(RecordError, match=r"offset 5: the key is no int: "):
+        SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(messages)
+    with pytest.raises(RecordError, match=r"offset 7: the value is no Order in json: "):
+        SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(
+            batch_of(lambda number: number < 7)[7:]
+        )
 
 
 def test_the_first_bad_record_fails_the_job(capsys: pytest.CaptureFixture[str]) -> None:

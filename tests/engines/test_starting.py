@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
 
 import exactlyonce.sinks
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local import worker
 
 DOWNLOADS = "exactlyonce.connectors.embedded.jars"
 OTHERS = [f"exactlyonce.sinks.{store}" for store in ("files", "mysql", "postgres", "redis")]
@@ -31,3 +38,22 @@ def test_every_sink_is_there_for_who_asks() -> None:
     exec("from exactlyonce.sinks import *", names)
     assert names.keys() - {"__builtins__"} == set(exactlyonce.sinks.__all__)
     assert not hasattr(exactlyonce.sinks, "NoSink")
+
+
+def test_a_failure_that_nobody_has_foreseen_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restart is to say why, in text that can be sent; the traceback goes where all of them go."""
+    start = SimpleNamespace(subtask=3, reference={})
+    sent: list[Any] = []
+    connection: Any = SimpleNamespace(closed=False, receive=lambda timeout_s: iter([start]), send=sent.append)
+    monkeypatch.setattr(msg, "Start", SimpleNamespace)
+
+    def loading(reference: object) -> None:
+        raise KeyError("caf\udce9")
+
+    monkeypatch.setattr(worker, "load_reference", loading)
+    with pytest.raises(KeyError):
+        worker.serve(connection)
+    failures = [each for each in sent if isinstance(each, msg.WorkerFailed)]
+    assert [(each.subtask, each.error) for each in failures] == [(3, "")]
+    assert failures[0].message.startswith("KeyError: 'caf\\udce9' (")
+    assert msgspec.msgpack.encode(failures[0])

@@ -1,0 +1,196 @@
+"""Batches that users' functions end, keep something of, or return odd things for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from exactlyonce.engines.activity import CHUNK_RECORDS
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.operators import Batch, Filter, FlatMap, KeyBy, Map, Peek, Process, Stateful, record_error
+from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.exactness import in_utc
+from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.state.table import KeyedTable
+
+ANN = canonical_key("ann")
+COUNT = 3 * CHUNK_RECORDS
+
+
+class Basket(msgspec.Struct):
+    items: list[int]
+
+
+class Shown(msgspec.Struct):
+    items: list[int]
+
+
+class Sale(msgspec.Struct):
+    at: datetime
+
+
+class Odd:
+    """Neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise KeyError
+
+
+def batch_of(records: list[Any]) -> Batch:
+    """Of one key, at offsets from 0 on."""
+    return Batch(records, [Coordinates("t", 0, offset) for offset in range(len(records))], [ANN] * len(records))
+
+
+def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
+    """What it makes of them, as it is at the end of each batch."""
+    found: list[Any] = []
+    operator.downstream.append(lambda batch: found.extend(msgspec.to_builtins(batch.records)))
+    for records in batches:
+        operator(batch_of(records))
+    return found
+
+
+def stateful(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False, reduces: bool = False) -> Stateful:
+    """An operator with a table of its own."""
+    return Stateful("op", fn, KeyedTable("op", type_, range(16), 16), flat, reduces)
+
+
+def nothing_at(offset: int) -> Callable[..., Any]:
+    """A function whose `next` finds nothing at this number."""
+    return lambda *arguments: next(each for each in arguments if isinstance(each, int) and each != offset)
+
+
+@pytest.mark.parametrize("offset", [0, 7, CHUNK_RECORDS - 1, CHUNK_RECORDS, COUNT - 1])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda fn: Map("op", fn),
+        lambda fn: Filter("op", fn),
+        lambda fn: FlatMap("op", lambda record: [fn(record)]),
+        lambda fn: Peek("op", fn),
+        lambda fn: KeyBy("op", fn),
+        lambda fn: Process("op", lambda record, emit: emit(fn(record))),
+        lambda fn: stateful(lambda state, record: (None, fn(record))),
+        lambda fn: stateful(lambda state, record: (None, [fn(record)]), flat=True),
+    ],
+    ids=["map", "filter", "flat_map", "peek", "key_by", "process", "stateful_map", "stateful_flat_map"],
+)
+def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int) -> None:
+    """StopIteration would be the end of the batch for who maps over it: it is an error of that record."""
+    with pytest.raises(RecordError, match=rf"'op' raised StopIteration.* on the record at t\[0\] offset {offset}\."):
+        pushed(make(nothing_at(offset)), list(range(COUNT)))
+
+
+def generated(state: Basket | None, record: int) -> tuple[Basket, Iterator[int]]:
+    return Basket([record]), (each for each in (record, record))
+
+
+def test_outputs_of_a_key_may_be_generated() -> None:
+    """They are taken as whoever iterates over them gets them; what cannot be is an error of that record."""
+    assert pushed(stateful(generated, flat=True), [1, 2]) == [1, 1, 2, 2]
+    for outputs in (None, 5):
+        with pytest.raises(RecordError, match=r"is not iterable.* offset 0"):
+            pushed(stateful(lambda state, record, given=outputs: (None, given), flat=True), [1])
+
+
+def test_what_is_neither_true_nor_false_is_an_error_of_the_record() -> None:
+    """Whoever asks for it raises, and it is the filter that asks."""
+    with pytest.raises(RecordError, match=r"'keep' raised ValueError: ambiguous .* offset 1"):
+        pushed(Filter("keep", cast("Any", lambda record: Odd() if record else True)), [0, 1])
+
+
+def test_any_error_has_a_text() -> None:
+    """One that cannot say what it is, and one that has what UTF-8 has not."""
+    assert "it cannot say what: its text raised KeyError" in str(record_error("Operator 'op'", None, Mute()))
+    said = str(record_error("Operator 'op'", None, ValueError("caf\udce9")))
+    assert said.encode()
+    assert "caf\\udce9" in said
+
+
+def added(basket: Basket | None, item: int) -> Basket:
+    """Changed in place."""
+    basket = basket or Basket([])
+    basket.items.append(item)
+    return basket
+
+
+def cleared(basket: Basket | None, item: int) -> tuple[Basket, list[int]]:
+    basket = basket or Basket([])
+    basket.items.clear()
+    basket.items.append(item)
+    return basket, basket.items
+
+
+GROWN = [[1], [1, 2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("batches", [[[1, 2, 3]], [[1], [2], [3]]], ids=["one batch", "three"])
+@pytest.mark.parametrize(
+    ("fn", "flat", "expected"),
+    [
+        (lambda state, item: ((state := added(state, item)), state), False, [{"items": each} for each in GROWN]),
+        (lambda state, item: ((state := added(state, item)), Shown(state.items)), False, [{"items": x} for x in GROWN]),
+        (lambda state, item: ((state := added(state, item)), state.items), False, GROWN),
+        (lambda state, item: ((state := added(state, item)), (1, state)), False, [(1, {"items": x}) for x in GROWN]),
+        (
+            lambda state, item: ((state := added(state, item)), {"of": state}),
+            False,
+            [{"of": {"items": x}} for x in GROWN],
+        ),
+        (lambda state, item: ((state := added(state, item)), [state]), True, [{"items": each} for each in GROWN]),
+        (cleared, True, [1, 2, 3]),
+        (lambda state, item: ((state := added(state, item)), len(state.items)), False, [1, 2, 3]),
+    ],
+    ids=["the state", "a part", "its list", "in a tuple", "in a dict", "flat", "cleared", "a number"],
+)
+def test_outputs_stay_what_they_were(fn: Any, flat: bool, expected: Any, batches: list[list[int]]) -> None:
+    """A state that is changed in place changes no output that an earlier record had, in whatever batches they come, and
+    also where somebody keeps the outputs."""
+    operator, kept = stateful(fn, flat=flat), list[Any]()
+    operator.downstream.append(lambda batch: kept.extend(batch.records))
+    assert pushed(operator, *batches) == expected
+    assert msgspec.to_builtins(kept) == expected
+
+
+def test_a_record_that_becomes_a_state_stays_what_it_was() -> None:
+    """Others have it too: another branch of the stream, which may keep it."""
+
+    def first_then_added(state: Basket | None, record: Basket) -> tuple[Basket, None]:
+        if state is not None:
+            state.items += record.items
+        return state or record, None
+
+    records = [Basket([1]), Basket([2]), Basket([3])]
+    one = stateful(first_then_added)
+    one(batch_of(records))
+    assert records == [Basket([1]), Basket([2]), Basket([3])]
+    assert one.table.get(ANN) == Basket([1, 2, 3])
+    larger = stateful(lambda kept, record: max(kept, record, key=lambda each: each.items), reduces=True)
+    pushed(larger, records)
+    kept: Any = larger.table.get(ANN)
+    kept.items.append(4)
+    assert records == [Basket([1]), Basket([2]), Basket([3])]
+
+
+def test_points_in_time_are_in_utc_behind_a_key() -> None:
+    """As they come out of a shuffle, whether there is one or not: a rescaled pipeline sees the same."""
+    sale = Sale(datetime.fromisoformat("2026-07-01T00:30:00+02:00"))
+    shuffle = BatchCodec(Sale)
+    (shuffled,) = shuffle.decode(shuffle.encode(batch_of([sale]))).records
+    found: list[Any] = []
+    key_by = KeyBy("key", lambda sale: sale.at.date().isoformat(), in_utc(Sale))
+    key_by.downstream.append(found.append)
+    key_by(batch_of([sale]))
+    assert found[0].keys == [canonical_key("2026-07-01")], "the key is of the record as it was"
+    (record,) = found[0].records
+    assert (record.at.isoformat(), shuffled.at.isoformat()) == ("2026-06-30T22:30:00+00:00",) * 2
+    assert in_utc(Basket) is None
