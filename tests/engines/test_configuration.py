@@ -150,6 +150,15 @@ def test_what_should_be_a_dict(options: dict[str, str], mistake: str) -> None:
         options_from({"bootstrap_servers": "127.0.0.1:1", **options})
 
 
+def test_a_file_that_cannot_be_decoded(tmp_path: Path) -> None:
+    """What is no UTF-8, or has more brackets than can be read, is a wrong setting and no defect."""
+    (tmp_path / "c.toml").write_bytes(b"x = '\xff'")
+    with pytest.raises(ConfigError, match=r"c\.toml is no UTF-8, at byte 5: save it so"):
+        options_from({"config": str(tmp_path / "c.toml")})
+    with pytest.raises(ConfigError, match="has brackets within brackets, too many to be read"):
+        options_from({"config": written(tmp_path, f"x = {'[' * 3000}{']' * 3000}")})
+
+
 def test_a_missing_file_and_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are said in one sentence."""
     with pytest.raises(ConfigError, match=r"absent\.toml cannot be read: No such file"):
