@@ -209,7 +209,7 @@ class ExportedSavepoint:
             try:
                 for _ in self._records(each):
                     pass
-            except DamagedSavepoint as error:
+            except (DamagedSavepoint, ConfigError) as error:  # the latter for want of a right, say
                 found.append(str(error))
         return found
 

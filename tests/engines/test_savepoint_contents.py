@@ -92,6 +92,24 @@ def test_no_transaction_is_exported(storage: FileStorage, manifest_of: Callable[
     ]
 
 
+def test_every_file_that_cannot_be_read_is_named(
+    storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path
+) -> None:
+    """One takes none of the others with it."""
+    log = log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc"))
+    (tmp_path / "exports").mkdir()
+    url = export(
+        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
+    )
+    folder = Path(url.removeprefix("file://"))
+    (folder / "a-0.avro").unlink()
+    (folder / "a-0.avro").mkdir()
+    (folder / "b-0.avro").write_bytes(b"x")
+    unreadable, damaged = ExportedSavepoint.at(url).damage()
+    assert f"{url}/a-0.avro cannot be read: Is a directory" in unreadable
+    assert f"{url}/b-0.avro is damaged: it has 1 bytes" in damaged
+
+
 @pytest.mark.parametrize("removed", [0, 1, 2, 3, 4, 5])
 def test_an_export_is_deleted_while_its_disk_is_full(
     removed: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
