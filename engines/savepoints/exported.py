@@ -75,6 +75,10 @@ class DamagedSavepoint(Halt):
     """A file of an exported savepoint is missing, or is not what was written."""
 
 
+class DeletedSavepoint(ConfigError):
+    """An exported savepoint is deleted, or is being deleted, while it is read."""
+
+
 class _Metadata(msgspec.Struct, frozen=True):
     format: int
     saved: msgspec.Raw
@@ -209,6 +213,8 @@ class ExportedSavepoint:
             try:
                 for _ in self._records(each):
                     pass
+            except DeletedSavepoint:
+                raise
             except (DamagedSavepoint, ConfigError) as error:  # the latter for want of a right, say
                 found.append(str(error))
         return found
@@ -230,6 +236,7 @@ class ExportedSavepoint:
     def _records(self, file: SavedFile) -> Iterator[Any]:
         content = self._folder.get(file.name)
         if content is None:
+            self._require_not_deleted()
             raise self._damaged(file.name, "it is missing")
         if len(content) != file.size:
             raise self._damaged(file.name, f"it has {len(content)} bytes, and was written with {file.size}")
@@ -241,6 +248,13 @@ class ExportedSavepoint:
             yield record
         if count != file.entries:
             raise self._damaged(file.name, f"it has {count} entries, and was written with {file.entries}")
+
+    def _require_not_deleted(self) -> None:
+        if _removal(self._folder) is not None or self._folder.get(METADATA) is None:
+            raise DeletedSavepoint(
+                f"The {self.name} is being deleted, or has been, by `exactlyonce savepoints delete`. What was read of "
+                f"it was whole, and cannot be gone on with: use another savepoint."
+            )
 
     def _damaged(self, name: str, why: str) -> DamagedSavepoint:
         return DamagedSavepoint(

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame, encode
 from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.savepoints import exported
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, remove
 from exactlyonce.engines.savepoints.loops import LoopEntry
@@ -108,6 +110,31 @@ def test_every_file_that_cannot_be_read_is_named(
     unreadable, damaged = ExportedSavepoint.at(url).damage()
     assert f"{url}/a-0.avro cannot be read: Is a directory" in unreadable
     assert f"{url}/b-0.avro is damaged: it has 1 bytes" in damaged
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_a_savepoint_that_is_deleted_while_it_is_read(
+    broken_off: bool, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Nothing of it is damaged, and it is said that somebody deletes it, by who restores it and by who verifies it."""
+    log = log_of(storage, 0, (">again:0", [1, 2]))
+    (tmp_path / "exports").mkdir()
+    url = export(
+        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
+    )
+    found = ExportedSavepoint.at(url)
+    if broken_off:
+        with monkeypatch.context() as patched:
+            patched.setattr(exported, "hit", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                remove(url, "totals")
+        Path(url.removeprefix("file://"), "again-0.avro").unlink()
+    else:
+        remove(url, "totals")
+    for read in (lambda: list(found.going_round("again")), found.damage):
+        with pytest.raises(ConfigError, match=r"savepoint 7 of totals at .* is being deleted, or has been"):
+            read()
 
 
 @pytest.mark.parametrize("removed", [0, 1, 2, 3, 4, 5])
