@@ -128,7 +128,7 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_settings_that_are_wrong(
     bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no other attempt would mend is no absence: it is named, with what to do, and without a password."""
+    """What no other attempt would repair is no absence: it is named, with what to do, and without a password."""
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be asked: .*{said}") as caught:
         S3Folder(bucket, "prod/x").check()
