@@ -6,8 +6,10 @@ Invariant: no message of a parser repeats the value of an argument that may hold
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from exactlyonce.pipeline.graph import LogicalGraph
 
 HELP_WIDTH_MAX = 100
+_OPTION = re.compile(r"--\w[\w-]*")
+_ALONE = ("-h", "--help", "--version")
+"""Options that stand without a command."""
 _DURATION: dict[str, Any] = {"metavar": "T"}
 _COUNT: dict[str, Any] = {"metavar": "N", "type": int}
 CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
@@ -80,10 +85,20 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=_formatter, **options)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        known, unknown = self.parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else [*args]
+        if words and words[0].startswith("-") and words[0] not in _ALONE:  # the next word would be named as a command
+            self.error(f"{_unrecognized(words[:1])}: options stand behind the command")
+        known, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(each.partition('=')[0] for each in unknown)}")
+            self.error(_unrecognized(unknown))
         return known
+
+
+def _unrecognized(words: Iterable[str]) -> str:
+    """What a message says of *words* that no parser takes: options by their names. Any other word may be the value of
+    one, and so may what is written behind a name."""
+    names = [found[0] for each in words if (found := _OPTION.match(each))]
+    return f"unrecognized arguments: {' '.join(names) or 'words that belong to no option'}"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -229,12 +244,12 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def named(args: argparse.Namespace) -> str:
-    """The pipeline as it was named, with its parameters, to be copied into another command.
+    """The pipeline as it was named, with the names of its parameters, for a command to go on with.
 
-    >>> named(argparse.Namespace(pipeline="orders:make", param=[("name", "a b")]))
-    "orders:make --param 'name=a b'"
+    >>> named(argparse.Namespace(pipeline="orders:make", param=[("dsn", "postgres://u:secret@h/db")]))
+    'orders:make --param dsn=...'
     """
-    return " ".join([args.pipeline, *(f"--param {shlex.quote(f'{name}={value}')}" for name, value in args.param)])
+    return " ".join([args.pipeline, *(f"--param {shlex.quote(name)}=..." for name, _ in args.param)])
 
 
 def pipeline_name(args: argparse.Namespace) -> str:

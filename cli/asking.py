@@ -1,7 +1,8 @@
 """Requests to a coordinator that runs, from any machine: by the pipeline's mailbox; its log answers.
 
 Invariants: the answer is what the decision log says, and nothing else; a request is for the incarnation that lives, so
-that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone. Two who ask for
+that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone. Who waits no
+longer, by Ctrl-C or a timeout, is told what the run may still do: it may have seen the request. Two who ask for
 the end of one run behind a savepoint get the same one, and two who cancel a run have both done so, whichever request
 the run has seen.
 """
@@ -22,7 +23,7 @@ from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
 from exactlyonce.checkpoint.store.topic import describe, topic_name
-from exactlyonce.cli.text import duration
+from exactlyonce.cli.text import duration, to_stderr
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
@@ -104,6 +105,17 @@ def _has_ended(history: History, incarnation: int) -> bool:
 
 
 def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
+    try:
+        return _waited_for(config, pipeline, asked, answer, timeout_ms)
+    except NotAnswered:  # it says so itself
+        raise
+    except (KeyboardInterrupt, ExactlyOnceError) as error:
+        if not isinstance(error, ConfigError):  # then there was nobody to ask
+            to_stderr(_may_still(pipeline, asked))
+        raise
+
+
+def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + timeout_ms
     others: dict[str, int] = {}
@@ -121,10 +133,25 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                     mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
                     _leave(mailbox, mine, others, clock.monotonic_ms())
                 if clock.monotonic_ms() >= deadline_ms:
-                    raise NotAnswered(_late(pipeline, living, timeout_ms))
+                    raise NotAnswered(f"{_late(pipeline, living, timeout_ms)} {_may_still(pipeline, asked)}")
                 Event().wait(POLL_S)
         finally:
             _take_away(config, pipeline, mailbox, asked)
+
+
+def _may_still(pipeline: str, asked: Asked) -> str:
+    """What is said to whoever has asked and waits no longer."""
+    if asked.action == SAVEPOINT:
+        behind = ", and end behind it" if asked.stop else ""
+        return (
+            f"{pipeline} was asked for a savepoint, and may still take it{behind}. `exactlyonce savepoints list "
+            f"{pipeline}` shows whether it has; a savepoint is kept until `exactlyonce savepoints delete {pipeline} N`."
+        )
+    if asked.action == DELETE:
+        what, look = f"to delete savepoint {asked.checkpoint}", "savepoints list"
+    else:
+        what, look = "to end as cancelled", "checkpoints"
+    return f"{pipeline} was asked {what}, and may still do so: `exactlyonce {look} {pipeline}` shows whether it has."
 
 
 def _log(config: ClientConfig, pipeline: str) -> History:

@@ -15,7 +15,7 @@ from exactlyonce.checkpoint.orphans import first_places
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.store.storage import Scanned
+from exactlyonce.checkpoint.store.storage import Scanned, UnreadableBlock
 from exactlyonce.engines.blocks import Storages, references_or_why
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
@@ -83,10 +83,12 @@ def standing(storages: Storages, history: History) -> dict[int, frozenset[BlockR
 
 
 def _looked(storage: str, history: History, look: Callable[[], R]) -> R | str:
-    """What *look* finds; or why a *storage* that the pipeline has left shows nothing."""
-    if storage in (history.storage, TOPIC):
-        return look()
+    """What *look* finds; or why nothing: the pipeline has left the *storage*, or a block is refused."""
     try:
         return look()
     except (StorageUnavailable, ConfigError) as error:
-        return f"{storage}, where it is kept, cannot be looked at: {error}"
+        if storage not in (history.storage, TOPIC):
+            return f"{storage}, where it is kept, cannot be looked at: {error}"
+        if isinstance(error, UnreadableBlock):
+            return str(error)
+        raise

@@ -8,6 +8,7 @@ import msgspec
 
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import setting
 from exactlyonce.pipeline.sizes import shown_bytes
 from exactlyonce.state.backend import StateBackend
@@ -69,11 +70,17 @@ class StateSettings(msgspec.Struct, frozen=True):
             ) from None
 
 
-_IN_MEMORY = StateSettings()
-
-
-def state_backend(settings: StateSettings = _IN_MEMORY, pipeline: str = "") -> StateBackend:
-    """What the tables of one worker, or of one unit of bounded work, are kept in."""
-    if settings.backend == ROCKSDB:
-        return RocksDBBackend(settings.path / pipeline, settings.memory_bytes)
+def in_memory() -> StateBackend:
+    """What the tables of one unit of bounded work are kept in."""
     return HashMapBackend()
+
+
+def state_backend(settings: StateSettings, graph: LogicalGraph, subtask: int, parallelism: int) -> StateBackend:
+    """What the tables of worker *subtask* are kept in. What operators that *graph* does not have any more have left on
+    this machine is deleted."""
+    if settings.backend != ROCKSDB:
+        return in_memory()
+    worker = f"{subtask}-of-{parallelism}" if parallelism > 1 else ""
+    backend = RocksDBBackend(settings.path / graph.pipeline_id, settings.memory_bytes, worker)
+    backend.delete_others([node.id for node in graph.nodes])
+    return backend

@@ -19,7 +19,14 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
 from exactlyonce.checkpoint.store.blocks import TopicStorage
 from exactlyonce.checkpoint.store.files.opening import file_storage
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks, BlockStorage, DamagedBlock, Ticket
+from exactlyonce.checkpoint.store.storage import (
+    AttemptBlocks,
+    Blocks,
+    BlockStorage,
+    DamagedBlock,
+    Ticket,
+    UnreadableBlock,
+)
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.in_flight import blocks_of
 from exactlyonce.pipeline.errors import ConfigError
@@ -224,6 +231,19 @@ def references_or_why(manifest: Manifest, reader: Blocks) -> frozenset[BlockRef]
         return frozenset(references(manifest, reader))
     except (DamagedBlock, DamagedState) as error:
         return str(error)
+
+
+def damaged_among(refs: Iterable[BlockRef], reader: Blocks) -> dict[BlockRef, str]:
+    """Those of *refs* that are not what was written, are gone, or are refused, and why: all are read."""
+    damaged, left = dict[BlockRef, str](), set(refs)
+    while left:
+        try:
+            for ref, _ in reader.fetch([*left]):
+                left.discard(ref)
+        except (DamagedBlock, UnreadableBlock) as error:
+            damaged[error.ref] = str(error)
+            left.discard(error.ref)
+    return damaged
 
 
 @contextmanager

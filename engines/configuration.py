@@ -99,9 +99,13 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        file = tomllib.loads(Path(path).read_text())
+        file = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The configuration file {path} is no UTF-8, at byte {error.start}: save it so.") from None
+    except RecursionError:
+        raise ConfigError(f"The configuration file {path} has brackets within brackets, too many to be read.") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
     known = {

@@ -5,6 +5,8 @@
     │   ├── GraphError          the pipeline is wrong; raised while it is built
     │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
+    │   │   ├── DeletedSavepoint    engines.savepoints.exported: it is deleted while it is read
+    │   │   └── UnreadableBlock     checkpoint.store.storage: its storage refuses to read it, for want of a right say
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   ├── BrokerUnavailable   no broker answers (retriable)

@@ -201,8 +201,8 @@ def _arguments(target: str, function: Callable[..., Any], params: Mapping[str, s
 def _converted(target: str, name: str, text: str, type_: Any) -> Any:
     try:
         return msgspec.convert(text, type_, strict=False)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise ConfigError(f"{target}: {name}={text!r} is no {schema.type_name(type_)}: {error}") from None
+    except (msgspec.ValidationError, TypeError):  # what they say may repeat the value, which may be a secret
+        raise ConfigError(f"{target}: what parameter {name} was given is no {schema.type_name(type_)}") from None
 
 
 def _pipelines(names: Mapping[str, Any]) -> list[str]:

@@ -51,11 +51,14 @@ def look_up(name: str, value: str) -> str:
         found, place = os.environ[target], f"the variable {target}"
     elif kind == "file":
         try:
-            found, place = Path(target).read_text().rstrip("\r\n"), f"the file {target}"
+            text = Path(target).read_text(encoding="utf-8", errors="surrogateescape")  # as the environment is read
         except OSError as error:
             raise ConfigError(f"{name} is {value}, which cannot be read: {error.strerror}.") from None
+        found, place = text.rstrip("\r\n"), f"the file {target}"
     else:
         return value
+    if any("\udc80" <= each <= "\udcff" for each in found):
+        raise ConfigError(f"{name} is {value}, but {place} is no UTF-8. Put it there as that.")
     if not found.strip():
         raise ConfigError(f"{name} is {value}, but {place} is empty. Put there what it is to be.")
     return found

@@ -70,6 +70,7 @@ _MOVED = {
     KafkaError._NOENT,  # a partition has no leader now
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_COORDINATOR,  # nobody is that of the group now
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.KAFKA_STORAGE_ERROR,  # a disk of its leader has failed, and another broker takes over
 }

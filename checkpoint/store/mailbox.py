@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.confluent import make_consumer
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import checkpoint_topic
 
 SAVEPOINT, DELETE, CANCEL = "savepoint", "delete", "cancel"
 TIMEOUT_S = 10.0
+_HAS_MEMBERS = {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
+"""What a broker answers to whoever commits offsets of a group without being one of its members, if it has any."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +51,12 @@ class Mailbox:
 
     def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
         own = {"group.id": pipeline, "enable.auto.commit": False, "enable.auto.offset.store": False}
-        self._config, self.place = config, (checkpoint_topic(pipeline), DECISIONS)
+        self._config, self._group, self.place = config, pipeline, (checkpoint_topic(pipeline), DECISIONS)
         self._consumer = make_consumer({**config, **own})
 
     def look(self) -> Asked | None:
         """The present request."""
-        with store_client.explained(self._config, f"looking for requests in the group of {self.place[0]}"):
+        with store_client.explained(self._config, f"looking for requests in group {self._group}"):
             (found,) = self._consumer.committed([TopicPartition(*self.place)], timeout=TIMEOUT_S)
             if found.error is not None:
                 raise KafkaException(found.error)
@@ -63,10 +66,18 @@ class Mailbox:
             return None  # a newer exactlyonce asks for something that this one does not know
 
     def ask(self, asked: Asked) -> None:
-        """Leave *asked* there, instead of whatever is there."""
+        """Leave *asked* there, instead of whatever is there. `ConfigError` while the group has members."""
         note = TopicPartition(*self.place, 0, _encode(asked).decode())
-        with store_client.explained(self._config, f"leaving a request in the group of {self.place[0]}"):
-            self._consumer.commit(offsets=[note], asynchronous=False)
+        with store_client.explained(self._config, f"leaving a request in group {self._group}"):
+            try:
+                self._consumer.commit(offsets=[note], asynchronous=False)
+            except KafkaException as error:
+                if error.args[0].code() in _HAS_MEMBERS:
+                    raise ConfigError(
+                        f"A consumer is in group {self._group}, which is the pipeline's own, so that the broker takes "
+                        f"no request for its run. End that consumer, or give it another group.id, and ask again."
+                    ) from error
+                raise
 
     def close(self) -> None:
         """Let go of the connection."""

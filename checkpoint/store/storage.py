@@ -16,7 +16,7 @@ from typing import Protocol
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.pipeline.errors import BrokerUnavailable, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, require
 
 CHECKPOINTS_KNOWN = 8
 """A writer knows the keys that it has written for so many checkpoints before the newest."""
@@ -24,6 +24,17 @@ CHECKPOINTS_KNOWN = 8
 
 class DamagedBlock(DamagedRecord):
     """A block that a manifest refers to is missing, or is not what was written."""
+
+    def __init__(self, message: str, ref: BlockRef) -> None:
+        super().__init__(message, ref)
+        self.ref = ref
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnreadableBlock(ConfigError):
+    """A block that its storage refuses to read, for want of a right, or because something else has its place."""
 
     def __init__(self, message: str, ref: BlockRef) -> None:
         super().__init__(message, ref)
@@ -151,7 +162,8 @@ class Blocks(Protocol):
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
         """Every one of *refs* once, with its block; `DamagedBlock`, which names the first that is not what was written,
-        or is gone. Those of one key group that are given in the order in which they were put come in that order."""
+        or is gone, or `UnreadableBlock`. Those of one key group that are given in the order in which they were put come
+        in that order."""
 
 
 class BlockStorage(Blocks, Protocol):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.history import History
     from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.connectors.kafka.client_config import ClientConfig
+    from exactlyonce.engines.savepoints.contents import TopicSavepoint
 
 _EXAMPLES = """\
 Take a savepoint of a pipeline that runs, on whatever machine: a checkpoint that never
@@ -66,31 +70,33 @@ def savepoint(args: argparse.Namespace) -> int:
     history = read_history(config.confluent(), pipeline)
     living = asking.living_run(history)
     runs = living is not None
-    if living is not None:
-        manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop)
-    else:
-        manifest = _newest(history, args)
-    try:
-        url = _export(config, manifest, args.to) if args.to else ""
-    except ExactlyOnceError:
-        if runs:
-            taken = f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}"
-            text.to_stderr(taken)
-        raise
-    shared = len(manifest.requests) > 1
-    if url and runs and not args.stop and not shared:
-        try:
-            asking.delete(config, pipeline, manifest.checkpoint, timeout_ms)
-        except ExactlyOnceError:
-            text.to_stderr(
-                f"Savepoint {manifest.checkpoint} was exported to {url}, which is whole. In the topic it goes with the "
-                f"next checkpoint if the run has heard of it, and else {_kept(manifest)}"
-            )
-            raise
-    kept = runs and (args.stop or not url or shared)
-    lines = _as_text(manifest, url, taken=runs, kept=kept, shared=shared, stopped=args.stop)
-    print(_as_json(manifest, url) if args.json else "\n".join(lines))
+    with _interrupted_by_sigterm():
+        if living is not None:
+            manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop)
+        else:
+            manifest = _newest(history, args)
+        url = _shown(config, manifest, args, taken=runs)
+        shared = len(manifest.requests) > 1
+        if url and runs and not args.stop and not shared:
+            _let_go(config, manifest, url, timeout_ms)
+    if not args.json:
+        kept = runs and (args.stop or not url or shared)
+        for line in _what_stays(manifest, kept=kept, shared=bool(url) and shared, stopped=args.stop):
+            print(line)
     return 0
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM is a Ctrl-C: a savepoint never expires, so that whoever has asked for one is told of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _newest(history: History, args: argparse.Namespace) -> Manifest:
@@ -110,19 +116,59 @@ def _newest(history: History, args: argparse.Namespace) -> Manifest:
     return history.latest
 
 
-def _export(config: ClientConfig, manifest: Manifest, url: str) -> str:
-    """Write the finalized checkpoint of *manifest* into a new folder below *url*; the URL of that."""
+def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *, taken: bool) -> str:
+    """Show the savepoint; with --to, export it first into a new folder, whose URL is shown as soon as it is whole."""
+    from exactlyonce.engines.savepoints.exported import export
+    from exactlyonce.engines.savepoints.retained import unless_expired
+
+    url = ""
+    try:
+        if args.to:
+            with unless_expired(config, manifest), _contents(config, manifest) as contents:
+                url = export(contents, args.to)
+                _show(manifest, url, taken=taken, json=args.json)
+        else:
+            _show(manifest, url, taken=taken, json=args.json)
+    except (ExactlyOnceError, KeyboardInterrupt):
+        if taken and not url:
+            text.to_stderr(
+                f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}"
+            )
+        raise
+    return url
+
+
+@contextmanager
+def _contents(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoint]:
+    """What the finalized checkpoint of *manifest* holds."""
     from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.connectors.kafka.transactions import Transactions
     from exactlyonce.engines.blocks import block_storage
     from exactlyonce.engines.savepoints.contents import TopicSavepoint
-    from exactlyonce.engines.savepoints.exported import export
 
     with closing(Transactions(config)) as transactions:
         cluster_id = transactions.cluster_id()
     topic = find_topic(config.confluent(), manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
-        return export(TopicSavepoint(manifest, blocks, cluster_id), url)
+        yield TopicSavepoint(manifest, blocks, cluster_id)
+
+
+def _let_go(config: ClientConfig, manifest: Manifest, url: str, timeout_ms: int) -> None:
+    """Have the run delete, in the topic, what is exported."""
+    from exactlyonce.cli import asking
+
+    try:
+        asking.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms)
+    except (ExactlyOnceError, KeyboardInterrupt):
+        text.to_stderr(
+            f"Savepoint {manifest.checkpoint} was exported to {url}, which is whole. In the topic it goes with the "
+            f"next checkpoint if the run has heard of it, and else {_kept(manifest)}"
+        )
+        raise
+
+
+def _show(manifest: Manifest, url: str, *, taken: bool, json: bool) -> None:
+    print(_as_json(manifest, url) if json else "\n".join(_as_text(manifest, url, taken=taken)), flush=True)
 
 
 def _as_json(manifest: Manifest, url: str) -> str:
@@ -138,19 +184,21 @@ def _kept(manifest: Manifest) -> str:
     return f"is kept until `exactlyonce savepoints delete {manifest.pipeline} {manifest.checkpoint}`."
 
 
-def _as_text(manifest: Manifest, url: str, *, taken: bool, kept: bool, shared: bool, stopped: bool) -> list[str]:
+def _as_text(manifest: Manifest, url: str, *, taken: bool) -> Iterator[str]:
     state = shown_bytes(manifest.state_bytes)
     what = "Savepoint" if taken else "The pipeline does not run: its newest checkpoint"
-    lines = [
+    yield (
         f"{what} {manifest.checkpoint} of {manifest.pipeline}, {text.moment(manifest.completed_at_ms)}: {state} of "
         f"state."
-    ]
+    )
     if url:
-        lines.append(f"Exported to {url}")
-    if kept and shared and url and not stopped:
-        lines.append("Somebody else has asked at the same time, and got the same savepoint.")
+        yield f"Exported to {url}"
+
+
+def _what_stays(manifest: Manifest, *, kept: bool, shared: bool, stopped: bool) -> Iterator[str]:
+    if kept and shared and not stopped:
+        yield "Somebody else has asked at the same time, and got the same savepoint."
     if kept:
-        lines.append(f"It {_kept(manifest)}")
+        yield f"It {_kept(manifest)}"
     if stopped:
-        lines.append("The run has ended cleanly.")
-    return lines
+        yield "The run has ended cleanly."

@@ -108,9 +108,9 @@ def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) ->
 def verify(args: argparse.Namespace) -> int:
     """Read all of it."""
     from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.storage import DamagedBlock
+    from exactlyonce.checkpoint.store.storage import DamagedBlock, UnreadableBlock
     from exactlyonce.checkpoint.store.topic import find_topic
-    from exactlyonce.engines.blocks import block_storage, references
+    from exactlyonce.engines.blocks import block_storage, damaged_among, references
     from exactlyonce.engines.savepoints.retained import require_savepoint
     from exactlyonce.state.errors import DamagedState
 
@@ -122,14 +122,16 @@ def verify(args: argparse.Namespace) -> int:
     topic = find_topic(config.confluent(), history.pipeline)
     with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         try:
-            wanted = sorted(references(manifest, blocks), key=lambda ref: (ref.partition, ref.offset))
-            count = sum(1 for _ in blocks.fetch(wanted))
-        except (DamagedBlock, DamagedState) as error:
-            print(f"Savepoint {manifest.checkpoint} cannot be restored: {error}")
-            return _DAMAGED
+            wanted = references(manifest, blocks)
+            damage = [*damaged_among(wanted, blocks).values()]
+        except (DamagedBlock, UnreadableBlock, DamagedState) as error:
+            damage = [str(error)]
+    if damage:
+        print(*(f"Savepoint {manifest.checkpoint} cannot be restored: {each}" for each in damage), sep="\n")
+        return _DAMAGED
     if manifest.checkpoint not in history.finalized:
         print(f"Savepoint {manifest.checkpoint} is decided, and not known to be committed: the next run finishes it.")
-    print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(count, 'block')}, unchanged.")
+    print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(len(wanted), 'block')}, unchanged.")
     return 0
 
 

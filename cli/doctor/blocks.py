@@ -8,13 +8,12 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli import text
 from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey, standing, survey
-from exactlyonce.engines.blocks import Storages
+from exactlyonce.engines.blocks import Storages, damaged_among
 from exactlyonce.pipeline.sizes import shown_bytes
 
 
@@ -44,18 +43,12 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
 
 
 def _damaged_blocks(storages: Storages, found: BlockSurvey, history: History) -> dict[BlockRef, str]:
-    """Those that are not what was written, or gone, and why."""
+    """Those that nothing can be restored from, and why."""
     damaged = dict[BlockRef, str]()
     for storage in history.storages:
         needed = (found.references[each.checkpoint] for each in history.retained if each.storage == storage)
-        left = {ref for refs in needed if not isinstance(refs, str) for ref in refs}
-        while left:
-            try:
-                for ref, _ in storages.of(storage).fetch(left):
-                    left.discard(ref)
-            except DamagedBlock as error:
-                damaged[error.ref] = str(error)
-                left.discard(error.ref)
+        refs = {ref for refs in needed if not isinstance(refs, str) for ref in refs}
+        damaged |= damaged_among(refs, storages.of(storage))
     return damaged
 
 

@@ -16,7 +16,7 @@ from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.backends import state_backend
+from exactlyonce.engines.backends import in_memory, state_backend
 from exactlyonce.engines.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, whole_or_halt
 from exactlyonce.engines.local import messages as msg
@@ -56,7 +56,7 @@ class Built:
     """The user's functions, as they were made here."""
     notes: list[str] = field(default_factory=list)
     """What sinks and tables have to say since the last report."""
-    backend: StateBackend = field(default_factory=state_backend)
+    backend: StateBackend = field(default_factory=in_memory)
     """Of all tables."""
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class _Builder:
         self.cautious = start.attempt > 0
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
         self.reader = clients.block_reader()
-        self.built.backend = state_backend(start.state, plan.graph.pipeline_id)
+        self.built.backend = state_backend(start.state, plan.graph, start.subtask, start.parallelism)
         self.operators: dict[str, Any] = {}
         now_s, graph = built.activity.now_s, self.plan.graph
         self.loops = {

@@ -9,10 +9,11 @@
 
 Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
 so that a part of an export is never taken for one and no changed byte goes unnoticed; such a part is removed, as far as
-what broke it off allows; a name is written once; a removal says first that it has begun, and then takes
-`_metadata.json`, so that whoever comes later can end it; one that finds no room to say so takes `_metadata.json` last,
-for the same reason, and the empty folder is known by its name; no committable is in it. Where something goes round a
-loop, its format is 2, so that nobody leaves that behind who does not know of it.
+what broke it off allows, or by whoever deletes it, and an export that lost a file to that is no savepoint either; a
+name is written once; a removal says first that it has begun, and then takes `_metadata.json`, so that whoever comes
+later can end it; one that finds no room to say so takes `_metadata.json` last, for the same reason, and the empty
+folder is known by its name; no committable is in it. Where something goes round a loop, its format is 2, so that nobody
+leaves that behind who does not know of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import hashlib
 import io
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from heapq import merge
 from itertools import chain, groupby, islice
@@ -45,6 +46,8 @@ REMOVED = "_removed.json"
 FORMAT = 2
 """The newest that is known."""
 _WITHOUT_LOOPS = 1
+_PART = re.compile(r".+-\d+\.avro|aside-[0-9a-f]{16}|probe(-\d+)?(-[0-9a-f]{8})?", re.ASCII)
+"""What an export writes before `_metadata.json`: its files, what becomes one by its name, and what tries the folder."""
 FILE_BYTES = 16 * 1024 * 1024
 """Of keys and states in one file, about: a file is made and read as a whole."""
 FILE_RECORDS = 50_000
@@ -73,6 +76,10 @@ _GOING_ROUND = _record(
 
 class DamagedSavepoint(Halt):
     """A file of an exported savepoint is missing, or is not what was written."""
+
+
+class DeletedSavepoint(ConfigError):
+    """An exported savepoint is deleted, or is being deleted, while it is read."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -106,12 +113,25 @@ def export(savepoint: Savepoint, url: str) -> str:
         whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators, loops=loops))
         document = _Metadata(FORMAT if loops else _WITHOUT_LOOPS, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
         folder.put(METADATA, msgspec.json.encode(document), _aside())
+        _require_untouched(f"{base}/{name}", folder, {each.name for each in _files_of(operators, loops)})
     except (ExactlyOnceError, KeyboardInterrupt):
         with suppress(ExactlyOnceError):  # a part of one is nobody's, and may be what has filled the disk
             folder.remove([METADATA])  # it may be there though putting it has failed
             _empty(folder)
         raise
     return f"{base}/{name}"
+
+
+def _require_untouched(url: str, folder: Folder, written: set[str]) -> None:
+    """Raise if somebody deletes what is being written to *folder*, as a part that was left behind."""
+    there = {each.name for each in folder.files()}
+    if REMOVED in there or not written <= there:
+        raise DeletedSavepoint(f"{url} was deleted while the export was under way. Export it again.")
+
+
+def _files_of(operators: Iterable[SavedOperator], loops: Iterable[SavedLoop]) -> list[SavedFile]:
+    saved: tuple[SavedOperator | SavedLoop, ...] = (*operators, *loops)
+    return [file for each in saved for file in each.files]
 
 
 def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
@@ -171,7 +191,8 @@ class ExportedSavepoint:
         if content is None:
             raise ConfigError(
                 f"There is no savepoint at {url}: it has no {METADATA}, which is written last. The export was not "
-                f"finished, or the URL is not the one that `exactlyonce savepoint --to` printed."
+                f"finished, or the URL is not the one that `exactlyonce savepoint --to` printed. `exactlyonce "
+                f"savepoints delete` removes what an export has left, where nothing else is in its folder."
             )
         return ExportedSavepoint(url, folder, *_decoded(url, content))
 
@@ -205,22 +226,20 @@ class ExportedSavepoint:
     def damage(self) -> list[str]:
         """What is wrong with its files, all of them; nothing: every byte is as it was written."""
         found = []
-        for each in self._files():
+        for each in _files_of(self.saved.operators, self.saved.loops):
             try:
                 for _ in self._records(each):
                     pass
-            except DamagedSavepoint as error:
+            except DeletedSavepoint:
+                raise
+            except (DamagedSavepoint, ConfigError) as error:  # the latter for want of a right, say
                 found.append(str(error))
         return found
 
     @property
     def files(self) -> int:
         """How many there are, without `_metadata.json`."""
-        return len(self._files())
-
-    def _files(self) -> list[SavedFile]:
-        saved: tuple[SavedOperator | SavedLoop, ...] = (*self.saved.operators, *self.saved.loops)
-        return [file for each in saved for file in each.files]
+        return len(_files_of(self.saved.operators, self.saved.loops))
 
     def read(self, file: SavedFile) -> Iterator[KeptEntry]:
         """The states in one of its files. Raises `DamagedSavepoint`."""
@@ -230,6 +249,7 @@ class ExportedSavepoint:
     def _records(self, file: SavedFile) -> Iterator[Any]:
         content = self._folder.get(file.name)
         if content is None:
+            self._require_not_deleted()
             raise self._damaged(file.name, "it is missing")
         if len(content) != file.size:
             raise self._damaged(file.name, f"it has {len(content)} bytes, and was written with {file.size}")
@@ -242,6 +262,13 @@ class ExportedSavepoint:
         if count != file.entries:
             raise self._damaged(file.name, f"it has {count} entries, and was written with {file.entries}")
 
+    def _require_not_deleted(self) -> None:
+        if _removal(self._folder) is not None or self._folder.get(METADATA) is None:
+            raise DeletedSavepoint(
+                f"The {self.name} is being deleted, or has been, by `exactlyonce savepoints delete`. What was read of "
+                f"it was whole, and cannot be gone on with: use another savepoint."
+            )
+
     def _damaged(self, name: str, why: str) -> DamagedSavepoint:
         return DamagedSavepoint(
             f"{self._url}/{name} is damaged: {why}. Nothing can be restored from this savepoint unless the file is put "
@@ -250,12 +277,14 @@ class ExportedSavepoint:
 
 
 def remove(url: str, pipeline: str) -> int:
-    """Remove the savepoint of *pipeline* at *url*, or what a removal that was broken off has left; its checkpoint.
-    ConfigError where there is none, or one of another pipeline; `DamagedSavepoint`."""
+    """Remove the savepoint of *pipeline* at *url*, or what an export or a removal that was broken off has left; its
+    checkpoint. ConfigError where there is none, or one of another pipeline; `DamagedSavepoint`."""
     url, folder = _place(url)
     begun = _removal(folder)
     if begun is None and (checkpoint := _empty_folder_removed(url, pipeline, folder)) is not None:
         return checkpoint
+    if begun is None:
+        begun = _left_by_export(url, pipeline, folder)
     if begun is None:
         saved = ExportedSavepoint.at(url).saved
         begun = _Removed(saved.pipeline, saved.checkpoint)
@@ -292,10 +321,25 @@ def _removal(folder: Folder) -> _Removed | None:
 def _empty_folder_removed(url: str, pipeline: str, folder: Folder) -> int | None:
     """Remove an empty folder that is named as a savepoint of *pipeline*: what a removal has left that was broken off at
     its end. Its checkpoint; None: there is none."""
-    named = re.fullmatch(rf"{re.escape(pipeline)}-(\d+)-[0-9a-f]{{8}}", url.rpartition("/")[2], re.ASCII)
-    if named is None or next(iter(folder.files()), None) is not None or not folder.remove_folder():
+    checkpoint = _checkpoint_named(url, pipeline)
+    if checkpoint is None or next(iter(folder.files()), None) is not None or not folder.remove_folder():
         return None
-    return int(named[1])
+    return checkpoint
+
+
+def _left_by_export(url: str, pipeline: str, folder: Folder) -> _Removed | None:
+    """What an export of *pipeline* has left that was killed: a folder of its name, and in it only what it writes before
+    it is a savepoint."""
+    checkpoint, names = _checkpoint_named(url, pipeline), [each.name for each in folder.files()]
+    if checkpoint is None or not names or not all(_PART.fullmatch(each) for each in names):
+        return None
+    return _Removed(pipeline, checkpoint)
+
+
+def _checkpoint_named(url: str, pipeline: str) -> int | None:
+    """The checkpoint of *pipeline* that *url* was exported from, by its name; None: it is not named as one."""
+    named = re.fullmatch(rf"{re.escape(pipeline)}-(\d+)-[0-9a-f]{{8}}", url.rpartition("/")[2], re.ASCII)
+    return int(named[1]) if named is not None else None
 
 
 def _empty(folder: Folder) -> None:

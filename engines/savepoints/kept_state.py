@@ -150,8 +150,12 @@ def keys_meant(text: str) -> set[bytes]:
     >>> sorted(keys_meant("7"))
     [b'\\x07', b'\\xa17']
     """
-    keys = {canonical_key(text)}
-    with suppress(msgspec.DecodeError, TypeError, OverflowError):  # it is a word, or a value that is nobody's key
+    try:
+        keys = {canonical_key(text)}
+    except UnicodeEncodeError:
+        raise ConfigError("The key is no UTF-8, and no state has such a key. Write it as UTF-8.") from None
+    # it is a word, or a value that is nobody's key
+    with suppress(msgspec.DecodeError, TypeError, OverflowError, RecursionError):
         keys.add(canonical_key(msgspec.json.decode(text)))
     return keys
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +16,14 @@ S = TypeVar("S")
 class RocksDBBackend:
     """A `StateBackend`: one of each worker, which has *memory_bytes* in all, its tables share what the process leaves.
 
-    The files of one operator and pipeline lie below *folder*, which workers of several runs may share.
+    The files of one operator and pipeline lie below *folder*, which workers of several runs may share. *worker* is
+    which of several it is, as `0-of-2`.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int) -> None:
+    def __init__(self, folder: Path, memory_bytes: int, worker: str = "") -> None:
         with needing("rocksdb", "rocksdict", 'state_backend "rocksdb"'):
             from exactlyonce.state.tiered.memory import Memory
-        self._folder = folder
+        self._folder, self._worker = folder, worker
         self._memory = Memory(memory_bytes)
         self._tables: list[Any] = []
 
@@ -29,9 +31,17 @@ class RocksDBBackend:
         """The table; nothing is read from blocks until a record, or `fetch`, wants it."""
         from exactlyonce.state.tiered.table import TieredTable
 
-        table: TieredTable[S] = TieredTable(stored, self._folder / stored.operator, self._memory)
+        others_too = len(stored.groups) == stored.max_parallelism  # or it is the only one
+        worker = self._worker if others_too else ""
+        table: TieredTable[S] = TieredTable(stored, self._folder / stored.operator, self._memory, worker)
         self._tables.append(table)
         return table
+
+    def delete_others(self, operators: Collection[str]) -> None:
+        """Delete what operators that the pipeline does not have any more have left: it has *operators*."""
+        from exactlyonce.state.tiered.files import delete_others
+
+        delete_others(self._folder, operators)
 
     def close(self) -> None:
         for table in self._tables:

@@ -1,8 +1,10 @@
 """The local files of one subtask of an operator: a database at work, and those saved at checkpoints, to be taken again.
 
-    <folder of the operator>/<first key group>-<last>/
+    <folder of the operator>/<first key group>-<last>[.<worker>-of-<workers>]/
         work-XXXX/  owner: locked by the process that has it;  db/: the database at work
         saved-<digest of the index>/  a database as it was at a checkpoint, and `marker`
+
+The worker is in the name where each of them has all key groups: partitions say then which has the state of a key.
 
 Invariants: a database at work belongs to one process, and a process takes a new folder for it, so that none shares one
 with a zombie. A saved one never changes: whoever takes it links its files. It has the name of the state that it is, by
@@ -19,10 +21,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +39,8 @@ from exactlyonce.state.tiered.memory import Memory
 from exactlyonce.state.tiered.store import LocalStore
 
 VERSION = 2
+_SHARE = re.compile(r"(\d+)-(\d+)(?:\.\d+-of-(\d+))?", re.ASCII)
+"""The folder of a share of the key groups: the first, the last, and how many workers have the same."""
 SAVING_SHARE = 0.05
 """Of the time, what saving may take, on its own thread."""
 
@@ -74,9 +79,10 @@ _IDENTITY = ("version", "operator", "groups", "max_parallelism", "checkpoint", "
 class LocalFiles:
     """The files of one table. It begins with the saved database of the state that *wanted* names, if there is one."""
 
-    def __init__(self, folder: Path, wanted: Marker, memory: Memory) -> None:
+    def __init__(self, folder: Path, wanted: Marker, memory: Memory, worker: str = "") -> None:
+        """*worker*: whose they are, as `0-of-2`, where several have the same key groups."""
         first, last = wanted.bounds
-        self._folder = folder / f"{first}-{last}"
+        self._folder = folder / f"{first}-{last}{'.' if worker else ''}{worker}"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._saver = ThreadPoolExecutor(1, "local-files")
         self._saving: Future[None] | None = None
@@ -137,18 +143,12 @@ class LocalFiles:
     def _clean(self, folder: Path, wanted: Marker) -> None:
         """Delete what nobody will take: saved states but the wanted one, and what dead processes had at work, here and
         in the folders of other shares of the same key groups."""
-        first, last = wanted.bounds
         for share in folder.iterdir():
-            begin, _, end = share.name.partition("-")
-            if not (begin.isdigit() and end.isdigit() and int(begin) <= last and int(end) >= first):
-                continue
-            for path in _within(share):
-                mine = share == self._folder and path.name == _name(wanted.digest)
-                saved = path.name.startswith("saved-") and not mine
-                if saved or (path.name.startswith("work-") and not _is_owned(path)):
-                    shutil.rmtree(path, ignore_errors=True)
-            if share != self._folder and {each.name for each in _within(share)} <= {"lock"}:
-                shutil.rmtree(share, ignore_errors=True)
+            if share == self._folder:
+                _delete_left(share, _name(wanted.digest))
+            elif _is_superseded(share.name, self._folder.name):
+                _delete_left(share)
+                _delete_empty(share)
 
     def save(self, checkpoint: int) -> None:
         """Keep the database as it is now, the state of *checkpoint*, unless that was done a moment ago; see `wait`."""
@@ -224,6 +224,42 @@ class LocalFiles:
         self._owner.close()
 
 
+def delete_others(folder: Path, operators: Collection[str]) -> None:
+    """Delete what operators that are none of *operators* have left in the *folder* of their pipeline, but for what a
+    process that is alive has at work."""
+    for other in _within(folder):
+        if other.name not in operators:
+            for share in _within(other):
+                if _SHARE.fullmatch(share.name):
+                    with suppress(OSError), _locked(share / "lock"):
+                        _delete_left(share)
+                        _delete_empty(share)
+            with suppress(OSError):  # something is in it
+                other.rmdir()
+
+
+def _is_superseded(share: str, by: str) -> bool:
+    """Whether whoever has the share of the key groups that is named *by* has some of another *share*, and not beside
+    it, as another worker of as many."""
+    old, new = _SHARE.fullmatch(share), _SHARE.fullmatch(by)
+    if old is None or new is None or int(old[1]) > int(new[2]) or int(old[2]) < int(new[1]):
+        return False
+    return new[3] is None or old[3] != new[3]
+
+
+def _delete_left(share: Path, wanted: str = "") -> None:
+    """Delete saved states but the *wanted* one, and what dead processes had at work."""
+    for path in _within(share):
+        saved = path.name.startswith("saved-") and path.name != wanted
+        if saved or (path.name.startswith("work-") and not _is_owned(path)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _delete_empty(share: Path) -> None:
+    if {each.name for each in _within(share)} <= {"lock"}:
+        shutil.rmtree(share, ignore_errors=True)
+
+
 def _name(digest: bytes) -> str:
     return f"saved-{digest.hex()[:32]}"
 
@@ -232,7 +268,7 @@ def _within(folder: Path) -> list[Path]:
     """What is in it; another process that begins may have deleted all of it, which is nothing."""
     try:
         return list(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

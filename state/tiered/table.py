@@ -56,7 +56,7 @@ _DONE = object()
 class TieredTable(BatchTable[S]):
     """A `Table`; see the module."""
 
-    def __init__(self, stored: StoredState[S], folder: Path, memory: Memory) -> None:
+    def __init__(self, stored: StoredState[S], folder: Path, memory: Memory, worker: str = "") -> None:
         self.operator = stored.operator
         self.max_parallelism = stored.max_parallelism
         self.state_type = StateType(stored.operator, stored.type)
@@ -64,7 +64,7 @@ class TieredTable(BatchTable[S]):
         self._groups = frozenset(stored.groups)
         self._memory = memory
         memory.joined()
-        self._files = LocalFiles(folder, _wanted(stored, self.state_type), memory)
+        self._files = LocalFiles(folder, _wanted(stored, self.state_type), memory, worker)
         self._store = self._files.store
         self._shelf = self._restored(stored)
         self._fetched: Generator[None, None, None] | None = None

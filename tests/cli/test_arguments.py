@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.cli.arguments import client, pipeline_name
+from exactlyonce.cli.arguments import client, named, pipeline_name
 from exactlyonce.cli.commands import run
 from exactlyonce.cli.main import parser
 from exactlyonce.cli.spark_arguments import leading_options
@@ -109,3 +109,9 @@ def test_restart_strategy() -> None:
         "window": "1m",
         "delay": "1s",
     }
+
+
+def test_a_command_to_go_on_with_names_parameters_only() -> None:
+    """The value of one may be a secret, and what is printed is kept in logs."""
+    args = parser().parse_args(["backfill", "orders:make", "--param", "dsn=postgres://u:secret@h/db"])
+    assert named(args) == "orders:make --param dsn=..."

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
-from exactlyonce.cli.asking import cancelled_since, ended_behind
+from exactlyonce.checkpoint.store.mailbox import Asked
+from exactlyonce.cli import asking
+from exactlyonce.cli.asking import NotAnswered, cancelled_since, ended_behind
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 ENDED = Incarnation(incarnation=3, host="box", process=1, started_at_ms=0, heartbeat_ms=1_000, ended=True)
 SAVEPOINT = Manifest(
@@ -73,3 +80,50 @@ def test_a_run_that_was_cancelled() -> None:
     assert cancelled_since(found, 3)
     assert not cancelled_since(found, 4)
     assert not cancelled_since(history(ENDED, SAVEPOINT), 3)
+
+
+class _Deaf:
+    """The mailbox of a run that does nothing; *raising*, once a request is in it."""
+
+    raising: BaseException | None = None
+
+    def __init__(self, *args: Any) -> None: ...
+
+    def look(self) -> None: ...
+
+    def ask(self, asked: Asked) -> None:
+        if self.raising is not None:
+            raise self.raising
+
+    def close(self) -> None: ...
+
+
+CONFIG, LIVING = ClientConfig({"bootstrap.servers": "h:1"}), msgspec.structs.replace(ENDED, ended=False)
+PENDING: dict[str, tuple[Callable[[], object], str]] = {
+    "savepoint": (
+        lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=False),
+        "p was asked for a savepoint, and may still take it. `exactlyonce savepoints list p` shows whether it has; a "
+        "savepoint is kept until `exactlyonce savepoints delete p N`.",
+    ),
+    "stop": (lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=True), "may still take it, and end behind it."),
+    "delete": (
+        lambda: asking.delete(CONFIG, "p", 41, 0),
+        "p was asked to delete savepoint 41, and may still do so: `exactlyonce savepoints list p` shows whether",
+    ),
+}
+
+
+@pytest.mark.parametrize("action", PENDING)
+@pytest.mark.parametrize("how", [None, KeyboardInterrupt(), BrokerUnavailable("it is away")], ids=repr)
+def test_who_waits_no_longer(
+    action: str, how: BaseException | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a timeout, Ctrl-C or a broker that is away: the run may have seen the request, so it is said what it may still
+    do, and where one sees that."""
+    monkeypatch.setattr(asking, "Mailbox", type("_", (_Deaf,), {"raising": how}))
+    monkeypatch.setattr(asking, "read_history", lambda *args: history(LIVING, SAVEPOINT))
+    monkeypatch.setattr(asking, "living_run", lambda found: LIVING)
+    call, said = PENDING[action]
+    with pytest.raises(NotAnswered if how is None else type(how)) as raised:
+        call()
+    assert said in (str(raised.value) if how is None else capsys.readouterr().err)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.store.files.names import name_of
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import block_storage, references
+from exactlyonce.testing.cluster import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Here, Orders
@@ -53,6 +63,45 @@ def test_looking_at_it(orders: Orders, here: Here, root: Path) -> None:
     found = " ".join(here("doctor", orders.name, "--deep").out.split())
     assert f"Damaged in file://{root}" in found
     assert some.name.rpartition(".")[2] not in found, "people know blocks by their keys"
+
+
+def test_files_that_cannot_be_read(orders: Orders, here: Here, root: Path) -> None:
+    """Each is named with the checkpoint that needs it, by `doctor --deep` and `savepoints verify`, and the others are
+    read all the same; where it is an index, the other checks of `doctor` go on."""
+    with orders.running("--parallelism", "3", *settings(root)) as process:
+        taken = json.loads(orders.command("savepoint", orders.name, "--stop", "--json").out)["checkpoint"]
+        assert process.wait(LIMIT_S) == 0
+    state, index = blocks_of_newest(orders, root)
+    for ref in state[:2]:
+        place = next(root.rglob(name_of(ref) or ""))
+        place.unlink()
+        place.mkdir()
+    damaged = next(root.rglob(name_of(state[2]) or ""))
+    damaged.write_bytes(b"x" * state[2].size)
+    found = " ".join(here("doctor", orders.name, "--deep").out.split())
+    for ref in state[:2]:
+        assert re.search(rf"Block {ref.key} in \S+ cannot be read: .* Is a directory", found), found
+    assert f"Block {state[2].key}" in found
+    assert f"checkpoint {taken}, the newest among them" in found
+    assert "failed all blocks" not in found
+    verified = here("savepoints", "verify", orders.name, str(taken))
+    assert (verified.code, verified.out.count(f"Savepoint {taken} cannot be restored: Block")) == (1, 3), verified
+    place = next(root.rglob(name_of(index) or ""))
+    place.unlink()
+    place.mkdir()
+    found = " ".join(here("doctor", orders.name).out.split())
+    assert re.search(rf"Damaged in file://{root}: Block {index.key} in \S+ cannot be read", found), found
+
+
+def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockRef]:
+    """Blocks of state that the newest checkpoint stands on, and one of its indexes."""
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    newest = read_history(config.confluent(), orders.name).latest
+    assert newest is not None
+    with closing(block_storage(config, find_topic(config.confluent(), orders.name), f"file://{root}")) as storage:
+        refs = references(newest, storage)
+    indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
+    return [ref for ref in refs - indexes if "/totals/" in ref.key], next(iter(indexes))
 
 
 @pytest.mark.exhaustive

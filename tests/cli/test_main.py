@@ -67,7 +67,9 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--parallelism", "two"), "argument --parallelism: invalid int value: 'two'"),
         (("run", "a:b", "--restart", "fixed_delay:3"), "argument --restart: 'fixed_delay:3': write it as"),
         (("run", "a:b", "--check"), "unrecognized arguments: --check"),
-        (("checkpoints", "a", "--params", "x"), "unrecognized arguments: --params x"),
+        (("checkpoints", "a", "--params", "x"), "unrecognized arguments: --params\n"),
+        (("--params=x", "checkpoints", "a"), "unrecognized arguments: --params: options stand behind the command"),
+        (("checkpoints", "a", "x"), "unrecognized arguments: words that belong to no option"),
         (("broker", "start", "--port", "99999"), "'99999' is no port: write a number from 0 to 65535"),
     ],
 )
@@ -77,6 +79,29 @@ def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("usage: exactlyonce ")
     assert message in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("checkpoints", "a", "--password", CANARY),
+        ("checkpoints", "a", f"--password={CANARY}"),
+        ("checkpoints", "a", f"--password:{CANARY}"),
+        ("checkpoints", "a", f"-p{CANARY}"),
+        ("checkpoints", "a", "--kafka", "sasl.password=", CANARY),
+        ("checkpoints", "a", "--kafka", CANARY),
+        ("--password", CANARY, "checkpoints", "a"),
+        ("--kafka", f"sasl.password={CANARY}", "checkpoints", "a"),
+        ("explain", "m:make", "--param", f"region={CANARY}"),
+    ],
+    ids=" ".join,
+)
+def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: tuple[str, ...]) -> None:
+    """It may be the value of an option that was written wrongly, which may be a secret."""
+    (command.folder / "m.py").write_text("def make(region: int) -> None: ...\n")
+    ended = command(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert CANARY not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -52,29 +55,76 @@ def test_nobody_takes_one(line: list[str]) -> None:
         _newest(history(finalized=1), parser().parse_args(line))
 
 
+Taking = Callable[..., Manifest]
+
+
+@pytest.fixture
+def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
+    """Has a run take a savepoint for the requests, and export it, as the answers say, to a folder below its URL."""
+
+    def prepared(*requests: str, export: Any = None, delete: Any = None) -> Manifest:
+        taken = msgspec.structs.replace(history(finalized=1).manifests[1], kind="savepoint", requests=requests)
+        answers: dict[tuple[Any, str], Any] = {
+            (asking, "living_run"): lambda history: object(),
+            (asking, "savepoint"): lambda *args, **options: taken,
+            (asking, "delete"): delete or Mock(),
+            (savepoint, "client"): lambda args: _Client(),
+            (savepoint, "_contents"): lambda config, manifest: nullcontext(),
+        }
+        for (module, name), answer in answers.items():
+            monkeypatch.setattr(module, name, answer)
+        exported = "exactlyonce.engines.savepoints.exported"
+        monkeypatch.setattr(f"{exported}.require_place", lambda url: None)
+        monkeypatch.setattr(f"{exported}.export", export or (lambda contents, url: f"{url}/totals-1-1f2e3d4c"))
+        monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", lambda *args: history(finalized=1))
+        return taken
+
+    return prepared
+
+
 @pytest.mark.parametrize("requests", [("mine",), ("mine", "somebody-else's")], ids=len)
 def test_what_others_have_asked_for_stays(
-    requests: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    requests: tuple[str, ...], taking: Taking, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who exports a savepoint lets go of it in the topic, unless the run has taken it for others as well."""
-    taken = msgspec.structs.replace(history(finalized=1).manifests[1], kind="savepoint", requests=requests)
     deleted: list[int] = []
-    answers: dict[tuple[Any, str], Any] = {
-        (asking, "living_run"): lambda history: object(),
-        (asking, "savepoint"): lambda *args, **options: taken,
-        (asking, "delete"): lambda config, pipeline, checkpoint, timeout_ms: deleted.append(checkpoint),
-        (savepoint, "client"): lambda args: _Client(),
-        (savepoint, "_export"): lambda config, manifest, url: f"{url}/totals-1-1f2e3d4c",
-    }
-    for (module, name), answer in answers.items():
-        monkeypatch.setattr(module, name, answer)
-    monkeypatch.setattr("exactlyonce.engines.savepoints.exported.require_place", lambda url: None)
-    monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", lambda *args: history(finalized=1))
+    taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms: deleted.append(checkpoint))
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
     shared = len(requests) > 1
     assert deleted == ([] if shared else [1])
     told = "Somebody else has asked at the same time" in (shown := capsys.readouterr().out)
     assert told == ("is kept until `exactlyonce savepoints delete totals 1`" in shown) == shared
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_is_interrupted(
+    number: signal.Signals, taking: Taking, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The savepoint never expires, so that it is said which it is, and how it is deleted."""
+    taking("mine", export=lambda contents, url: signal.raise_signal(number))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        savepoint.savepoint(parser().parse_args(EXPORTED))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "Savepoint 1 was taken, and could not be exported. It is kept until" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [EXPORTED, [*EXPORTED, "--json"]], ids=" ".join)
+def test_an_export_is_named_once_it_is_whole(
+    line: list[str], taking: Taking, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its URL is shown before the run is asked to let go of the savepoint, for which one may not wait."""
+    shown = []
+
+    def delete(*args: Any) -> None:
+        shown.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    taking("mine", delete=delete)
+    with pytest.raises(KeyboardInterrupt):
+        savepoint.savepoint(parser().parse_args(line))
+    assert "file:///backups/totals-1-1f2e3d4c" in shown[0]
+    assert "savepoints delete totals 1`" in capsys.readouterr().err
 
 
 def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(

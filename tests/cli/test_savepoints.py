@@ -165,6 +165,29 @@ def test_an_export_that_is_broken_off(
     assert here(*line).code == 0
 
 
+def test_an_export_of_what_expires_meanwhile(
+    orders: Orders, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pipeline that did not run, and was started: nothing is damaged, and nothing of it is left."""
+    storage = ("--checkpoint-storage", f"file://{tmp_path}")
+    assert orders.command("run", "orders:pipeline", "--until", "latest", *storage).code == 0
+    (tmp_path / "backups").mkdir()
+    check = LocalFolder.check
+
+    def started(self: LocalFolder) -> None:
+        check(self)
+        if "/place-" not in self.url:
+            again = ("run", "orders:pipeline", "--until", "latest", "--num-retained", "1", "--no-incremental")
+            for _ in range(2):  # the second one drops for certain what has expired in the first one
+                orders.write(700)
+                assert orders.command(*again, *storage).code == 0
+
+    monkeypatch.setattr(LocalFolder, "check", started)
+    ended = here("savepoint", orders.name, "--to", f"file://{tmp_path}/backups")
+    assert (ended.code, "has expired while it was read: the pipeline runs on" in ended.err) == (2, True), ended
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
 @pytest.mark.exhaustive
 def test_an_export_of_a_run_with_long_intervals(orders: Orders, tmp_path: Path) -> None:
     """Where it goes from the topic later than one waits for it, one is told where it was exported to all the same."""

@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.cli.commands.state import lines, row, type_text
 from exactlyonce.cli.main import main
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, keys_meant
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
@@ -129,3 +129,10 @@ def test_after_a_run(orders: Orders) -> None:
     missing = orders.command("state", orders.name, "total")
     assert missing.code == 2
     assert "Its operators with state are: totals." in missing.err
+
+
+def test_a_key_that_nobody_has() -> None:
+    """What is no value of JSON is a word, however many brackets it has; what is no UTF-8 is an error that says so."""
+    assert len(keys_meant("[" * 3000)) == len(keys_meant("[" * 3000 + "]" * 3000)) == 1
+    with pytest.raises(ConfigError, match="The key is no UTF-8"):
+        keys_meant("\udcff")

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from exactlyonce import Pipeline
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.commands.run import settings
 from exactlyonce.cli.main import parser
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings, state_backend
 from exactlyonce.engines.configuration import (
     _COUNTS,
     _DURATIONS,
@@ -24,6 +27,7 @@ from exactlyonce.engines.configuration import (
 from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.sinks import PrintSink
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +63,18 @@ def test_where_state_is_kept(tmp_path: Path) -> None:
     assert (state.backend, state.memory_bytes, str(state.path)) == ("rocksdb", 2 << 30, "/fast")
     state = options_from({"config": file, "state_memory": "64mb"}).state
     assert (state.backend, state.memory_bytes, state.folder) == ("rocksdb", 64 << 20, "/fast")
+
+
+def test_what_operators_of_before_have_left_on_this_machine(tmp_path: Path) -> None:
+    """A worker that starts with `rocksdb` deletes it, of its own pipeline alone."""
+    pipeline = Pipeline("totals")
+    pipeline.source("in", KafkaSource("in", value=int)).sink("out", PrintSink())
+    for left in ("totals/renamed/0-127", "totals/in/0-127", "others/renamed/0-127"):
+        (tmp_path / left / "saved-0a1b").mkdir(parents=True)
+    for backend in (HASHMAP, ROCKSDB):
+        state_backend(StateSettings(backend, folder=str(tmp_path)), pipeline.build(), 0, 1).close()
+        there = sorted(str(each.relative_to(tmp_path)) for each in tmp_path.glob("*/*"))
+        assert there == ["others/renamed", "totals/in", *(["totals/renamed"] if backend == HASHMAP else [])]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +164,15 @@ def test_what_should_be_a_dict(options: dict[str, str], mistake: str) -> None:
     """In Python these are dicts; on the command line they have a form of their own."""
     with pytest.raises(ConfigError, match=mistake):
         options_from({"bootstrap_servers": "127.0.0.1:1", **options})
+
+
+def test_a_file_that_cannot_be_decoded(tmp_path: Path) -> None:
+    """What is no UTF-8, or has more brackets than can be read, is a wrong setting and no defect."""
+    (tmp_path / "c.toml").write_bytes(b"x = '\xff'")
+    with pytest.raises(ConfigError, match=r"c\.toml is no UTF-8, at byte 5: save it so"):
+        options_from({"config": str(tmp_path / "c.toml")})
+    with pytest.raises(ConfigError, match="has brackets within brackets, too many to be read"):
+        options_from({"config": written(tmp_path, f"x = {'[' * 3000}{']' * 3000}")})
 
 
 def test_a_missing_file_and_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

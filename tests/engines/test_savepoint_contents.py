@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame, encode
 from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.savepoints import exported
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, remove
 from exactlyonce.engines.savepoints.loops import LoopEntry
@@ -90,6 +92,49 @@ def test_no_transaction_is_exported(storage: FileStorage, manifest_of: Callable[
     assert list(ExportedSavepoint.at(url).going_round("again")) == [
         LoopEntry(0, bytes([number]), "t0", 1, number) for number in (1, 2)
     ]
+
+
+def test_every_file_that_cannot_be_read_is_named(
+    storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path
+) -> None:
+    """One takes none of the others with it."""
+    log = log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc"))
+    (tmp_path / "exports").mkdir()
+    url = export(
+        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
+    )
+    folder = Path(url.removeprefix("file://"))
+    (folder / "a-0.avro").unlink()
+    (folder / "a-0.avro").mkdir()
+    (folder / "b-0.avro").write_bytes(b"x")
+    unreadable, damaged = ExportedSavepoint.at(url).damage()
+    assert f"{url}/a-0.avro cannot be read: Is a directory" in unreadable
+    assert f"{url}/b-0.avro is damaged: it has 1 bytes" in damaged
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_a_savepoint_that_is_deleted_while_it_is_read(
+    broken_off: bool, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Nothing of it is damaged, and it is said that somebody deletes it, by who restores it and by who verifies it."""
+    log = log_of(storage, 0, (">again:0", [1, 2]))
+    (tmp_path / "exports").mkdir()
+    url = export(
+        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
+    )
+    found = ExportedSavepoint.at(url)
+    if broken_off:
+        with monkeypatch.context() as patched:
+            patched.setattr(exported, "hit", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                remove(url, "totals")
+        Path(url.removeprefix("file://"), "again-0.avro").unlink()
+    else:
+        remove(url, "totals")
+    for read in (lambda: list(found.going_round("again")), found.damage):
+        with pytest.raises(ConfigError, match=r"savepoint 7 of totals at .* is being deleted, or has been"):
+            read()
 
 
 @pytest.mark.parametrize("removed", [0, 1, 2, 3, 4, 5])
@@ -165,3 +210,62 @@ def test_a_folder_that_no_removal_has_left(inner: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no savepoint at"):
         remove(f"file://{tmp_path}/{inner.partition('/')[0]}", "totals")
     assert (tmp_path / inner).is_dir()
+
+
+LEFT = ("again-0.avro", "again-1.avro", "aside-0123456789abcdef", "probe-41-0a1b2c3d")
+
+
+def test_what_a_killed_export_has_left_is_deleted(tmp_path: Path) -> None:
+    """By the same command, by the name of its pipeline alone."""
+    folder = tmp_path / "totals-7-0a1b2c3d"
+    folder.mkdir()
+    for name in LEFT:
+        (folder / name).write_bytes(b"x")
+    with pytest.raises(ConfigError, match="`exactlyonce savepoints delete` removes what an export has left"):
+        ExportedSavepoint.at(f"file://{folder}")
+    with pytest.raises(ConfigError, match="There is no savepoint at"):
+        remove(f"file://{folder}", "others")
+    assert len([*folder.iterdir()]) == len(LEFT)
+    assert remove(f"file://{folder}", "totals") == 7
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["totals.csv", "inner", "README-1.avro.txt"])
+def test_a_folder_that_no_export_has_left(name: str, tmp_path: Path) -> None:
+    """One in which something else is stays as it is, whatever its name."""
+    folder = tmp_path / "totals-7-0a1b2c3d"
+    (folder / name).mkdir(parents=True)
+    (folder / "again-0.avro").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="There is no savepoint at"):
+        remove(f"file://{folder}", "totals")
+    assert len([*folder.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_an_export_that_is_deleted_while_it_is_written(
+    at: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never told as a savepoint, though its last files are put behind the deletion, and nothing of it stays."""
+    log = log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc"))
+    (tmp_path / "exports").mkdir()
+    put, puts = LocalFolder.put, list[str]()
+
+    def deleted(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
+        if name.startswith("_removed"):
+            return put(self, name, content, aside)
+        puts.append(name)
+        if len(puts) == at + 1:
+            (folder,) = (tmp_path / "exports").iterdir()
+            with suppress(ConfigError):  # at first there is nothing but the folder
+                remove(f"file://{folder}", "totals")
+            folder.mkdir(exist_ok=True)  # in a bucket there are no folders
+        return put(self, name, content, aside)
+
+    monkeypatch.setattr(LocalFolder, "put", deleted)
+    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster")
+    if at == 0:
+        assert ExportedSavepoint.at(export(savepoint, f"file://{tmp_path}/exports")).damage() == []
+        return
+    with pytest.raises(ConfigError, match="was deleted while the export was under way"):
+        export(savepoint, f"file://{tmp_path}/exports")
+    assert [*(tmp_path / "exports").iterdir()] == []

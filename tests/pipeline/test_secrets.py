@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def test_a_reference_to_nothing(reference: str, said: str, tmp_path: Path, monke
     with pytest.raises(ConfigError) as error:
         look_up("dsn", reference.format(tmp_path))
     assert str(error.value) == said.format(tmp_path)
+
+
+@pytest.mark.parametrize("reference", ["env:LATIN", "file:{0}/latin"])
+def test_what_is_no_text(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no UTF-8 is a wrong setting, too, and no byte of it is in the message."""
+    secret = b"hunter\xff2"
+    monkeypatch.setenv("LATIN", os.fsdecode(secret))
+    (tmp_path / "latin").write_bytes(secret)
+    with pytest.raises(ConfigError, match=r"^dsn is .*, but the .* is no UTF-8\. Put it there as that\.$") as error:
+        look_up("dsn", reference.format(tmp_path))
+    assert not any(each in str(error.value) for each in ("hunter", "ff"))
 
 
 SINKS: dict[str, Callable[[str], Sink[Row]]] = {

@@ -60,7 +60,7 @@ class LocalFolder:
             _sync(self._path)
 
     def get(self, name: str) -> bytes | None:
-        with self._explained():
+        with self._explained(reading=name):
             try:
                 return (self._path / name).read_bytes()
             except FileNotFoundError:
@@ -104,10 +104,15 @@ class LocalFolder:
             raise StorageUnavailable(f"{self._what} file://{self._root} is not there: is it mounted?")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, *, reading: str = "") -> Iterator[None]:
         try:
             yield
         except OSError as error:
+            if reading and error.errno in _REFUSED:
+                raise ConfigError(
+                    f"{self._named}/{reading} cannot be read: {error.strerror}. It has to be a file that user "
+                    f"{os.geteuid()} may read."
+                ) from error
             if error.errno in _REFUSED:
                 raise ConfigError(
                     f"{self._named} refuses: {error.strerror}. Give user {os.geteuid()} the right "

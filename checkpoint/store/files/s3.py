@@ -145,6 +145,8 @@ class S3Folder:
             if isinstance(cause, ClientError):
                 code, text = cause.response["Error"].get("Code", ""), cause.response["Error"].get("Message", "")
                 raise _Answered(str(code), self._error(str(code), str(text))) from error
+            if wrong := _wrong_setting(cause or error, self._bucket):
+                raise ConfigError(f"{self._named} cannot be asked: {wrong}.") from error
             raise StorageUnavailable(f"{self._named} does not answer: {type(cause or error).__name__}.") from error
 
     def _error(self, code: str, text: str) -> ExactlyOnceError:
@@ -159,6 +161,23 @@ class S3Folder:
         if code in _WRONG:
             return ConfigError(f"{self._named} refuses ({code}): {text}")
         return StorageUnavailable(f"{self._named} answers with an error ({code}): {text}")
+
+
+def _wrong_setting(error: BaseException, bucket: str) -> str:
+    """What is wrong with the settings, so that no request was made, and what to do; empty: it is something else."""
+    from botocore import exceptions as of_aws
+
+    said = str(error)
+    if isinstance(error, of_aws.ParamValidationError) and "bucket name" in said:
+        return f"{bucket} cannot be the name of a bucket; correct the URL"
+    if isinstance(error, of_aws.ProfileNotFound):
+        return f"{said}; correct AWS_PROFILE, or add the profile to the configuration of AWS"
+    if isinstance(error, (of_aws.ConfigParseError, of_aws.ConfigNotFound)):
+        return f"{said}; correct that file, or AWS_CONFIG_FILE"
+    if isinstance(error, (of_aws.EndpointResolutionError, ValueError)) and "endpoint" in said.lower():
+        shown = "" if "@" in said else f" ({said})"  # a password may stand before it
+        return f"its endpoint is no URL{shown}; write AWS_ENDPOINT_URL, or endpoint_url of the profile, as http://host:port"
+    return ""
 
 
 class _Answered(Exception):

@@ -19,8 +19,8 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.names import name_of, reference
 from exactlyonce.checkpoint.store.files.writer import FileBlocks
-from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned, verified_value
-from exactlyonce.pipeline.errors import StorageUnavailable
+from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned, UnreadableBlock, verified_value
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 R = TypeVar("R")
 
@@ -59,7 +59,11 @@ class FileStorage:
                 if not ahead:
                     return
                 ref, coming = ahead.popleft()
-                value, named = coming.result(), f"Block {ref.key} in {self._folder.url}"
+                named = f"Block {ref.key} in {self._folder.url}"
+                try:
+                    value = coming.result()
+                except ConfigError as error:
+                    raise UnreadableBlock(f"{named} cannot be read: {error}", ref) from error
                 if value is None:
                     raise DamagedBlock(f"{named} is gone.", ref)
                 yield ref, verified_value(ref, value, named)

@@ -17,7 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.source import RangeContext, Readable
 from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
-from exactlyonce.engines.backends import state_backend
+from exactlyonce.engines.backends import in_memory
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage, whole_or_halt
 from exactlyonce.engines.bounded.unit.messages import Unit
@@ -215,7 +215,7 @@ class _Assembler:
         known = len(edges) == len(node.inputs) and not self.before
         return table_of(
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
-            touched=touched if known else None, backend=state_backend(),
+            touched=touched if known else None, backend=in_memory(),
         )  # fmt: skip
 
 

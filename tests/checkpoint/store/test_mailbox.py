@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.store.confluent import make_consumer
 from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.names import checkpoint_topic
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -23,7 +27,7 @@ def test_a_request_is_found_until_it_is_taken_away(kafka: KafkaCluster, topic_na
     published = GroupOffsets(config, topic_name)
     published.publish([SourceOffset("in", f"{topic_name}-in", "", 0, 7)])
     coordinator, person = Mailbox(config.confluent(), topic_name), Mailbox(config.confluent(), topic_name)
-    assert coordinator.look() is None
+    assert looked_at_first(coordinator) is None
     first = Asked(id="a", incarnation=3, action=SAVEPOINT)
     person.ask(first)
     person.close()
@@ -37,3 +41,34 @@ def test_a_request_is_found_until_it_is_taken_away(kafka: KafkaCluster, topic_na
     assert coordinator.look() is None
     for each in (again, coordinator, published):
         each.close()
+
+
+def looked_at_first(mailbox: Mailbox) -> Asked | None:
+    """What is in it; a broker that has just been started has no coordinator of its group at first."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return mailbox.look()
+        except BrokerUnavailable:
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_consumer_in_the_group(protocol: str, kafka: KafkaCluster, topic_name: str) -> None:
+    """The broker takes no request then: the error names the group and what to do; once that is gone, it does."""
+    kafka.create_topic(checkpoint_topic(topic_name))
+    kafka.create_topic(f"{topic_name}-in")
+    settings = {"bootstrap.servers": kafka.bootstrap_servers}
+    member = make_consumer({**settings, "group.id": topic_name, "group.protocol": protocol})
+    member.subscribe([f"{topic_name}-in"])
+    deadline = time.monotonic() + LIMIT_S
+    while not member.assignment():
+        member.poll(0.1)
+        assert time.monotonic() < deadline
+    mailbox = Mailbox(settings, topic_name)
+    with pytest.raises(ConfigError, match=rf"A consumer is in group {topic_name}, .* give it another group\.id"):
+        mailbox.ask(Asked(id="a", incarnation=3, action=SAVEPOINT))
+    member.close()
+    mailbox.ask(asked := Asked(id="b", incarnation=3, action=SAVEPOINT))
+    assert mailbox.look() == asked
+    mailbox.close()

@@ -226,6 +226,48 @@ def test_all_workers_of_another_parallelism_begin_at_once(tmp_path: Path) -> Non
         assert not older.exists()
 
 
+def test_workers_that_have_all_key_groups(blocks: StateBlocks, tmp_path: Path) -> None:
+    """Where partitions say which worker has the state of a key, each takes its own files again, and those of another
+    number of workers are deleted."""
+
+    def worker(subtask: int, of: int, indexes: list[list[bytes]], checkpoint: int) -> Subtasks:
+        backend = RocksDBBackend(tmp_path, 1 << 20, f"{subtask}-of-{of}" if of > 1 else "")
+        found = indexes[subtask] if indexes else []
+        return Subtasks(backend, blocks, int, checkpoint=checkpoint, indexes=found)
+
+    indexes: list[list[bytes]] = []
+    for checkpoint in (1, 2):
+        workers = [worker(subtask, 2, indexes, checkpoint - 1) for subtask in range(2)]
+        assert blocks.read == []
+        for number, each in enumerate(workers):
+            each.put(dict.fromkeys(range(200), number))
+        indexes = [each.write(each.freeze(checkpoint, checkpoint - 1)) for each in workers]
+        for each in workers:
+            each.backend.close()
+    shares = sorted(path.name for path in (tmp_path / OPERATOR).iterdir())
+    assert shares == ["0-7.0-of-2", "0-7.1-of-2"]
+    worker(0, 1, [], 0).backend.close()
+    assert [path.name for path in (tmp_path / OPERATOR).iterdir()] == ["0-7"]
+
+
+def test_what_operators_of_before_have_left(process: Process, tmp_path: Path) -> None:
+    """It is deleted, but for what a process that is alive has at work, and for what is none of ours."""
+    subtasks, _ = run(process)
+    backend = RocksDBBackend(tmp_path, 1 << 20)
+    backend.delete_others([OPERATOR])
+    assert len(folders(tmp_path, "saved-")) == 1
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("of somebody else")
+    (tmp_path / "mine.txt").write_text("of somebody else")
+    backend.delete_others(["renamed"])
+    assert (folders(tmp_path, "saved-"), len(folders(tmp_path, "work-"))) == ([], 1)
+    assert subtasks.items() == EXPECTED | {key_of(5): 99, key_of(3_000): 1}
+    subtasks.backend.close()
+    backend.delete_others(["renamed"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "notes"]
+    assert (tmp_path / "notes" / "mine.txt").exists()
+
+
 def test_a_clean_end(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
     """What was at work is deleted at a clean end; what belongs to a checkpoint is taken by the next run."""
     subtasks, indexes = run(process)

@@ -104,6 +104,37 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
         S3Folder(BUCKET, "prod/x").check()
 
 
+@pytest.mark.parametrize(
+    ("bucket", "name", "value", "said"),
+    [
+        (BUCKET, "AWS_ENDPOINT_URL", "localhost:9000", r"its endpoint is no URL \(Invalid endpoint: localhost:9000\)"),
+        (
+            BUCKET,
+            "AWS_ENDPOINT_URL",
+            "http://localhost:port",
+            r"is no URL \(.*`http://localhost:port`.*as http://host:port",
+        ),
+        (BUCKET, "AWS_ENDPOINT_URL", "http://u:canary@localhost:port", "is no URL; write AWS_ENDPOINT_URL"),
+        (BUCKET, "AWS_PROFILE", "nobody", r"profile \(nobody\) could not be found; correct AWS_PROFILE"),
+        (
+            BUCKET,
+            "AWS_CONFIG_FILE",
+            __file__,
+            r"Unable to parse config file: .*; correct that file, or AWS_CONFIG_FILE",
+        ),
+        ("Bad_Bucket!", "AWS_REGION", "eu-west-1", "Bad_Bucket! cannot be the name of a bucket; correct the URL"),
+    ],
+)
+def test_settings_that_are_wrong(
+    bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no other attempt would repair is no absence: it is named, with what to do, and without a password."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be asked: .*{said}") as caught:
+        S3Folder(bucket, "prod/x").check()
+    assert "canary" not in str(caught.value)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_server_that_is_silent(s3: Any) -> None:
