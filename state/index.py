@@ -38,7 +38,7 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     credit: float = 0.0
     """`Merging.credit`, as this checkpoint left it."""
     version: int = 1
-    """Of the states that this checkpoint wrote; older blocks may have older ones."""
+    """Of the states; in checkpoints of before, blocks that are older than its first one may have older ones."""
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -56,7 +57,10 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
     found = {new: each for new, each in found.items() if new in now}
     for new, operator in found.items():
         if operator.schema is not None:
-            StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
+            state_type: StateType[Any] = StateType(new, now[new].kept)
+            state_type.require_readable(operator.schema, operator.version)
+            for version in sorted({file.version for file in operator.files}):
+                state_type.require_led(version, operator.version)
     return found
 
 

@@ -15,6 +15,7 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import fastavro
 import msgspec
 import pytest
 
@@ -39,6 +40,7 @@ from exactlyonce.pipeline.errors import Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.sinks import KafkaSink
+from exactlyonce.state.errors import StateIncompatible
 
 
 def count(state: int | None, record: bytes) -> tuple[int, bytes]:
@@ -54,11 +56,11 @@ def graph(max_parallelism: int = 128) -> LogicalGraph:
     return pipeline.build()
 
 
-def versioned() -> LogicalGraph:
+def versioned(**migrations: Any) -> LogicalGraph:
     """`graph`, whose state is of version 2."""
     pipeline = Pipeline("totals")
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
-    counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2)
+    counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2, **migrations)
     counted.sink("out", KafkaSink("totals"))
     return pipeline.build()
 
@@ -168,8 +170,9 @@ def test_states_are_read_some_at_a_time(
 
 
 def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
-    """As a checkpoint has them whose pipeline has gone on with another version: files are no more than it takes, and
-    every state is restored with its own."""
+    """As a checkpoint of before may have them whose pipeline has gone on with another version: files are no more than
+    it takes, and every state is restored with its own; but not without the migration, which says what the old ones
+    mean. None is said to be of the newer one's schema."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(
         KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
@@ -180,8 +183,16 @@ def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manif
     exported = ExportedSavepoint.at(url)
     assert sorted(each.version for each in exported.operator("counts").files) == [1, 2]
     assert sorted(exported.entries("counts")) == states
+    for each in exported.operator("counts").files:
+        with (Path(url.removeprefix("file://")) / each.name).open("rb") as file:
+            found = fastavro.reader(file).metadata
+        assert (found["exactlyonce.state_version"], found.get("exactlyonce.state_schema")) == (
+            str(each.version), '"int"' if each.version == 2 else None
+        )  # fmt: skip
     storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    around = surroundings(versioned(), storage, 3, [])
+    with pytest.raises(StateIncompatible, match=r"operator 'counts' is of version 2, .* no migration of version 1"):
+        Restoring(Restoration(url), surroundings(versioned(), storage, 3, []), None)
+    around = surroundings(versioned(migrations={1: lambda state: state}), storage, 3, [])
     restored = Restoring(Restoration(url), around, None).write(0, 1)
     manifest = manifest_of("totals", operators=restored.operators)
     assert sorted(kept_state(manifest, "counts", storage).entries()) == states
