@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import enum
 import math
+from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -415,6 +416,24 @@ def test_a_record_of_a_generic_type() -> None:
     assert StateType[Any]("totals", Box[int]).clone(Box(1)) == Box(1)
     with pytest.raises(StateUnstorable, match="not a valid"):
         StateType[Any]("totals", Box[int]).encode([Box("a")])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        (dict[str, int], dict[Decimal, int], {"10.1": 5, "10.10": 7}),
+        (set[str], set[Decimal], {"1", "1.0"}),
+        (dict[int, int], dict[float, int], {2**53: 1, 2**53 + 1: 2}),
+        (list[str], list[datetime.datetime], ["2024-01-01T00:00:00.123456789Z"]),
+    ],
+)
+def test_keys_that_would_become_one(old: Any, new: Any, value: Any) -> None:
+    """They are told by the types alone, as is a text that would be rounded; where the version is raised it is meant."""
+    written, today = StateType[Any]("totals", old), StateType[Any]("totals", new)
+    with pytest.raises(StateIncompatible, match=r"operator 'totals' cannot be read as .* would be lost"):
+        today.require_readable(written.schema, 1)
+    assert today.decode(written.encode([value]), written.schema, 1) != [value]
+    StateType[Any]("totals", VersionedState(new, 2)).require_readable(written.schema, 1)
 
 
 def test_what_a_new_version_takes_out_is_not_in_its_chain() -> None:
