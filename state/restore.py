@@ -75,4 +75,5 @@ def _check(head: IndexHead, state_type: StateType[Any], max_parallelism: int, ch
             f" {head.max_parallelism}, the pipeline asks for {max_parallelism}. It never changes for a"
             f" pipeline: set it to {head.max_parallelism}."
         )
+    state_type.require_keys(head.keys)
     state_type.require_readable(head.schema, head.version)

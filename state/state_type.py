@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import inspect
 
+from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
@@ -142,7 +143,7 @@ class StateType(Generic[S]):
         self.operator = operator
         self.version = self._versioned.version
         self.name = self._versioned.name
-        self.schema = self._versioned.schema
+        self.schema, self.keys = self._versioned.schema, self._versioned.keys
         self._plain: _ByType[S] = _ByType(type_)
         self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
         info = inspect.type_info(type_)
@@ -293,6 +294,22 @@ class StateType(Generic[S]):
             raise self._incompatible(written, f"{', '.join(gone)} would be lost")
         if not steps and (missing := unfit(written, self.schema, self.name)):
             raise self._incompatible(written, "; ".join(missing))
+
+    def has_keys(self, written: Any) -> bool:
+        """Whether the operator has keys of schema *written* yet, as far as that is known of both."""
+        return key_types.holds(self.keys, written)
+
+    def require_keys(self, written: Any, or_else: str = "") -> None:
+        """Raise `StateIncompatible` unless it has: states of other keys would be left behind, each for a new one. What
+        the user can do, beside the rest, is *or_else*."""
+        if not self.has_keys(written):
+            old, new = (msgspec.json.encode(each).decode() for each in (written, self.keys))
+            raise StateIncompatible(
+                f"The checkpoint's state of operator {self.operator!r} has keys of type {old}, and key_by gives keys of"
+                f" type {new} now, which would not find it. Let the function of key_by return the old type; or give the"
+                f" operator a new id, by which it begins empty{or_else}; or start over with `exactlyonce reset`. If"
+                f" both are written alike, run it once without the annotation of that function."
+            )
 
     def require_led(self, version: int, newest: int) -> None:
         """Raise `StateIncompatible` unless migrations lead from *version* to *newest*, that of the checkpoint in which

@@ -36,6 +36,8 @@ class SavedOperator(msgspec.Struct, frozen=True):
     """Of the states of the newest version, as `VersionedState.schema` gives it; None: there are none."""
     version: int = 1
     """The newest of its states."""
+    keys: Any = None
+    """The schema of the keys, as far as it is known."""
     files: tuple[SavedFile, ...] = ()
     """Of an export; in the topic there are none."""
 
@@ -111,7 +113,7 @@ class TopicSavepoint:
             fingerprint=manifest.fingerprint,
             offsets=manifest.offsets,
             operators=tuple(
-                SavedOperator(operator, head.schema, head.version) if head is not None else SavedOperator(operator)
+                SavedOperator(operator, head.schema, head.version, head.keys) if head else SavedOperator(operator)
                 for operator, head in heads.items()
             ),
             loops=tuple(SavedLoop(loop, records) for loop, records in sorted(loops.items())),

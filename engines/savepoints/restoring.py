@@ -160,7 +160,9 @@ class Restoring:
 
     def _written(self, putting: _Putting, operator: str, saved: SavedOperator) -> OperatorSnapshot:
         graph, parallelism = self._around.graph, self._around.parallelism
-        head = IndexHead(operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
+        head = IndexHead(
+            operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version, saved.keys
+        )
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
         entries = self._by_group(_checked(self._savepoint.entries(saved.operator), putting.raise_if_fenced))

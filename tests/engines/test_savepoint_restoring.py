@@ -32,7 +32,7 @@ from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints import kept_state as kept_states
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
-from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
+from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
 from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.engines.savepoints.restoring import Restoring
@@ -48,11 +48,11 @@ def count(state: int | None, record: bytes) -> tuple[int, bytes]:
     return (state or 0) + 1, record
 
 
-def graph(max_parallelism: int = 128) -> LogicalGraph:
+def graph(max_parallelism: int = 128, key: Callable[[bytes], Any] = lambda record: record) -> LogicalGraph:
     """Source `right` and operator `counts`."""
     pipeline = Pipeline("totals", max_parallelism=max_parallelism)
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
-    source.key_by(lambda record: record).stateful_map("counts", count).sink("out", KafkaSink("totals"))
+    source.key_by(key).stateful_map("counts", count).sink("out", KafkaSink("totals"))
     return pipeline.build()
 
 
@@ -196,6 +196,36 @@ def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manif
     restored = Restoring(Restoration(url), around, None).write(0, 1)
     manifest = manifest_of("totals", operators=restored.operators)
     assert sorted(kept_state(manifest, "counts", storage).entries()) == states
+    storage.close()
+
+
+def by_name(record: bytes) -> str:
+    """A key."""
+    return record.decode()
+
+
+def by_number(record: bytes) -> int:
+    """A key."""
+    return len(record)
+
+
+def test_state_by_other_keys(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
+    """It is refused, for no record would find it, also where a pipeline goes on from its newest checkpoint; or left
+    behind, where that is wanted."""
+    states = [KeptEntry(key_group(key, 128), key, b"\x05", 1) for key in (canonical_key("ann"),)]
+    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1, keys="str"),))
+    url = export(Given(kept, states), f"file://{tmp_path}")
+    assert ExportedSavepoint.at(url).operator("counts").keys == "str"
+    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+    same, other = (surroundings(graph(key=each), storage, 1, []) for each in (by_name, by_number))
+    with pytest.raises(StateIncompatible, match=r"'counts' has keys of type \"str\", .*\"int\".*allow-dropped-state"):
+        Restoring(Restoration(url), other, None)
+    assert Restoring(Restoration(url, {}, allow_dropped=True), other, None).write(0, 1).operators == ()
+    restored = Restoring(Restoration(url), same, None).write(0, 1)
+    newest = manifest_of("totals", operators=restored.operators, fingerprint=same.graph.fingerprint())
+    require_readable(same.graph, newest, storage)
+    with pytest.raises(StateIncompatible, match=r"'counts' has keys of type \"str\", and key_by gives .*\"int\""):
+        require_readable(other.graph, newest, storage)
     storage.close()
 
 

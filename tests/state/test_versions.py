@@ -1,4 +1,4 @@
-"""State of several versions: what a new version makes of a chain, and what is left of the old one, in every backend."""
+"""State of another version, or by other keys: what becomes of a chain, in every backend."""
 
 from __future__ import annotations
 
@@ -117,3 +117,17 @@ def test_a_step_that_is_missing(topic: Any, restored: Restore, monkeypatch: pyte
     states.require_led(3, 4)
     with pytest.raises(StateIncompatible, match=r"no migration of version 2\."):
         states.require_led(1, 4)
+
+
+def test_keys_of_another_type(topic: Any, restored: Restore) -> None:
+    """They are refused, by operator and both types, before any state is read; what nobody knows is not."""
+    texts, numbers = (VersionedState(Total, key_type=each) for each in (str, int))
+    table = restored(texts, 0, ())
+    table.apply(add(5), KEYS, [None] * 50)
+    index = topic.write_all(table.freeze(1, 0))
+    topic.bytes_read = 0
+    with pytest.raises(StateIncompatible, match=r"operator 'totals' has keys of type \"str\", .* of type \"int\" now"):
+        restored(numbers, 1, index)
+    assert topic.bytes_read == 0
+    unknown = restored(EUROS, 1, index)
+    assert dict(restored(numbers, 2, topic.write_all(unknown.freeze(2, 1))).items()) == dict.fromkeys(KEYS, Total(5))
