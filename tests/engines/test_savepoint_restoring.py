@@ -30,7 +30,7 @@ from exactlyonce.engines import in_flight, performer
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints import kept_state as kept_states
-from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
+from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
@@ -39,6 +39,7 @@ from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.schema import describe
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import StateIncompatible
 
@@ -390,13 +391,32 @@ class Labelled(msgspec.Struct):
 
 
 def test_a_loop_of_the_same_type() -> None:
-    """Is the same however its records were written; one with a field more is another."""
+    """Is the same however its records were written; one with a field more is another, unless their schema is known."""
     written = msgspec.msgpack.encode({"weight": 2, "tags": ["b", "a", "c"]})
     for tags in permutations("abc"):
         again = msgspec.msgpack.encode({"weight": 2, "tags": tags})
         require_same("again", Tagged, [LoopEntry(0, again, "orders", 0, 0)], "savepoint")
     with pytest.raises(GraphError, match="it would not be what it was"):
         require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint")
+    require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Tagged))
+    with pytest.raises(GraphError, match=r"Labelled\.label is new|Tagged\.label would be lost"):
+        require_same("again", Tagged, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Labelled))
+
+
+def test_a_savepoint_says_what_goes_round(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
+    """The type of its records goes from a log to an export and from there to a log, of whatever loop takes them."""
+    kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS), "int"),))
+    url, storage = export(Given(kept, [], ROUNDS), f"file://{tmp_path}"), FileStorage(LocalFolder(tmp_path, "blocks"))
+    around = surroundings(looping(loop="renamed"), storage, 2, [])
+    logs = Restoring(Restoration(url, {"again": "renamed"}), around, None).write(0, 1).channel_logs
+    (loop,) = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "c").saved.loops
+    assert (loop.loop, loop.records, loop.schema) == ("renamed", len(ROUNDS), "int")
+    with pytest.raises(GraphError, match=r"'again', written as another type than str, .*str is str now, and was int"):
+        Restoring(Restoration(url), surroundings(looping(str), storage, 1, []), None)
+    older = exported_loop(tmp_path)
+    (log,) = Restoring(Restoration(older), surroundings(looping(), storage, 1, []), None).write(0, 1).channel_logs
+    assert in_flight.loop_schemas(log, storage) == {}
+    storage.close()
 
 
 def test_an_older_version_does_not_leave_behind_what_goes_round(tmp_path: Path) -> None:
