@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.store.storage import (
     UnreadableBlock,
 )
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.in_flight import blocks_of
+from exactlyonce.engines.in_flight import FRAMES, blocks_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.write_ahead.writer import INDEXED
@@ -112,8 +112,9 @@ class NewestBlocks:
 class BlockNames:
     """Numbers the blocks of one worker."""
 
-    def __init__(self, subtask: int) -> None:
-        self._subtask = subtask
+    def __init__(self, subtask: int, records: str = FRAMES) -> None:
+        """*records* is what blocks of what was on its way say of it, `in_flight.said_of_records`."""
+        self._subtask, self._records = subtask, records
         self._part = 0
 
     def _next(self) -> int:
@@ -135,7 +136,7 @@ class BlockNames:
 
     def write_in_flight(self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, body: bytes) -> Ticket:
         """A block of what was on its way to a subtask at the barrier."""
-        return writer.write(Block(task, checkpoint, IN_FLIGHT, "zlib", "frames", body), subtask, self._next())
+        return writer.write(Block(task, checkpoint, IN_FLIGHT, "zlib", self._records, body), subtask, self._next())
 
     def write_in_flight_list(
         self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, body: bytes

@@ -2,6 +2,7 @@
 
     log   = frames end to end: bytes of the channel's name (2), of the frame (4), both big-endian, name, frame
     block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
+            its envelope says, as JSON, the schema of the records of each loop of the pipeline; older ones "frames"
     list  = msgpack array of references to such blocks, `LISTED_MAX` but for the last; a block too
     frame = a batch as `engines.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
 
@@ -18,8 +19,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,8 +28,10 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manife
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.batch_codec import BatchCodec, is_same, records_in
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
+from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
+from exactlyonce.pipeline.schema_evolution import lost, unfit
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import common_groups, group_range
 
@@ -40,6 +43,19 @@ LISTED_MAX = 4_000
 _HEADER = struct.Struct(">HI")
 _encode_list = msgspec.msgpack.Encoder().encode
 _decode_list = msgspec.msgpack.Decoder(list[BlockRef]).decode
+
+
+FRAMES = "frames"
+"""What blocks say of their records where the pipeline has no loops, or was written before they said any more."""
+
+
+def said_of_records(schemas: Mapping[str, Any]) -> str:
+    """What blocks say of the records of loops; *schemas* are theirs, by loop.
+
+    >>> said_of_records({"retry": "int"}), said_of_records({})
+    ('{"retry":"int"}', 'frames')
+    """
+    return msgspec.json.encode(schemas, order="deterministic").decode() if schemas else FRAMES
 
 
 class InFlightFrame(NamedTuple):
@@ -134,6 +150,28 @@ def frames_of(log: ChannelLog, reader: Blocks) -> Iterator[InFlightFrame]:
     return decode(bodies[ref] for ref in refs)
 
 
+def loop_schemas(log: ChannelLog, reader: Blocks) -> dict[str, Any]:
+    """By loop, the schema of its records in *log*, as far as that says it. Raises likewise."""
+    for _, block in reader.fetch(blocks_of(log, reader)[:1]):
+        if block.schema != FRAMES:
+            return msgspec.json.decode(block.schema, type=dict[str, Any])
+    return {}
+
+
+def misfit(written: Any, type_: Any) -> str:
+    """Why records of schema *written* would not be what they were as *type_*, as far as the schemas tell; else empty.
+
+    >>> misfit({"list": "int"}, set[int])
+    'set[int] (its items that are there more than once) would be lost'
+    """
+    now, name = schema.describe(type_), schema.type_name(type_)
+    if written == now:
+        return ""
+    if gone := lost(written, now, name):
+        return f"{', '.join(gone)} would be lost"
+    return "; ".join(unfit(written, now, name))
+
+
 def _bodies(refs: Iterable[BlockRef], reader: Blocks) -> dict[BlockRef, bytes]:
     return {ref: block.body for ref, block in reader.fetch(refs)}
 
@@ -161,12 +199,14 @@ def restored(
         before = group_range(log.subtask, manifest.parallelism, groups)
         common = common_groups(before, group_range(subtask, parallelism, groups))
         is_ours = (bool(loops) or not same) and log.subtask % parallelism == subtask
+        schemas = loop_schemas(log, reader) if is_ours and not same else {}
+        misfits = {each.id: misfit(schemas[each.id], each.type) for each in graph.loops if each.id in schemas}
         for each in frames_of(log, reader) if common or is_ours else ():
             ours: bytes | None = None
             if each.edge in loops:
                 ours = each.frame if is_ours else None
                 if ours is not None and not same:
-                    _require_kept(BatchCodec(graph.node(each.loop).type), each, manifest)
+                    _require_kept(BatchCodec(graph.node(each.loop).type), each, manifest, misfits.get(each.loop))
             elif not same:
                 raise _has_no_place(each, manifest)
             elif common:
@@ -176,18 +216,20 @@ def restored(
     return sorted(found, key=lambda each: (each.edge in loops, -places[each.edge]))
 
 
-def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest) -> None:
-    """Raise unless the records of *each* are of the type that the loop has now, without loss."""
+def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest, why: str | None) -> None:
+    """Raise unless the records of *each* are of the type that the loop has now, without loss: *why* they are not, by
+    its `misfit`; None: the log does not say their schema, and only their values tell, not what they leave out."""
     try:
-        kept = is_same(each.frame, codec.encode(codec.decode(each.frame)))
+        again = codec.decode(each.frame)
+        if why is None:
+            why = "" if is_same(each.frame, codec.encode(again)) else "they would not be what they were"
     except RecordError:
-        kept = False
-    if not kept:
+        why = why or "they are not valid as that"
+    if why:
         raise GraphError(
             f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} holds records that went round loop "
-            f"{each.loop!r}, written as another type than it has now: they would not be what they "
-            f"were. Give the loop its old type; or run the pipeline as it was with --until latest, which ends once "
-            f"nothing goes round."
+            f"{each.loop!r}, written as another type than it has now: {why}. Give the loop its old type; or run the "
+            f"pipeline as it was with --until latest, which ends once nothing goes round."
         )
 
 

@@ -74,6 +74,10 @@ class Builder:
         self._nodes[node_id] = Node(node_id, kind, inputs, fn, factory, location=location(caller()), **rest)
         return Input(node_id)
 
+    def key_type(self, origin: Input) -> Any:
+        """Of the keys of a keyed stream."""
+        return self._nodes[origin.node].key_type
+
     def add_source(self, id: str, source: Any) -> Input:
         """Add a source."""
         if isinstance(source, Source):

@@ -83,7 +83,8 @@ class Node:
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """By version of the state, the function that makes one of the next version."""
     key_type: Any = None
-    """Of the key, where KEY_BY's function tells; else UNKNOWN. For messages only: keys travel as canonical bytes."""
+    """Of KEY_BY, and of what keeps state by its keys: what the function says of them; else UNKNOWN. Keys travel as
+    canonical bytes: it is for messages, and for what a checkpoint notes of its keys."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -101,7 +102,7 @@ class Node:
     @property
     def kept(self) -> VersionedState:
         """The type of the state of one key, in its present version."""
-        return VersionedState(self.state_type, self.state_version, self.migrations)
+        return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
 
     def make(self) -> Callable[..., Any]:
         """The function to call with records: a new instance for each call where the user passed a class.

@@ -1,8 +1,9 @@
 """The losses, and the gaps, where values of one schema are read by another one; schemas are `schema.describe`'s.
 
 Invariant: whatever msgspec drops without a word is found by the schemas alone: fields that a record has no more, keys
-of a dict that has become a record, items by position that have no place or another one, items that a set has once, a
-default that the bytes leave out. Integers that become floats are rounded, as by Avro's rules. What msgspec refuses,
+of a dict that has become a record, items by position that have no place or another one, items that a set has once, keys
+and items that a type does not tell apart, digits of a text that is read as a time, a default that the bytes leave out.
+Integers that become floats are rounded, as by Avro's rules, but as keys. What msgspec refuses,
 decoding finds; `unfit` knows some of it beforehand. A schema describes a record once and names it elsewhere; where two
 records of a schema have one name, each of them is looked at.
 """
@@ -15,6 +16,10 @@ from typing import Any
 
 _PLAIN = {"bool", "int", "float", "str", "bytes"}
 _RECORD, _DICT, _ITEMS, _TUPLE, _ANY = "record", "dict", "items", "tuple", "any"
+_TIMES = {"datetime", "time", "timedelta"}
+_TEXTS = {"str", "any"}
+_MERGED = {"str": _TIMES | {"decimal", "uuid"}, "int": {"float"}, "any": _TIMES | {"decimal", "uuid", "float"}}
+"""By scalar, those that read several of its values as one: "1.0" and "1.00", and integers beyond 2^53."""
 _KINDS = {"record": _RECORD, "dict": _DICT, "list": _ITEMS, "set": _ITEMS, "tuple": _TUPLE}
 
 
@@ -41,48 +46,51 @@ class _Evolution:
 
     def __init__(self, old: Any, new: Any) -> None:
         self._old, self._new = _records(old), _records(new)
-        self._compared: set[tuple[int, int]] = set()
-        """Records, which may be within themselves."""
+        self._compared: set[tuple[int, int, bool]] = set()
+        """Records, which may be within themselves; whether they are keys."""
 
-    def lost(self, old: Any, new: Any, path: str) -> Iterator[str]:
-        """See the function."""
+    def lost(self, old: Any, new: Any, path: str, *, keyed: bool = False) -> Iterator[str]:
+        """See the function. *keyed*: the values are keys of a dict or items of a set, or within such, of which those
+        that are equal become one."""
         olds, news = _members(old, self._old), _members(new, self._new)
         tagged = sum("tag" in one for one in olds)
         for one in olds:
             for other in news:
+                if one not in news and (what := _not_told(one, other, keyed)):
+                    yield f"{path} ({what})"
                 if not _may_be_read(one, other):
                     continue
                 if tagged > 1 and "tag" not in other and _kind(other) == _RECORD:
                     yield f"{path} (which of {tagged} records it is)"
                 if "set" in other and "set" not in one:
                     yield f"{path} (its items that are there more than once)"
-                yield from self._between(one, other, path)
+                yield from self._between(one, other, path, keyed)
 
-    def _between(self, one: Any, other: Any, path: str) -> Iterator[str]:
+    def _between(self, one: Any, other: Any, path: str, keyed: bool) -> Iterator[str]:
         """What is lost where *one* is read as *other*; neither is a union."""
         was, now = _kind(one), _kind(other)
         if now == _RECORD:
-            if was == _RECORD and (id(one), id(other)) in self._compared:
+            if was == _RECORD and (id(one), id(other), keyed) in self._compared:
                 return
-            self._compared.add((id(one), id(other)))
-            yield from self._in_record(one, other, path)
+            self._compared.add((id(one), id(other), keyed))
+            yield from self._in_record(one, other, path, keyed)
         elif now == _DICT:
             keys, values = other["dict"]
-            if was == _DICT:
-                yield from self.lost(one["dict"][0], keys, path)
+            if was in (_DICT, _ANY):
+                yield from self.lost(one["dict"][0] if was == _DICT else one, keys, path, keyed=True)
             elif was == _RECORD and any(_is_omitted(field) for _, field in one["fields"]):
                 yield f"{path} (its fields that omit_defaults has left out)"
             for each in _values(one):
-                yield from self.lost(each, values, path)
+                yield from self.lost(each, values, path, keyed=keyed)
         elif was == now == _TUPLE:
             for each, to in zip(one["tuple"], other["tuple"], strict=False):
-                yield from self.lost(each, to, path)
+                yield from self.lost(each, to, path, keyed=keyed)
         else:
             for each in _values(one):
                 for to in _values(other):
-                    yield from self.lost(each, to, path)
+                    yield from self.lost(each, to, path, keyed=keyed or "set" in other)
 
-    def _in_record(self, one: Any, record: Any, path: str) -> Iterator[str]:
+    def _in_record(self, one: Any, record: Any, path: str, keyed: bool) -> Iterator[str]:
         was, fields = _kind(one), dict(record["fields"])
         if was == _RECORD:
             names = [name for name, _ in one["fields"]]
@@ -96,12 +104,12 @@ class _Evolution:
                 if name in fields:
                     if _is_omitted(schema) and not _is_same_default(schema, fields[name]):
                         yield f"{path}.{name} (its {schema['omitted']!r:.40} that omit_defaults has left out)"
-                    yield from self.lost(schema, fields[name], f"{path}.{name}")
+                    yield from self.lost(schema, fields[name], f"{path}.{name}", keyed=keyed)
                 else:
                     yield f"{path}.{name}"
         elif was == _TUPLE and len(one["tuple"]) <= len(fields):
             for each, (name, schema) in zip(one["tuple"], fields.items(), strict=False):
-                yield from self.lost(each, schema, f"{path}.{name}")
+                yield from self.lost(each, schema, f"{path}.{name}", keyed=keyed)
         else:
             what = {_DICT: "keys", _ANY: "content"}.get(was, "items")
             yield f"{path} (its {what} beside {', '.join(fields) or 'nothing'})"
@@ -114,9 +122,9 @@ class _Evolution:
         if was and now and was != now and (was, now) != ("int", "float") and not array_alone:
             yield f"{path} is {now} now, and was {was}"
             return
-        if _kind(old) != _RECORD or _kind(new) != _RECORD or (id(old), id(new)) in self._compared:
+        if _kind(old) != _RECORD or _kind(new) != _RECORD or (id(old), id(new), False) in self._compared:
             return
-        self._compared.add((id(old), id(new)))
+        self._compared.add((id(old), id(new), False))
         fields = dict(old["fields"])
         for name, schema in new["fields"]:
             if _has_default(schema):
@@ -184,6 +192,15 @@ def _kind(schema: Any) -> str:
     if isinstance(schema, str):
         return _ANY if schema == "any" else ""
     return next((kind for form, kind in _KINDS.items() if form in schema), "")
+
+
+def _not_told(one: Any, other: Any, keyed: bool) -> str:
+    """What scalar *other* does not say of scalar *one*; empty if nothing."""
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return ""
+    if keyed and other in _MERGED.get(one, ()):
+        return f"its keys or items that are the same {other}"
+    return f"what its texts say that a {other} cannot" if one in _TEXTS and other in _TIMES else ""
 
 
 def _may_be_read(one: Any, other: Any) -> bool:

@@ -346,7 +346,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
             self._builder.problem(problem)
         origin = self._builder.add(
             kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
-            migrations=kept.migrations,
+            migrations=kept.migrations, key_type=self._builder.key_type(self._origin),
         )  # fmt: skip
         return Stream(self._builder, origin)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exactlyonce.pipeline import functions, schema
+from exactlyonce.pipeline import functions, key_types, schema
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.hints import UNKNOWN
 
@@ -34,6 +34,13 @@ class VersionedState:
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """By version, the function that makes a state of the next one. Without one, a state is taken over by the names and
     defaults of its fields, or by Avro's rules."""
+    key_type: Any = UNKNOWN
+    """Of the keys, as far as the function of `key_by` says it."""
+
+    @property
+    def keys(self) -> Any:
+        """What checkpoints note of the keys; None: nothing is known."""
+        return key_types.described(self.key_type)
 
     @property
     def codec(self) -> AvroCodec[Any] | None:

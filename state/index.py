@@ -38,7 +38,9 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     credit: float = 0.0
     """`Merging.credit`, as this checkpoint left it."""
     version: int = 1
-    """Of the states that this checkpoint wrote; older blocks may have older ones."""
+    """Of the states; in checkpoints of before, blocks that are older than its first one may have older ones."""
+    keys: Any = None
+    """The schema of the keys, as `VersionedState.keys` gives it."""
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -105,9 +107,10 @@ def _parts(blocks: Sequence[ChainBlock], head: IndexHead) -> list[bytes]:
 
 
 def _fields(blocks: Sequence[ChainBlock], head: IndexHead) -> tuple[Any, ...]:
-    """The columns; a head of version 1 as it has always been written, without it."""
+    """The columns; a head without a schema of keys, or of version 1 as well, as it has always been written."""
     columns, first = msgspec.structs.astuple(_columns(blocks, head)), msgspec.structs.astuple(head)
-    return (first if head.version > 1 else first[:-1], *columns[1:])
+    left_out = 0 if head.keys is not None else 1 if head.version > 1 else 2
+    return (first[: len(first) - left_out], *columns[1:])
 
 
 def _columns(blocks: Sequence[ChainBlock], head: IndexHead) -> _Columns:

@@ -53,6 +53,7 @@ def restore(
             checkpoint=checkpoint,
             chain=Chain.of((block for index in indexes for block in index.blocks), mask_of(groups)),
             schema=indexes[0].head.schema if indexes else None,
+            version=max((index.head.version for index in indexes), default=1),
             credit=max((index.head.credit for index in indexes), default=0.0),
             share=max(1, len(restored)) / max(1, len(groups)),
             digest=index_digest(index_blocks) if index_blocks else b"",
@@ -74,4 +75,5 @@ def _check(head: IndexHead, state_type: StateType[Any], max_parallelism: int, ch
             f" {head.max_parallelism}, the pipeline asks for {max_parallelism}. It never changes for a"
             f" pipeline: set it to {head.max_parallelism}."
         )
+    state_type.require_keys(head.keys)
     state_type.require_readable(head.schema, head.version)

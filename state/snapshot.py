@@ -57,7 +57,7 @@ class Snapshot:
         self.operator = state_type.operator
         self._intervals, self._whole = intervals, whole
         self._chains = chains
-        self._schema, self._version = state_type.schema, state_type.version
+        self._schema, self._version, self._keys = state_type.schema, state_type.version, state_type.keys
         self._max_parallelism = max_parallelism
         self._headers: list[BlockHeader] = []
         self._encoded = False
@@ -87,5 +87,5 @@ class Snapshot:
         self.chain = self.chain.extended(zip(refs, self._headers, strict=True))
         self._chains[self.checkpoint] = self.chain
         credit = self._intervals[-1].credit
-        head = IndexHead(self.operator, self.checkpoint, self._max_parallelism, self._schema, credit, self._version)
-        return encode_index(self.chain, head)
+        written = self._schema, credit, self._version, self._keys
+        return encode_index(self.chain, IndexHead(self.operator, self.checkpoint, self._max_parallelism, *written))

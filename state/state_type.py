@@ -3,7 +3,8 @@
 Everything that `encode` returns, `decode` accepts: encoding checks values against the type, since a snapshot that
 cannot be restored would only be noticed when it is needed. States that are kept by an Avro schema lie in the same
 msgpack array as others, each as a byte string; their writer's schema is the one that the index notes, for all of them:
-where it changes, a table's first snapshot writes the state whole.
+where it changes, or the version does, a table's first snapshot writes the state whole. So all states of a checkpoint
+are of one version, and once it is taken no older one is read any more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import inspect
 
+from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
@@ -141,7 +143,7 @@ class StateType(Generic[S]):
         self.operator = operator
         self.version = self._versioned.version
         self.name = self._versioned.name
-        self.schema = self._versioned.schema
+        self.schema, self.keys = self._versioned.schema, self._versioned.keys
         self._plain: _ByType[S] = _ByType(type_)
         self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
         info = inspect.type_info(type_)
@@ -159,12 +161,11 @@ class StateType(Generic[S]):
     def may_share_chain(self, written: Any, version: int) -> bool:
         """Whether blocks with states of schema *written* and of *version* may be in a chain with those of today: an
         index notes one Avro schema, so that no block of another may be in its chain; msgpack names its own fields.
-        Those that a new version has taken out, and no migration, would be back once a field has their name again."""
+        Those of an older version would mean something else, or have fields again that it has taken out, to code that
+        has its migrations no longer."""
         if [version, written] == self.form:
             return True
-        raised = version < self.version and not self._versioned.steps(version)
-        taken_out = raised and lost(written, self.schema, self.name)
-        return not (taken_out or _by_avro(written) or _by_avro(self.schema))
+        return version == self.version and not (_by_avro(written) or _by_avro(self.schema))
 
     def shares(self, output: Any) -> bool:
         """Whether *output* may be, or hold, something of a state that can change in place: of the classes of neither
@@ -293,6 +294,35 @@ class StateType(Generic[S]):
             raise self._incompatible(written, f"{', '.join(gone)} would be lost")
         if not steps and (missing := unfit(written, self.schema, self.name)):
             raise self._incompatible(written, "; ".join(missing))
+
+    def has_keys(self, written: Any) -> bool:
+        """Whether the operator has keys of schema *written* yet, as far as that is known of both."""
+        return key_types.holds(self.keys, written)
+
+    def require_keys(self, written: Any, or_else: str = "") -> None:
+        """Raise `StateIncompatible` unless it has: states of other keys would be left behind, each for a new one. What
+        the user can do, beside the rest, is *or_else*."""
+        if not self.has_keys(written):
+            old, new = (msgspec.json.encode(each).decode() for each in (written, self.keys))
+            raise StateIncompatible(
+                f"The checkpoint's state of operator {self.operator!r} has keys of type {old}, and key_by gives keys of"
+                f" type {new} now, which would not find it. Let the function of key_by return the old type; or give the"
+                f" operator a new id, by which it begins empty{or_else}; or start over with `exactlyonce reset`. If"
+                f" both are written alike, run it once without the annotation of that function."
+            )
+
+    def require_led(self, version: int, newest: int) -> None:
+        """Raise `StateIncompatible` unless migrations lead from *version* to *newest*, that of the checkpoint in which
+        its states lie: before whole states were written at a new version, others were migrated where they were read,
+        and nothing says of a version without a migration whether there was one."""
+        if gone := sorted(set(range(version, newest)) - self._versioned.migrations.keys()):
+            raise StateIncompatible(
+                f"The checkpoint's state of operator {self.operator!r} is of version {newest}, and some of it, which "
+                f"no record has changed since, is of version {version}, which cannot be read any more: the pipeline has"
+                f" no migration of version {', '.join(map(str, gone))}. Put it back into migrations=; where there was"
+                f" none, because the states mean the same, one that returns what it is given. It may go once the"
+                f" pipeline has gone on from a savepoint, in which all states are of one version."
+            )
 
     def damaged(self, why: str) -> DamagedState:
         """The error for bytes of this operator's state that are not what was written."""

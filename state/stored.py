@@ -26,6 +26,8 @@ T = TypeVar("T")
 RAW_BYTES = 64 << 20
 """At most so much stays decompressed between key groups; beyond it a block is decompressed again for each group."""
 
+Decode = Callable[[memoryview, Any, int], list[T]]
+"""Given encoded states, their schema and their version, decodes them."""
 Fetch = Callable[[list[BlockRef]], Iterable[tuple[BlockRef, bytes]]]
 """Given references, yields each with its block, in any order."""
 
@@ -52,6 +54,8 @@ class StoredState(Generic[S]):
     chain: Chain = field(default_factory=Chain)
     schema: Any = None
     """Of the states in the blocks; None where there are none."""
+    version: int = 1
+    """Likewise, the newest."""
     credit: float = 0.0
     """`Merging.credit`, as the checkpoint left it."""
     share: float = 1.0
@@ -86,23 +90,32 @@ class StoredState(Generic[S]):
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
         """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
         state_type: StateType[S] = StateType(self.operator, self.type)
-        return dict(filter(None, self._decoded(groups, state_type.damaged, state_type.decode)))
+        return dict(filter(None, self._decoded(groups, state_type.damaged, self._led(state_type, state_type.decode))))
 
     def reading(self, groups: Iterable[int]) -> Iterator[tuple[int, GroupState[bytes]] | None]:
         """What `read` returns, group by group, each state as `StateType.pack` has it; None after a slice of work."""
         state_type: StateType[S] = StateType(self.operator, self.type)
-        return self._decoded(groups, state_type.damaged, state_type.split)
+        return self._decoded(groups, state_type.damaged, self._led(state_type, state_type.split))
 
     def reading_raw(self, groups: Iterable[int]) -> Iterator[tuple[int, GroupState[RawState]]]:
         """The same, each state as the msgpack that was written: for whoever does not know its type."""
         raw = RawStates(self.operator)
         return filter(None, self._decoded(groups, raw.damaged, raw.decode))
 
+    def _led(self, state_type: StateType[S], decode: Decode[T]) -> Decode[T]:
+        """*decode*, for states of which migrations lead to the newest."""
+
+        def decoded(encoded: memoryview, written: Any, version: int) -> list[T]:
+            state_type.require_led(version, self.version)
+            return decode(encoded, written, version)
+
+        return decoded
+
     def _decoded(
         self,
         groups: Iterable[int],
         damaged: Callable[[str], DamagedState],
-        decode: Callable[[memoryview, Any, int], list[T]],
+        decode: Decode[T],
     ) -> Iterator[tuple[int, GroupState[T]] | None]:
         wanted = list(self.chain.needed(mask_of(groups)))
         readers: dict[BlockRef, BlockDecoder] = {}

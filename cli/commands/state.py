@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +121,10 @@ def _print(manifest: Manifest, kept: KeptState, args: argparse.Namespace) -> Non
     limit = _LINES if args.limit is None else args.limit
     some = list(islice(entries, limit + 1))
     type_ = type_text(head.schema if head else None)
+    type_ += f", version {head.version}" if head is not None and head.version > 1 else ""
     print(f"{kept.operator} of {manifest.pipeline} at checkpoint {manifest.checkpoint}: {type_}")
     if some:
-        print("", *text.table((">group", "key", "state"), [row(each, head) for each in some[:limit]]), sep="\n")
+        print("", *table(some[:limit], head), sep="\n")
     else:
         print("No key has a state." if args.key is None else "This key has no state.")
     if len(some) > limit:
@@ -138,7 +139,7 @@ def lines(checkpoint: int, operator: str, head: IndexHead | None, entries: Itera
     for each in entries:
         line = {
             "operator": operator, "checkpoint": checkpoint, "key_group": each.group,
-            "key": decoded(each.key), "state": decoded(each.state, _schema_of(each, head)),
+            "key": decoded(each.key), "state": decoded(each.state, _schema_of(each, head)), "version": each.version,
         }  # fmt: skip
         yield json_text(line)
 
@@ -146,6 +147,16 @@ def lines(checkpoint: int, operator: str, head: IndexHead | None, entries: Itera
 def _schema_of(entry: KeptEntry, head: IndexHead | None) -> Any:
     """None where *entry* was written by an older version: the schema in *head* is that of the newest."""
     return head.schema if head is not None and entry.version == head.version else None
+
+
+def table(entries: Sequence[KeptEntry], head: IndexHead | None) -> list[str]:
+    """The lines of a table; with the version of each state where some are of an older one, which may mean something
+    else."""
+    columns, rows = (">group", "key", "state"), [row(each, head) for each in entries]
+    if head is None or all(each.version == head.version for each in entries):
+        return text.table(columns, rows)
+    versions = [str(each.version) for each in entries]
+    return text.table((*columns, ">version"), [(*cells, each) for cells, each in zip(rows, versions, strict=True)])
 
 
 def row(entry: KeptEntry, head: IndexHead | None) -> text.Row:

@@ -33,6 +33,7 @@ from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+from exactlyonce.pipeline.schema import describe
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.sinks.writer import GrantedWriter, SinkWriter, Writable, WriterContext
 from exactlyonce.state.backend import StateBackend, Table
@@ -96,7 +97,8 @@ def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, a
 class _Builder:
     def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, built: Built) -> None:
         self.start, self.send, self.plan, self.clients, self.built = start, send, plan, clients, built
-        self.names = BlockNames(start.subtask)
+        loops = {each.id: describe(each.type) for each in plan.graph.loops}
+        self.names = BlockNames(start.subtask, in_flight.said_of_records(loops))
         self.cautious = start.attempt > 0
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
         self.reader = clients.block_reader()

@@ -14,7 +14,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
-from exactlyonce.engines.savepoints.loops import LoopEntry, entries_of, records_by_loop
+from exactlyonce.engines.savepoints.loops import LoopEntry, entries_of, records_by_loop, schemas_of
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -36,6 +36,8 @@ class SavedOperator(msgspec.Struct, frozen=True):
     """Of the states of the newest version, as `VersionedState.schema` gives it; None: there are none."""
     version: int = 1
     """The newest of its states."""
+    keys: Any = None
+    """The schema of the keys, as far as it is known."""
     files: tuple[SavedFile, ...] = ()
     """Of an export; in the topic there are none."""
 
@@ -45,6 +47,8 @@ class SavedLoop(msgspec.Struct, frozen=True):
 
     loop: str
     records: int
+    schema: Any = None
+    """Of the records, as `pipeline.schema` describes them; None: it is not known."""
     files: tuple[SavedFile, ...] = ()
     """Of an export."""
 
@@ -100,6 +104,7 @@ class TopicSavepoint:
                 f"run without --from-savepoint goes on from this checkpoint as it is."
             )
         self._manifest, self._blocks = manifest, blocks
+        schemas = schemas_of(manifest, blocks) if loops else {}
         heads = {each.operator: kept_state(manifest, each.operator, blocks).head() for each in manifest.operators}
         self.saved = Saved(
             pipeline=manifest.pipeline,
@@ -111,10 +116,10 @@ class TopicSavepoint:
             fingerprint=manifest.fingerprint,
             offsets=manifest.offsets,
             operators=tuple(
-                SavedOperator(operator, head.schema, head.version) if head is not None else SavedOperator(operator)
+                SavedOperator(operator, head.schema, head.version, head.keys) if head else SavedOperator(operator)
                 for operator, head in heads.items()
             ),
-            loops=tuple(SavedLoop(loop, records) for loop, records in sorted(loops.items())),
+            loops=tuple(SavedLoop(loop, records, schemas.get(loop)) for loop, records in sorted(loops.items())),
         )
 
     @property

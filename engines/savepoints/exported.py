@@ -141,8 +141,9 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
         metadata = {
             "exactlyonce.operator": operator.operator,
             "exactlyonce.state_version": str(version),
-            "exactlyonce.state_schema": msgspec.json.encode(operator.schema).decode(),
         }
+        if version == operator.version:  # of an older one nothing is known any more
+            metadata["exactlyonce.state_schema"] = msgspec.json.encode(operator.schema).decode()
         records = [{"key_group": each.group, "key": each.key, "state": each.state} for each in entries]
         files.append(_put(folder, f"{operator.operator}-{len(files)}.avro", _STATES, records, metadata, version))
     return msgspec.structs.replace(operator, files=tuple(files))

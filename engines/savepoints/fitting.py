@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -44,7 +45,8 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
     """By operator of *graph*, its state in the savepoint; those without begin empty.
 
     Raises GraphError for a mapping that names nothing or makes two into one, and for state that no operator takes and
-    nobody gives up; `StateIncompatible`, which names operator and field, for state that the operator cannot read.
+    nobody gives up; `StateIncompatible`, which names operator and field, for state that the operator cannot read, and
+    for state by keys that it has no longer, unless it is given up.
     """
     _require_mapped(saved, graph, asked.mapping)
     now = {node.id: node for node in graph.stateful}
@@ -53,10 +55,17 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
     _require_given_up(
         dropped, asked, f"has state of {', '.join(map(repr, dropped))}, and the pipeline no such operator"
     )
-    found = {new: each for new, each in found.items() if new in now}
+    types: dict[str, StateType[Any]] = {new: StateType(new, now[new].kept) for new in found if new in now}
+    if not asked.allow_dropped:
+        for new, state_type in types.items():
+            state_type.require_keys(found[new].keys, "; or leave its state behind by --allow-dropped-state")
+    found = {new: found[new] for new, state_type in types.items() if state_type.has_keys(found[new].keys)}
     for new, operator in found.items():
         if operator.schema is not None:
-            StateType(new, now[new].kept).require_readable(operator.schema, operator.version)
+            state_type = types[new]
+            state_type.require_readable(operator.schema, operator.version)
+            for version in sorted({file.version for file in operator.files}):
+                state_type.require_led(version, operator.version)
     return found
 
 
@@ -81,7 +90,9 @@ def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> N
         with suppress(DamagedRecord, DamagedState):  # recovery says what can be done about it
             head = KeptState(newest, snapshot, blocks).head()
         if head is not None and head.operator in now:
-            StateType(head.operator, now[head.operator].kept).require_readable(head.schema, head.version)
+            state_type: StateType[Any] = StateType(head.operator, now[head.operator].kept)
+            state_type.require_keys(head.keys)
+            state_type.require_readable(head.schema, head.version)
     if graph.fingerprint() != newest.fingerprint:
         with suppress(DamagedRecord, DamagedState):
             for subtask in range(newest.parallelism):

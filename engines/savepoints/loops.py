@@ -15,6 +15,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.storage import Blocks
+from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, is_same, records_in
 from exactlyonce.engines.in_flight import InFlightFrame, frames_of
 from exactlyonce.engines.operators import Batch
@@ -76,16 +77,24 @@ def frames_of_loop(loop: str, entries: Iterable[LoopEntry], parallelism: int) ->
             yield subtask, InFlightFrame(f"{LOOP_MARK}{loop}:{subtask}", _RAW.encode(batch))
 
 
-def require_same(loop: str, type_: Any, entries: Iterable[LoopEntry], savepoint: str) -> None:
-    """Raise `GraphError` unless *entries* are of *type_*, which the loop has now, without loss."""
+def schemas_of(manifest: Manifest, blocks: Blocks) -> dict[str, Any]:
+    """By loop, the schema of what went round it at the checkpoint of *manifest*, as far as that is known."""
+    return next((in_flight.loop_schemas(log, blocks) for log in manifest.channel_logs if log.records), {})
+
+
+def require_same(loop: str, type_: Any, entries: Iterable[LoopEntry], savepoint: str, written: Any = None) -> None:
+    """Raise `GraphError` unless *entries* are of *type_*, which the loop has now, without loss: by their schema, which
+    is *written*, and as they are read; without one by their values alone, which do not tell what they leave out."""
     decode, encode = msgspec.msgpack.Decoder(type_).decode, msgspec.msgpack.Encoder().encode
+    misfit = in_flight.misfit(written, type_) if written is not None else ""
     for each in entries:
-        why = "it would not be what it was"
+        why = misfit or "it would not be what it was"
         try:
-            if is_same(each.record, encode(decode(each.record))):
+            again = decode(each.record)
+            if not misfit and (written is not None or is_same(each.record, encode(again))):
                 continue
         except msgspec.ValidationError as error:
-            why = str(error)
+            why = misfit or str(error)
         raise GraphError(
             f"The {savepoint} holds records that went round loop {loop!r}, written as another type than "
             f"{type_name(type_)}, which it has now: {why} (that of {each.topic}[{each.partition}] offset "

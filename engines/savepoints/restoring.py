@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.engines.batch_codec import records_in
 from exactlyonce.engines.blocks import BlockNames
-from exactlyonce.engines.in_flight import InFlightFrame, encode, lists_of
+from exactlyonce.engines.in_flight import InFlightFrame, encode, lists_of, said_of_records
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
@@ -109,7 +109,7 @@ class Restoring:
         self._loops = loops_fitting(saved, around.graph, asked)
         for new, loop in self._loops.items():
             entries = self._savepoint.going_round(loop.loop)
-            require_same(new, around.graph.node(new).type, entries, self._savepoint.name)
+            require_same(new, around.graph.node(new).type, entries, self._savepoint.name, loop.schema)
         self._offsets = offsets_now(saved, around, asked)
         around.inputs.check_continuity(_as_manifest(saved, around.graph.pipeline_id, self._offsets))
 
@@ -137,7 +137,8 @@ class Restoring:
                 "an older one. Nothing was changed: stop the other, and run this again."
             )
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
-        putting = _Putting(blocks, checkpoint, raise_if_fenced)
+        schemas = {new: loop.schema for new, loop in self._loops.items() if loop.schema is not None}
+        putting = _Putting(BlockNames(0, said_of_records(schemas)), blocks, checkpoint, raise_if_fenced)
         snapshots = tuple(self._written(putting, new, saved) for new, saved in sorted(self._operators.items()))
         logs = self._going_round(putting)
         self._around.note(f"restored from {self._savepoint.name}")
@@ -160,7 +161,9 @@ class Restoring:
 
     def _written(self, putting: _Putting, operator: str, saved: SavedOperator) -> OperatorSnapshot:
         graph, parallelism = self._around.graph, self._around.parallelism
-        head = IndexHead(operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version)
+        head = IndexHead(
+            operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version, saved.keys
+        )
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
         entries = self._by_group(_checked(self._savepoint.entries(saved.operator), putting.raise_if_fenced))
@@ -184,8 +187,10 @@ class Restoring:
 class _Putting:
     """Puts blocks of *checkpoint*."""
 
-    def __init__(self, blocks: AttemptBlocks, checkpoint: int, raise_if_fenced: Callable[[], None]) -> None:
-        self._blocks, self._names, self.checkpoint = blocks, BlockNames(0), checkpoint
+    def __init__(
+        self, names: BlockNames, blocks: AttemptBlocks, checkpoint: int, raise_if_fenced: Callable[[], None]
+    ) -> None:
+        self._blocks, self._names, self.checkpoint = blocks, names, checkpoint
         self.raise_if_fenced = raise_if_fenced
 
     def state(self, operator: str, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pytest
 
-from exactlyonce.cli.commands.state import lines, row, type_text
+from exactlyonce.cli.commands.state import lines, row, table, type_text
 from exactlyonce.cli.main import main
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, keys_meant
 from exactlyonce.pipeline.avro import AvroCodec
@@ -72,14 +72,16 @@ def test_dicts_by_tuples() -> None:
 
 
 def test_states_of_an_older_version() -> None:
-    """What was written before the version was raised, and has not changed since, is shown as it was written: today's
-    schema says nothing of it."""
+    """What was written before the version was raised, and has not changed since, is shown as it was written, with its
+    version: today's schema says nothing of it."""
     head = IndexHead("totals", 41, 128, describe(Pair), version=2)
     old, new = (KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), version) for version in (1, 2))
     assert [row(each, head)[2] for each in (old, new)] == ["[7,8]", '{"first":7,"second":8}']
+    assert [each.split()[-1] for each in table([old, new], head)] == ["version", "1", "2"]
+    assert table([new], head)[0].split() == ["group", "key", "state"]
     head = IndexHead("totals", 41, 128, describe(tuple[int, int, int]), version=2)
     (line,) = lines(41, "totals", head, [old])
-    assert json.loads(line)["state"] == [7, 8]
+    assert (json.loads(line)["state"], json.loads(line)["version"]) == ([7, 8], 1)
 
 
 def test_states_by_an_avro_schema() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -21,8 +21,10 @@ from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local import building, job, loops
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.plan import feedback_edges, plan
+from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.schema import describe
 from exactlyonce.sinks import KafkaSink
 
 
@@ -51,12 +53,14 @@ def graph(type_: Any, source: str) -> LogicalGraph:
 
 
 class Log:
-    """A checkpoint of `graph(Order, "orders")`, with an order on its way."""
+    """A checkpoint of `graph(Order, "orders")`, with an order on its way, or of another type with *record*; it says
+    what the records are, unless it is *older*."""
 
-    def __init__(self) -> None:
-        before = graph(Order, "orders")
+    def __init__(self, type_: Any = Order, record: Any = None, *, older: bool = False) -> None:
+        before = graph(type_, "orders")
         (edge,) = feedback_edges(before)
-        frame = BatchCodec(Order).encode(Batch([Order(1, 500)], [Coordinates("in", 0, 7)], None))
+        frame = BatchCodec(type_).encode(Batch([record or Order(1, 500)], [Coordinates("in", 0, 7)], None))
+        self.said = in_flight.FRAMES if older else in_flight.said_of_records({"back": describe(type_)})
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
         refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
         self.manifest = Manifest(
@@ -68,7 +72,7 @@ class Log:
         )  # fmt: skip
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
-        return ((ref, Block("task", 3, "in-flight", "zlib", "frames", self.bodies[ref.offset])) for ref in refs)
+        return ((ref, Block("task", 3, "in-flight", "zlib", self.said, self.bodies[ref.offset])) for ref in refs)
 
     def restored(self, graph: LogicalGraph) -> list[InFlightFrame]:
         return in_flight.restored(self.manifest, graph, 0, 1, self)
@@ -81,10 +85,101 @@ def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop() -> None:
     assert BatchCodec(Order).decode(frame.frame).records == [Order(1, 500)]
 
 
-def test_a_loop_of_another_type() -> None:
+@pytest.mark.parametrize("older", [False, True])
+def test_a_loop_of_another_type(older: bool) -> None:
     """Records that can be read as it, but not without loss, are refused, with what to do."""
     with pytest.raises(GraphError, match=r"round loop 'back', written as another type .* Give the loop its old type"):
-        Log().restored(graph(Renamed, "orders"))
+        Log(older=older).restored(graph(Renamed, "orders"))
+
+
+class Grown(msgspec.Struct):
+    """`Order`, and a field more."""
+
+    id: int
+    total: int
+    note: str = ""
+
+
+def test_a_loop_whose_type_has_grown() -> None:
+    """Takes what went round it, if a log says of which type that was."""
+    (frame,) = Log().restored(graph(Grown, "orders"))
+    assert BatchCodec(Grown).decode(frame.frame).records == [Grown(1, 500)]
+    with pytest.raises(GraphError, match="they would not be what they were"):
+        Log(older=True).restored(graph(Grown, "orders"))
+
+
+class Array(msgspec.Struct, array_like=True):
+    """By position."""
+
+    customer: int
+    retries: int
+
+
+class ArraySwapped(msgspec.Struct, array_like=True):
+    """Its fields have changed places."""
+
+    retries: int
+    customer: int
+
+
+class Pair(NamedTuple):
+    """By position."""
+
+    a: int
+    b: int
+
+
+class PairSwapped(NamedTuple):
+    """Its fields have changed places."""
+
+    b: int
+    a: int
+
+
+class Omitting(msgspec.Struct, omit_defaults=True):
+    """Leaves a limit out."""
+
+    id: int
+    limit: int = 5
+
+
+class OmittingAnother(msgspec.Struct, omit_defaults=True):
+    """Leaves out another."""
+
+    id: int
+    limit: int = 500
+
+
+class Listed(msgspec.Struct):
+    """In an order."""
+
+    some: list[int]
+
+
+class InSet(msgspec.Struct):
+    """In none."""
+
+    some: set[int]
+
+
+OF_ANOTHER_TYPE = [
+    (Array(7, 1), ArraySwapped, r"ArraySwapped \(its fields are stored by position\)"),
+    (Pair(1, 2), PairSwapped, r"PairSwapped \(its fields are stored by position\)"),
+    (Omitting(1), OmittingAnother, r"OmittingAnother\.limit \(its 5 that omit_defaults has left out\)"),
+    (Listed([3, 1, 2]), InSet, r"InSet\.some \(its items that are there more than once\)"),
+]
+"""Records, a type as which they are something else by the same bytes, and what tells it."""
+
+
+@pytest.mark.parametrize(("record", "type_", "why"), OF_ANOTHER_TYPE)
+def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str) -> None:
+    """What went round it is refused by the schema alone, with the field, wherever it is restored."""
+    with pytest.raises(GraphError, match=rf"loop 'back', written as another type .*: {why} would be lost\. Give"):
+        Log(type(record), record).restored(graph(type_, "orders"))
+    entries = [LoopEntry(0, msgspec.msgpack.encode(record), "in", 0, 7)]
+    with pytest.raises(GraphError, match=rf"loop 'back', written as another type than {type_.__name__}, .*: {why}"):
+        require_same("back", type_, entries, "savepoint", describe(type(record)))
+    require_same("back", type(record), entries, "savepoint", describe(type(record)))
 
 
 def test_a_loop_that_is_gone() -> None:
@@ -100,6 +195,19 @@ def test_a_loop_that_is_gone() -> None:
     assert in_flight.restored(log.manifest, without, 0, 2, log) == []
     with pytest.raises(GraphError, match="records that went round loop 'back', which the pipeline has no longer"):
         in_flight.restored(log.manifest, without, 1, 2, log)
+
+
+def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each block of what is on its way."""
+    monkeypatch.setattr(building, "state_backend", lambda *_: None)
+    log, nobody, said = Log(), cast(Any, None), list[str]()
+    start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
+    clients = SimpleNamespace(block_reader=lambda: log)
+    built = building.Built(nobody, Activity(), backend=nobody)
+    builder = building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+    writer = SimpleNamespace(write=lambda block, *_: said.append(block.schema))
+    builder.names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")
+    assert said == [log.said] == [in_flight.said_of_records({"back": describe(Order)})]
 
 
 def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import fastavro
 import msgspec
 import pytest
 
@@ -29,16 +30,18 @@ from exactlyonce.engines import in_flight, performer
 from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints import kept_state as kept_states
-from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
+from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
-from exactlyonce.engines.savepoints.fitting import Surroundings, fitting
+from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
 from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.schema import describe
 from exactlyonce.sinks import KafkaSink
+from exactlyonce.state.errors import StateIncompatible
 
 
 def count(state: int | None, record: bytes) -> tuple[int, bytes]:
@@ -46,19 +49,19 @@ def count(state: int | None, record: bytes) -> tuple[int, bytes]:
     return (state or 0) + 1, record
 
 
-def graph(max_parallelism: int = 128) -> LogicalGraph:
+def graph(max_parallelism: int = 128, key: Callable[[bytes], Any] = lambda record: record) -> LogicalGraph:
     """Source `right` and operator `counts`."""
     pipeline = Pipeline("totals", max_parallelism=max_parallelism)
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
-    source.key_by(lambda record: record).stateful_map("counts", count).sink("out", KafkaSink("totals"))
+    source.key_by(key).stateful_map("counts", count).sink("out", KafkaSink("totals"))
     return pipeline.build()
 
 
-def versioned() -> LogicalGraph:
+def versioned(**migrations: Any) -> LogicalGraph:
     """`graph`, whose state is of version 2."""
     pipeline = Pipeline("totals")
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
-    counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2)
+    counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2, **migrations)
     counted.sink("out", KafkaSink("totals"))
     return pipeline.build()
 
@@ -168,8 +171,9 @@ def test_states_are_read_some_at_a_time(
 
 
 def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
-    """As a checkpoint has them whose pipeline has gone on with another version: files are no more than it takes, and
-    every state is restored with its own."""
+    """As a checkpoint of before may have them whose pipeline has gone on with another version: files are no more than
+    it takes, and every state is restored with its own; but not without the migration, which says what the old ones
+    mean. None is said to be of the newer one's schema."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(
         KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
@@ -180,11 +184,49 @@ def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manif
     exported = ExportedSavepoint.at(url)
     assert sorted(each.version for each in exported.operator("counts").files) == [1, 2]
     assert sorted(exported.entries("counts")) == states
+    for each in exported.operator("counts").files:
+        with (Path(url.removeprefix("file://")) / each.name).open("rb") as file:
+            found = fastavro.reader(file).metadata
+        assert (found["exactlyonce.state_version"], found.get("exactlyonce.state_schema")) == (
+            str(each.version), '"int"' if each.version == 2 else None
+        )  # fmt: skip
     storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    around = surroundings(versioned(), storage, 3, [])
+    with pytest.raises(StateIncompatible, match=r"operator 'counts' is of version 2, .* no migration of version 1"):
+        Restoring(Restoration(url), surroundings(versioned(), storage, 3, []), None)
+    around = surroundings(versioned(migrations={1: lambda state: state}), storage, 3, [])
     restored = Restoring(Restoration(url), around, None).write(0, 1)
     manifest = manifest_of("totals", operators=restored.operators)
     assert sorted(kept_state(manifest, "counts", storage).entries()) == states
+    storage.close()
+
+
+def by_name(record: bytes) -> str:
+    """A key."""
+    return record.decode()
+
+
+def by_number(record: bytes) -> int:
+    """A key."""
+    return len(record)
+
+
+def test_state_by_other_keys(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
+    """It is refused, for no record would find it, also where a pipeline goes on from its newest checkpoint; or left
+    behind, where that is wanted."""
+    states = [KeptEntry(key_group(key, 128), key, b"\x05", 1) for key in (canonical_key("ann"),)]
+    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1, keys="str"),))
+    url = export(Given(kept, states), f"file://{tmp_path}")
+    assert ExportedSavepoint.at(url).operator("counts").keys == "str"
+    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+    same, other = (surroundings(graph(key=each), storage, 1, []) for each in (by_name, by_number))
+    with pytest.raises(StateIncompatible, match=r"'counts' has keys of type \"str\", .*\"int\".*allow-dropped-state"):
+        Restoring(Restoration(url), other, None)
+    assert Restoring(Restoration(url, {}, allow_dropped=True), other, None).write(0, 1).operators == ()
+    restored = Restoring(Restoration(url), same, None).write(0, 1)
+    newest = manifest_of("totals", operators=restored.operators, fingerprint=same.graph.fingerprint())
+    require_readable(same.graph, newest, storage)
+    with pytest.raises(StateIncompatible, match=r"'counts' has keys of type \"str\", and key_by gives .*\"int\""):
+        require_readable(other.graph, newest, storage)
     storage.close()
 
 
@@ -349,13 +391,32 @@ class Labelled(msgspec.Struct):
 
 
 def test_a_loop_of_the_same_type() -> None:
-    """Is the same however its records were written; one with a field more is another."""
+    """Is the same however its records were written; one with a field more is another, unless their schema is known."""
     written = msgspec.msgpack.encode({"weight": 2, "tags": ["b", "a", "c"]})
     for tags in permutations("abc"):
         again = msgspec.msgpack.encode({"weight": 2, "tags": tags})
         require_same("again", Tagged, [LoopEntry(0, again, "orders", 0, 0)], "savepoint")
     with pytest.raises(GraphError, match="it would not be what it was"):
         require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint")
+    require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Tagged))
+    with pytest.raises(GraphError, match=r"Labelled\.label is new|Tagged\.label would be lost"):
+        require_same("again", Tagged, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Labelled))
+
+
+def test_a_savepoint_says_what_goes_round(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
+    """The type of its records goes from a log to an export and from there to a log, of whatever loop takes them."""
+    kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS), "int"),))
+    url, storage = export(Given(kept, [], ROUNDS), f"file://{tmp_path}"), FileStorage(LocalFolder(tmp_path, "blocks"))
+    around = surroundings(looping(loop="renamed"), storage, 2, [])
+    logs = Restoring(Restoration(url, {"again": "renamed"}), around, None).write(0, 1).channel_logs
+    (loop,) = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "c").saved.loops
+    assert (loop.loop, loop.records, loop.schema) == ("renamed", len(ROUNDS), "int")
+    with pytest.raises(GraphError, match=r"'again', written as another type than str, .*str is str now, and was int"):
+        Restoring(Restoration(url), surroundings(looping(str), storage, 1, []), None)
+    older = exported_loop(tmp_path)
+    (log,) = Restoring(Restoration(older), surroundings(looping(), storage, 1, []), None).write(0, 1).channel_logs
+    assert in_flight.loop_schemas(log, storage) == {}
+    storage.close()
 
 
 def test_an_older_version_does_not_leave_behind_what_goes_round(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -29,6 +32,14 @@ class A1(msgspec.Struct, array_like=True):
 class A2(msgspec.Struct, array_like=True):
     x: int
     y: int = 0
+
+
+class K1(msgspec.Struct, frozen=True):
+    code: str
+
+
+class K2(msgspec.Struct, frozen=True):
+    code: Decimal
 
 
 class Pair(NamedTuple):
@@ -91,6 +102,29 @@ def struct(*fields: Any, name: str = "S", **config: Any) -> Any:
         (struct(("x", int), ("y", int), tag_field="type", tag="A"), struct(("x", int), tag_field="kind", tag="A"),
          ["S.y"]),
         (int, float, []),
+        (dict[str, int], dict[Decimal, int], ["S (its keys or items that are the same decimal)"]),
+        (dict[str, int], dict[UUID, int], ["S (its keys or items that are the same uuid)"]),
+        (dict[str, int], dict[datetime, int], ["S (its keys or items that are the same datetime)"]),
+        (struct(("of", dict[str, int])), struct(("of", dict[timedelta, int])),
+         ["S.of (its keys or items that are the same timedelta)"]),
+        (dict[int, int], dict[float, int], ["S (its keys or items that are the same float)"]),
+        (dict[int | str, int], dict[int | float | str, int], []),
+        (dict[int, str], dict[Decimal, Decimal], []),
+        (dict[str, int], dict[date, int], []),
+        (Any, dict[UUID, int], ["S (its keys or items that are the same uuid)"]),
+        (set[str], set[Decimal], ["S (its keys or items that are the same decimal)"]),
+        (list[str], list[Decimal], []),
+        (dict[tuple[str, int], int], dict[tuple[Decimal, int], int],
+         ["S (its keys or items that are the same decimal)"]),
+        (frozenset[K1], frozenset[K2], ["S.code (its keys or items that are the same decimal)"]),
+        (tuple[K1, dict[K1, int]], tuple[K2, dict[K2, int]],
+         ["S.code (its keys or items that are the same decimal)"]),
+        (struct(("at", str)), struct(("at", datetime)), ["S.at (what its texts say that a datetime cannot)"]),
+        (struct(("at", str | None, None)), struct(("at", time | None, None)),
+         ["S.at (what its texts say that a time cannot)"]),
+        (struct(("at", datetime)), struct(("at", datetime)), []),
+        (struct(("at", str)), struct(("at", date)), []),
+        (struct(("at", datetime)), struct(("at", str)), []),
     ],
 )  # fmt: skip
 def test_what_is_lost(old: Any, new: Any, expected: list[str]) -> None:

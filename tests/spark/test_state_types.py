@@ -210,6 +210,8 @@ def test_versions() -> None:
     cents = VersionedState(int, 2, {1: lambda euros: euros * 100})
     (batch,) = columns(int, version=2, today=cents).batches([new, old, entry("cid", 7)])
     assert batch["value"].to_pylist() == [600, 500, 700]
+    with pytest.raises(StateIncompatible, match="no migration of version 1"):
+        list(columns(int, version=2, today=VersionedState(int, 2)).batches([new, old]))
     with pytest.raises(StateIncompatible, match="is of version 2, and the pipeline knows version 1"):
         list(columns(int, version=2, today=int).batches([new, old]))
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.state.backend import TableSnapshot
+from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.restore import restore
+from exactlyonce.state.tiered.backend import RocksDBBackend
 
 
 class Topic:
@@ -43,3 +48,30 @@ class Topic:
 def topic() -> Topic:
     """An empty place for blocks."""
     return Topic()
+
+
+@pytest.fixture(params=["hashmap", "rocksdb"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StateBackend]]:
+    """Makes a backend, as a process that begins does."""
+    made: list[StateBackend] = []
+
+    def make() -> StateBackend:
+        made.append(HashMapBackend() if request.param == "hashmap" else RocksDBBackend(tmp_path, 64 << 20))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+Restore = Callable[..., Table[Any]]
+
+
+@pytest.fixture
+def restored(topic: Any, backend: Callable[[], StateBackend]) -> Restore:
+    """Restores tables of 16 key groups."""
+
+    def at(type_: Any, checkpoint: int, index: Any, touched: Any = None) -> Table[Any]:
+        return restore("totals", type_, range(16), 16, checkpoint, index, topic.fetch, touched, backend=backend())
+
+    return at

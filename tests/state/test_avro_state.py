@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,13 +12,10 @@ import pytest
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
-from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.restore import restore
 from exactlyonce.state.state_type import StateType
-from exactlyonce.state.tiered.backend import RocksDBBackend
+from tests.state.conftest import Restore
 
 
 class Total(msgspec.Struct):
@@ -61,33 +56,6 @@ def add(total: Total | None, amount: int) -> tuple[Total, None]:
     total = total or Total(0, "n")
     total.sum += amount
     return total, None
-
-
-@pytest.fixture(params=["hashmap", "rocksdb"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StateBackend]]:
-    """Makes a backend, as a process that begins does."""
-    made: list[StateBackend] = []
-
-    def make() -> StateBackend:
-        made.append(HashMapBackend() if request.param == "hashmap" else RocksDBBackend(tmp_path, 64 << 20))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-Restore = Callable[..., Table[Any]]
-
-
-@pytest.fixture
-def restored(topic: Any, backend: Callable[[], StateBackend]) -> Restore:
-    """Restores tables of 16 key groups."""
-
-    def at(type_: Any, checkpoint: int, index: Any, touched: Any = None) -> Table[Any]:
-        return restore("totals", type_, range(16), 16, checkpoint, index, topic.fetch, touched, backend=backend())
-
-    return at
 
 
 def first(topic: Any, restored: Restore, count: int = 200) -> tuple[bytes, ...]:

@@ -42,6 +42,17 @@ def test_the_bytes_of_an_index_do_not_change() -> None:
     assert index.blocks == _chain().blocks
 
 
+def test_heads() -> None:
+    """What is not known of keys is not written; whatever is, is read."""
+    for version in (1, 2):
+        for keys in (None, "str", {"tuple": ["str", "int"]}):
+            head = IndexHead("totals", 5, 12, "int", 2.0, version, keys)
+            (body,) = encode_index(_chain(), head)
+            assert decode_index(body).head == head
+            unpacked = msgspec.msgpack.decode(zlib.decompressobj().decompress(body[4:]))
+            assert len(unpacked[0]) == (7 if keys else 4 + version)
+
+
 def test_a_long_chain_has_an_index_in_parts() -> None:
     """Every part is under the maximum, and together they list the chain; an empty one has no index."""
     noise = random.Random(1)

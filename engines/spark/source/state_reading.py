@@ -27,11 +27,9 @@ from exactlyonce.engines.savepoints.retained import chosen, unless_expired
 from exactlyonce.engines.spark.source.state_columns import Columns
 from exactlyonce.engines.spark.source.state_options import StateOptions
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.graph import Kind, LogicalGraph
-from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.pipeline.loading import Reference, load, load_reference
-from exactlyonce.pipeline.schema import UnsupportedType, describe
 from exactlyonce.state.state_type import StateType
 
 if TYPE_CHECKING:
@@ -204,13 +202,8 @@ def _type_of(graph: LogicalGraph, options: StateOptions) -> StateType[Any]:
 
 def _key_schema(graph: LogicalGraph, operator: str) -> Any:
     """Of the keys of *operator*, as far as the functions of its `key_by` say it."""
-    inputs = [graph.node(read.node) for read in graph.node(operator).inputs]
-    types = {each.key_type if each.kind is Kind.KEY_BY else UNKNOWN for each in inputs}
-    (type_,) = types if len(types) == 1 else (UNKNOWN,)
-    try:
-        return "any" if type_ in (None, UNKNOWN) else describe(type_)
-    except UnsupportedType:
-        return "any"
+    keys = graph.node(operator).kept.keys
+    return "any" if keys is None else keys
 
 
 class StateReader(DataSourceReader):
