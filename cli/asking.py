@@ -117,7 +117,7 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                 if living is None and history.incarnation_latest and not _made(history, asked):
                     raise NotAnswered(_over(history))
                 if living is not None:
-                    _require_listener(pipeline, living)
+                    require_listener(pipeline, living)
                     mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
                     _leave(mailbox, mine, others, clock.monotonic_ms())
                 if clock.monotonic_ms() >= deadline_ms:
@@ -142,11 +142,12 @@ def _made(history: History, asked: Asked) -> bool:
     return any(asked.id in each.requests for each in history.retained)
 
 
-def _require_listener(pipeline: str, living: Incarnation) -> None:
+def require_listener(pipeline: str, living: Incarnation) -> None:
+    """ConfigError if *living* is one that looks for no requests."""
     if living.bounded:
         raise ConfigError(
             f"{pipeline} is being worked on by process {living.process} on {living.host}, a bounded command, which "
-            f"takes no requests: it ends by itself. Ctrl-C there ends it at once, and nothing is lost."
+            f"takes no requests: it ends by itself. Ask again then. Ctrl-C there ends it at once, and nothing is lost."
         )
 
 
