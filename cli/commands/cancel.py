@@ -46,18 +46,16 @@ def add(commands: Commands) -> None:
 
 def cancel(args: argparse.Namespace) -> int:
     """Ask, wait, delete what is condemned, and say what is left."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.checkpoint.store.log_reader import read_topic
     from exactlyonce.cli import asking
     from exactlyonce.cli.text import to_stderr
     from exactlyonce.engines.erasing.erase import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
-    pipeline = pipeline_name(args)
-    topic, history = find_topic(config.confluent(), pipeline), read_history(config.confluent(), pipeline)
+    topic, history = read_topic(config.confluent(), pipeline_name(args))
     if not history.condemned:  # else somebody has begun to delete it, and died
-        history = asking.cancel(config, pipeline, _required_run(history), timeout_ms)
+        history = asking.cancel(config, topic, history, _required_run(history), timeout_ms)
     if history.condemned:
         erase_condemned(config, topic, history, to_stderr)
     print(_as_json(history) if args.json else _as_text(history))

@@ -5,25 +5,30 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history, read_topic
 from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.cli import asking
 from exactlyonce.cli.leading import leading
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.erasing import erase
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Command
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Orders
+    from tests.cli.conftest import Here, Orders
 
 pytestmark = pytest.mark.broker
 
@@ -122,7 +127,8 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
     armed = {"EXACTLYONCE_FAILPOINTS": "erasing-topic=stop", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
     first = Command(orders.command.folder, {**orders.command.environment, **armed})
     with orders.running(*options) as process, ThreadPoolExecutor(1) as other:
-        living = asking.living_run(history(orders))  # as the other one has seen it, too
+        topic, seen = read_topic(config.confluent(), orders.name)  # as the other one has seen it, too
+        living = asking.living_run(seen)
         assert living is not None
         cancelling = first.start("cancel", orders.name, "--json")
         assert process.wait(LIMIT_S) == 0
@@ -130,7 +136,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
         while options and not (fired / "erasing-topic").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)  # a file of another process has no event to wait for
-        found = other.submit(asking.cancel, config, orders.name, living, LIMIT_S * 1000)
+        found = other.submit(asking.cancel, config, topic, seen, living, LIMIT_S * 1000)
         if options:
             with pytest.raises(TimeoutError):
                 found.result(5)
@@ -139,6 +145,70 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
         assert cancelling.returncode == 0, err
         assert json.loads(out)["deleted"] == bool(options)
         assert (found.result(LIMIT_S).latest is None) == bool(options)
+
+
+def condemned(orders: Orders) -> tuple[ClientConfig, TopicInfo, History]:
+    """A run was cancelled, and nobody has begun to delete its checkpoints."""
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    with orders.running(*DELETING) as process:
+        topic, seen = read_topic(config.confluent(), orders.name)
+        living = asking.living_run(seen)
+        assert living is not None
+        found = asking.cancel(config, topic, seen, living, LIMIT_S * 1000)
+        assert process.wait(LIMIT_S) == 0
+    assert found.condemned
+    return config, topic, found
+
+
+def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left in peace by whoever has made the new topic, and sleeps before it is to begin there."""
+    config, topic, found = condemned(orders)
+    begun: list[Callable[[], Outcome]] = []
+
+    def slow(*arguments: Any) -> DecisionLog:
+        begun.append(orders.begun_elsewhere())
+        return DecisionLog(*arguments)
+
+    monkeypatch.setattr(erase, "DecisionLog", slow)
+    erase.erase_condemned(config, topic, found, print)
+    assert begun[0]() is Outcome.DONE, "it was not fenced"
+
+
+def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one finds the topic gone, or made anew, and all as it was asked for."""
+    config, topic, found = condemned(orders)
+    faster = ["erasing-blocks", "erasing-topic"]
+
+    def meanwhile(place: str) -> None:
+        if place in faster:
+            faster.remove(place)
+            erase.erase_condemned(config, topic, found, print)
+
+    monkeypatch.setattr(erase, "hit", meanwhile)
+    erase.erase_condemned(config, topic, found, print)
+    left = history(orders)
+    assert (faster, left.retained, left.incarnation_latest) == ([], [], 2)
+
+
+def test_a_life_that_has_begun_since(orders: Orders, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who cancels with another is answered by the end of the run that was meant: what it says is of that one, and
+    the next is asked for nothing."""
+    cancel = asking.cancel
+    begun: list[Callable[[], Outcome]] = []
+
+    def slow(*arguments: Any) -> History:
+        assert orders.command("cancel", orders.name).code == 0
+        assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+        begun.append(orders.begun_elsewhere())
+        return cancel(*arguments)
+
+    with orders.running(*DELETING) as process:
+        monkeypatch.setattr(asking, "cancel", slow)
+        cancelled = here("cancel", orders.name)
+        assert process.wait(LIMIT_S) == 0
+    assert (cancelled.code, "Its checkpoints are deleted" in cancelled.out) == (0, True), cancelled
+    assert begun[0]() is Outcome.DONE, "it goes on"
+    assert history(orders).retained
 
 
 @pytest.mark.exhaustive

@@ -97,6 +97,7 @@ def test_a_run_that_begins_while_one_is_deleted(orders: Orders, here: Here, monk
     assert first in history(orders).savepoints
 
 
+@pytest.mark.exhaustive
 def test_several_that_are_deleted_at_once(orders: Orders) -> None:
     """Each is deleted, or its command says that another was faster, and what to do; no command fences another that is
     at work, but for the instant in which both begin. Repeated, they delete all."""
