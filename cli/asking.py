@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
 from exactlyonce.checkpoint.store.topic import describe, find_topic, topic_name
-from exactlyonce.cli.text import duration
+from exactlyonce.cli.text import duration, to_stderr
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
@@ -122,6 +122,7 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + timeout_ms
     others: dict[str, int] = {}
+    is_asked = False
     with closing(Mailbox(config.confluent(), pipeline)) as mailbox:
         try:
             while True:
@@ -133,11 +134,16 @@ def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[
                     raise NotAnswered(_over(history))
                 if living is not None:
                     require_listener(pipeline, living)
+                    is_asked = True
                     mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
                     _leave(mailbox, mine, others, clock.monotonic_ms())
                 if clock.monotonic_ms() >= deadline_ms:
                     raise NotAnswered(_late(pipeline, living, timeout_ms))
                 Event().wait(POLL_S)
+        except KeyboardInterrupt:
+            if is_asked:
+                to_stderr(_interrupted(pipeline, asked))
+            raise
         finally:
             _take_away(config, pipeline, mailbox, asked)
 
@@ -184,6 +190,18 @@ def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Ask
         present = mailbox.look()
         if present is not None and present.id == asked.id:
             group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
+
+
+def _interrupted(pipeline: str, asked: Asked) -> str:
+    what = {
+        SAVEPOINT: "take a savepoint" + (" and to end" if asked.stop else ""),
+        DELETE: f"delete savepoint {asked.checkpoint}",
+        CANCEL: "end as cancelled",
+    }
+    return (
+        f"The run of {pipeline} was asked to {what[asked.action]}. The request is taken back, but the run may have "
+        f"seen it, and may still do it: `exactlyonce checkpoints {pipeline}` shows what it does."
+    )
 
 
 def _over(history: History) -> str:

@@ -17,6 +17,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history, read_topic
+from exactlyonce.checkpoint.store.mailbox import Mailbox
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.cli import asking
@@ -278,6 +279,49 @@ def test_a_run_that_does_not_answer(orders: Orders) -> None:
     process.communicate(timeout=LIMIT_S)
     asked = orders.command("cancel", orders.name, "--timeout", "1s")
     assert (asked.code, "has not done within 1.0 s" in " ".join(asked.err.split())) == (1, True), asked
+
+
+def test_a_command_that_is_interrupted(orders: Orders) -> None:
+    """It says what it has asked for, and that the run may still do it."""
+    process = orders.stopped_at("coordinator-triggered")
+    mailbox = Mailbox({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
+    try:
+        cancelling = orders.command.start("cancel", orders.name)
+        deadline = time.monotonic() + LIMIT_S
+        while mailbox.look() is None:
+            assert cancelling.poll() is None, cancelling.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # another process has no event to wait for
+        cancelling.send_signal(signal.SIGINT)
+        _, said = cancelling.communicate(timeout=LIMIT_S)
+        assert mailbox.look() is None, "it is taken back"
+    finally:
+        mailbox.close()
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+    assert (cancelling.returncode, "was asked to end as cancelled" in said) == (130, True), said
+    assert "may still do it" in said
+
+
+def test_what_the_next_run_halts_for(orders: Orders, tmp_path: Path) -> None:
+    """Where a store has a ledger, that is said, as a reset says it; what is said is so."""
+    module = orders.command.folder / "orders.py"
+    sink = f'FileSink("{tmp_path / "out"}", format="jsonl")'
+    text = (
+        module.read_text()
+        .replace("tuple[int, int]", "tuple[int, Order]")
+        .replace("return total, total", "return total, order")
+    )
+    module.write_text(
+        text.replace("import KafkaSink", "import FileSink").replace(f'KafkaSink("{orders.name}-totals")', sink)
+    )
+    with orders.running(*DELETING) as process:
+        cancelled = orders.command("cancel", orders.name)
+        assert cancelled.code == 0, cancelled.err
+        assert process.wait(LIMIT_S) == 0
+    assert "what out wrote stays, and its ledger: it halts until both are emptied" in cancelled.out
+    halted = orders.command("run", "orders:pipeline", "--until", "latest")
+    assert (halted.code, "ledger" in halted.err) == (6, True), halted
 
 
 def test_where_there_is_nothing_to_cancel(orders: Orders) -> None:
