@@ -19,10 +19,11 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
-from exactlyonce.checkpoint.store.topic import describe, topic_name
+from exactlyonce.checkpoint.store.topic import describe, find_topic, topic_name
 from exactlyonce.cli.text import duration, to_stderr
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -64,14 +65,28 @@ def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int
     _answered(config, pipeline, asked, answer, timeout_ms)
 
 
-def cancel(config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int) -> History:
-    """Have the run of *pipeline*, seen as *living*, end as cancelled: the log that says so, whoever asked for it."""
+def cancel(config: ClientConfig, topic: TopicInfo, history: History, living: Incarnation, timeout_ms: int) -> History:
+    """Have the run that is seen as *living* in *history*, of *topic*, end as cancelled: the log that says so, whoever
+    asked for it.
+
+    Where another topic has its name by now, all is deleted that was in this one: a log without anything. What is in the
+    other one belongs to a run that nobody meant.
+    """
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=CANCEL)
 
-    def answer(history: History) -> History | None:
-        return history if cancelled_since(history, living.incarnation) else None
+    def answer(now: History) -> History | None:  # *now* was read before it is asked which topic there is
+        if _made_anew(config, topic, history.pipeline):
+            return History(history.pipeline)
+        return now if cancelled_since(now, living.incarnation) else None
 
-    return _answered(config, pipeline, asked, answer, timeout_ms)
+    return _answered(config, history.pipeline, asked, answer, timeout_ms)
+
+
+def _made_anew(config: ClientConfig, topic: TopicInfo, pipeline: str) -> bool:
+    """Whether there is another topic of its name; not while there is none."""
+    with suppress(TopicError):
+        return find_topic(config.confluent(), pipeline).topic_id != topic.topic_id
+    return False
 
 
 def cancelled_since(history: History, since: int) -> bool:
@@ -129,7 +144,7 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
                 if living is None and history.incarnation_latest and not _made(history, asked):
                     raise NotAnswered(_over(history))
                 if living is not None:
-                    _require_listener(pipeline, living)
+                    require_listener(pipeline, living)
                     mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
                     _leave(mailbox, mine, others, clock.monotonic_ms())
                 if clock.monotonic_ms() >= deadline_ms:
@@ -169,11 +184,12 @@ def _made(history: History, asked: Asked) -> bool:
     return any(asked.id in each.requests for each in history.retained)
 
 
-def _require_listener(pipeline: str, living: Incarnation) -> None:
+def require_listener(pipeline: str, living: Incarnation) -> None:
+    """ConfigError if *living* is one that looks for no requests."""
     if living.bounded:
         raise ConfigError(
             f"{pipeline} is being worked on by process {living.process} on {living.host}, a bounded command, which "
-            f"takes no requests: it ends by itself. Ctrl-C there ends it at once, and nothing is lost."
+            f"takes no requests: it ends by itself. Ask again then. Ctrl-C there ends it at once, and nothing is lost."
         )
 
 

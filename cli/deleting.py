@@ -1,7 +1,8 @@
 """The deletion of a savepoint: by the run, if there is one, else by a short incarnation that does nothing else.
 
 Invariant: only the holder of the fenced log drops anything, in one transaction, and never what another checkpoint
-stands on. The newest checkpoint is what the pipeline goes on from, and stays.
+stands on. The newest checkpoint is what the pipeline goes on from, and stays. A run that has begun meanwhile is left to
+go on: it is refused then, and asked when the command is repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: 
             f"Savepoint {checkpoint} is the newest checkpoint of {history.pipeline}: the next run goes on from it. Run "
             f"it first, and delete the savepoint once it has taken another checkpoint."
         )
-    if asking.living_run(history) is not None:
+    if (living := asking.living_run(history)) is not None:
+        asking.require_listener(history.pipeline, living)
         asking.delete(config, history.pipeline, checkpoint, timeout_ms)
     else:
         _delete_alone(config, history, checkpoint)
@@ -33,7 +35,7 @@ def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: 
 def _delete_alone(config: ClientConfig, history: History, checkpoint: int) -> None:
     history.halt_if_damaged()
     _require_finalized(history)
-    with short_incarnation(config, history.pipeline, None, to_stderr) as (leader, perform):
+    with short_incarnation(config, history, None, to_stderr, require=_require_finalized) as (leader, perform):
         _require_finalized(leader.log.history)
         drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation), perform)
         drive(leader.forget_savepoint(checkpoint, ()), perform)

@@ -1,7 +1,8 @@
 """A short incarnation of a coordinator: a command that fences, begins, does one thing as a leader does it, and ends.
 
 Invariants: what it does is done by the leader's own procedures and nothing else; a store whose description is not known
-is asked nothing; no checkpoint expires here, for how many are kept is the next run's to know.
+is asked nothing; no checkpoint expires here, for how many are kept is the next run's to know; it looks once more right
+before it fences, so that no run which began since the command has looked is ended for it (but see `last_look`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.led import Led
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.log_requests import LogRequests
@@ -32,6 +35,7 @@ from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 
 STORE_TIMEOUT_MS = 60_000
@@ -42,14 +46,43 @@ Perform = Callable[[ask.Request], Any]
 
 @contextmanager
 def short_incarnation(
-    config: ClientConfig, pipeline: str, graph: LogicalGraph | None, note: Callable[[str], None]
+    config: ClientConfig,
+    seen: History,
+    graph: LogicalGraph | None,
+    note: Callable[[str], None],
+    *,
+    take_over: bool = False,
+    require: Callable[[History], None] = lambda history: None,
 ) -> Iterator[tuple[Leader, Perform]]:
-    """A leader that has begun, and what answers its requests; behind the block, unless that raises, it has ended."""
-    with leading(config, pipeline, graph, note) as (leader, perform, requests):
+    """A leader that has begun, and what answers its requests; behind the block, unless that raises, it has ended.
+
+    Right before the fence ConfigError if an incarnation has begun since *seen*, or, unless it is to *take_over*, one
+    lives; *require*, which is given the decisions as they are then, may raise what else stands in the way.
+    """
+    with leading(config, seen.pipeline, graph, note) as (leader, perform, requests):
+        now = ask.drive(last_look(seen.pipeline, leader.log.peek_at_stable, SystemClock()), perform)
+        require_unchanged(seen, now, take_over=take_over)
+        require(now)
         ask.drive(leader.begin(), perform)
         requests.freeze(leader.log.topic)
         yield leader, perform
         ask.drive(leader.log.heartbeat(ended=True), perform)
+
+
+def require_unchanged(seen: History, now: History, *, take_over: bool) -> None:
+    """ConfigError if an incarnation has begun since *seen*, or, unless it is to *take_over*, the newest one lives."""
+    newest, living = now.newest_incarnation, now.living(SystemClock().now_ms())
+    if now.incarnation_latest != seen.incarnation_latest:
+        who = f" (process {newest.process} on {newest.host})" if newest is not None else ""
+        raise ConfigError(
+            f"A new instance of {now.pipeline}{who} has begun since this command has looked. Nothing was changed, and "
+            f"that one goes on. Run this again."
+        )
+    if living is not None and not take_over:
+        raise ConfigError(
+            f"{now.pipeline} runs: process {living.process} on {living.host} goes on. Nothing was changed. Run this "
+            f"again."
+        )
 
 
 @contextmanager
@@ -76,7 +109,7 @@ def leading(
         led = Led(
             pipeline=pipeline, host=socket.gethostname(), process=os.getpid(), cluster_id=transactions.cluster_id(),
             transaction_version=transactions.transaction_version(), transaction_timeout_ms=timeout_ms,
-            fingerprint="", max_parallelism=1, parallelism=1,
+            fingerprint="", max_parallelism=1, parallelism=1, bounded=True,
             staging=stores.digests if stores is not None else {}, store_timeout_ms=STORE_TIMEOUT_MS,
             storage=storage,
         )  # fmt: skip

@@ -67,7 +67,7 @@ class Traces:
 
     def stores(self) -> list[str]:
         """The sinks whose stores have a ledger of it."""
-        return sorted({sink for each in (self.history.retained if self.history else ()) for sink, _, _ in each.ledger})
+        return erasing.stores_of(self.history) if self.history else []
 
     def storages(self) -> dict[str, bool]:
         """Where blocks are kept, or were, outside of the topic."""

@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
 from exactlyonce.checkpoint.settings import DELETE
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.log_reader import read_topic
 from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
@@ -53,7 +53,7 @@ from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
 from exactlyonce.engines.surroundings.stores_aside import StoresAside
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import UserError
+from exactlyonce.pipeline.errors import TopicError, UserError
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -129,13 +129,11 @@ class PipelineLeader:
         self._surroundings.look_at_inputs()
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
-        topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-        history = read_history(options.client.confluent(), pipeline)
+        topic, history = self._prepared()
         if history.condemned:
             self._note("the run before was cancelled, and its checkpoints are deleted, as it was set to: begins anew")
             erase_condemned(options.client, topic, history, self._note)
-            topic = prepare_topic(options.client.confluent(), pipeline, options.checkpoint_partitions)
-            history = read_history(options.client.confluent(), pipeline)
+            topic, history = self._prepared()
         log = DecisionLog(pipeline, topic, self._clock)
         self._storages = Storages(options.client, topic, stays_connected=True)
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: log.history))
@@ -166,6 +164,16 @@ class PipelineLeader:
             beat=self._beat,
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
+
+    def _prepared(self) -> tuple[TopicInfo, History]:
+        """The checkpoint topic, which is created unless it exists, and the decisions in it."""
+        config, pipeline = self._options.client.confluent(), self._plan.graph.pipeline_id
+        prepare_topic(config, pipeline, self._options.checkpoint_partitions)
+        try:
+            return read_topic(config, pipeline)
+        except TopicError:  # somebody was deleting what was condemned
+            prepare_topic(config, pipeline, self._options.checkpoint_partitions)
+            return read_topic(config, pipeline)
 
     def _found_to_restore(self, history: History) -> Restoring | None:
         """The savepoint that the run is to begin from: found, and checked against the pipeline."""

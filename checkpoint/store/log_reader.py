@@ -63,6 +63,15 @@ def read_log(config: Mapping[str, Any], topic: str, end: int) -> LogRead:
     return LogRead(starts[DECISIONS], tuple(items))
 
 
+def read_topic(config: Mapping[str, Any], pipeline: str) -> tuple[TopicInfo, History]:
+    """The checkpoint topic of *pipeline* and the decisions in it: both of one topic, though it may be deleted and made
+    anew meanwhile; see `read_history`."""
+    while True:
+        topic, history = find_topic(config, pipeline), read_history(config, pipeline)
+        if find_topic(config, pipeline).topic_id == topic.topic_id:
+            return topic, history
+
+
 def read_history(config: Mapping[str, Any], pipeline: str) -> History:
     """The decisions of *pipeline* so far, for whoever only looks: fences nobody and takes no part."""
     topic = find_topic(config, pipeline)

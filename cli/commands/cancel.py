@@ -46,21 +46,27 @@ def add(commands: Commands) -> None:
 
 def cancel(args: argparse.Namespace) -> int:
     """Ask, wait, delete what is condemned, and say what is left."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.checkpoint.store.log_reader import read_topic
     from exactlyonce.cli import asking
     from exactlyonce.cli.text import to_stderr
     from exactlyonce.engines.erasing.erase import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
-    pipeline = pipeline_name(args)
-    topic, history = find_topic(config.confluent(), pipeline), read_history(config.confluent(), pipeline)
+    topic, seen = read_topic(config.confluent(), pipeline_name(args))
+    history = seen
     if not history.condemned:  # else somebody has begun to delete it, and died
-        history = asking.cancel(config, pipeline, _required_run(history), timeout_ms)
+        history = asking.cancel(config, topic, history, _required_run(history), timeout_ms)
     if history.condemned:
-        erase_condemned(config, topic, history, to_stderr)
-    print(_as_json(history) if args.json else _as_text(history))
+        try:
+            erase_condemned(config, topic, history, to_stderr)
+        except KeyboardInterrupt:
+            to_stderr(
+                f"{seen.pipeline} is cancelled, and what it was set to delete is not all deleted: the next run deletes "
+                f"the rest, and begins anew."
+            )
+            raise
+    print(_as_json(history) if args.json else _as_text(history, seen))
     return 0
 
 
@@ -92,10 +98,17 @@ def _as_json(history: History) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def _as_text(history: History) -> str:
+def _as_text(history: History, seen: History) -> str:
+    """*seen* is what there was before it was asked for: of what is deleted it tells what stays."""
+    from exactlyonce.engines.erasing.erase import stores_of
+
     ended = f"{history.pipeline} is cancelled: nothing is open, and what was not decided is forgotten."
     if _deleted(history):
-        return f"{ended} Its checkpoints are deleted, as it was set to: the next run begins anew."
+        deleted = "Its checkpoints are deleted, as it was set to. The next run begins anew, and writes all output again"
+        if stores := sorted({*stores_of(seen), *stores_of(history)}):
+            anew = f"what {', '.join(stores)} wrote stays, and its ledger: it halts until both are emptied"
+            return f"{ended} {deleted}; but {anew}."
+        return f"{ended} {deleted}, beside what is there."
     savepoints = ", ".join(map(str, history.savepoints))
     noted = f", with the savepoints {savepoints}" if savepoints else ""
     checkpoints = ", ".join(map(str, _retained(history)))

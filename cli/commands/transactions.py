@@ -131,21 +131,18 @@ def commit(args: argparse.Namespace) -> int:
     config, traces, graph = _meant(args)
     waiting, _ = _survey(config, traces, graph)
     require_decided(waiting, args.transactions)
-    manifest = unfinished(traces, graph)
-    if manifest is None:
-        if args.json:
-            print(json.dumps({"checkpoint": None, "fates": {}}))
-        else:
-            print(f"{traces.pipeline} has nothing that is decided and waits: its last checkpoint is finalized.")
-        return 0
-    _require_dead(args, traces)
-    fates = finish(config, traces, graph, text.to_stderr)
+    checkpoint, fates = None, dict[str, str]()
+    if unfinished(traces, graph) is not None:
+        _require_dead(args, traces)
+        checkpoint, fates = finish(config, traces, graph, text.to_stderr, take_over=args.take_over)
     if args.json:
-        print(json.dumps({"checkpoint": manifest.checkpoint, "fates": fates}))
-        return 0
-    if fates:
-        print(*text.table(("transaction", "fate"), sorted(fates.items())), sep="\n")
-    print(f"Checkpoint {manifest.checkpoint} is finalized: {text.counted(len(fates), 'transaction')} committed.")
+        print(json.dumps({"checkpoint": checkpoint, "fates": fates}))
+    elif checkpoint is None:
+        print(f"{traces.pipeline} has nothing that is decided and waits: its last checkpoint is finalized.")
+    else:
+        if fates:
+            print(*text.table(("transaction", "fate"), sorted(fates.items())), sep="\n")
+        print(f"Checkpoint {checkpoint} is finalized: {text.counted(len(fates), 'transaction')} committed.")
     return 0
 
 

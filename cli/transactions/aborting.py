@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
+from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids, unfinalized_committables
@@ -73,8 +74,9 @@ def abort_undecided(
     """Fence the coordinator, then abort what it has not decided, of that only *names* if there are any.
 
     What is decided is read once no decision can be on its way. `Halt` where it cannot be read. Only incarnations that
-    *traces* know of are ended: the fence came behind all of them. One that has begun since may go on, so that nothing
-    is aborted if the log shows it; if it begins later still, its transactions are not touched.
+    *traces* know of are ended: the fence came behind all of them. One that has begun since is left in peace, if it is
+    seen right before the fence, and nothing is aborted if the log shows it behind; if it begins later still, its
+    transactions are not touched.
     """
     newest = _newest(traces)
     transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
@@ -83,13 +85,11 @@ def abort_undecided(
     performer = Performer(config, transactions, output_log, requests, 0)
     try:
         partitions = [(topic.name, each) for each in range(topic.partitions)]
+        look = last_look(traces.pipeline, log.peek_at_stable, SystemClock())
+        _require_no_newer(drive(look, performer), newest)
         drive(settle(coordinator_id(traces.pipeline), partitions), performer)
         history = _settled(log, requests)
-        if history.incarnation_latest > newest:
-            raise ConfigError(
-                f"A new instance of {traces.pipeline} has begun meanwhile. Nothing was aborted: it does that itself. "
-                f"If it does not run any more, run this again."
-            )
+        _require_no_newer(history, newest)
         listed = [each for each in open_ids(transactions, traces.pipeline) if incarnation_latest([each]) <= newest]
         found = find_transactions(transactions, listed, history)
         staged = _in_stores(config, topic, history, newest, graph, names, found)
@@ -109,6 +109,14 @@ def abort_undecided(
     chosen = [each for each in found if not each.is_decided and (not names or each.name in names)]
     left = [each for each in found if each not in chosen]
     return Aborted([*chosen, *staged.waiting], left, staged.unasked)
+
+
+def _require_no_newer(history: History, newest: int) -> None:
+    if history.incarnation_latest > newest:
+        raise ConfigError(
+            f"A new instance of {history.pipeline} has begun meanwhile. Nothing was aborted: it does that itself. If "
+            f"it does not run any more, run this again."
+        )
 
 
 def _newest(traces: Traces) -> int:

@@ -9,14 +9,17 @@ begins later fences us, in turn, and does what any incarnation does after a pred
 middle: the same lines as here, each of which may be repeated, and be late.
 
 Therefore: refused while a coordinator shows signs of life, which commits what it decided by itself, unless it is to be
-taken over. Invariant: nothing is ended here but by `Leader.finish_decided`, and nothing is changed at all where there
-is nothing to finish, or where a store that takes part in the decision is not known.
+taken over; and where another one has begun since that was looked at. Invariant: nothing is ended here but by
+`Leader.finish_decided`, and nothing is changed at all where there is nothing to finish, or where a store that takes
+part in the decision is not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.cli.leading import short_incarnation
@@ -60,9 +63,36 @@ def unfinished(traces: Traces, graph: LogicalGraph | None) -> Manifest | None:
     return manifest
 
 
+class Finished(NamedTuple):
+    """What was brought to its end."""
+
+    checkpoint: int | None
+    """None: there was nothing left, once nobody else could finish it."""
+    fates: dict[str, str]
+    """Of each committable, by name."""
+
+
 def finish(
-    config: ClientConfig, traces: Traces, graph: LogicalGraph | None, note: Callable[[str], None]
-) -> dict[str, str]:
-    """Finish what is decided: the fate of each committable, by name."""
-    with short_incarnation(config, traces.pipeline, graph, note) as (leader, perform):
-        return drive(leader.finish_decided(), perform)
+    config: ClientConfig,
+    traces: Traces,
+    graph: LogicalGraph | None,
+    note: Callable[[str], None],
+    *,
+    take_over: bool,
+) -> Finished:
+    """Finish what is decided. ConfigError, and nothing is changed, if that has been done since *traces* were found, or
+    somebody else is at it; one that lives, and did so then, is fenced if it is to *take_over*."""
+    assert traces.history is not None, "see `unfinished`"
+    short = short_incarnation(config, traces.history, graph, note, take_over=take_over, require=_require_unfinalized)
+    with short as (leader, perform):
+        manifest = leader.log.history.unfinalized
+        checkpoint = manifest.checkpoint if manifest is not None else None
+        return Finished(checkpoint, drive(leader.finish_decided(), perform))
+
+
+def _require_unfinalized(history: History) -> None:
+    if history.unfinalized is None:
+        raise ConfigError(
+            f"Checkpoint {history.checkpoint_latest} of {history.pipeline} was finalized meanwhile: nothing that is "
+            f"decided waits any more. Nothing was changed."
+        )

@@ -2,24 +2,25 @@
 
 Invariants: it begins once nothing that is decided waits any more, or a person has agreed to lose it; every step takes
 what belongs to one checkpoint topic, by its id, so that it may be repeated by anybody and whoever slept meanwhile takes
-nothing of the life that has begun since; before the topic goes, a transactional id says that this was meant, so that
-the next run knows it from a topic that was lost. Whoever finds the deletion of a cancelled run begun finishes it.
+nothing of the life that has begun since, nor fences it (but see `last_look`); before the topic goes, a transactional id
+says that this was meant, so that the next run knows it from a topic that was lost. Whoever finds the deletion of a
+cancelled run begun finishes it.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import erased_id
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import PARTITIONS, PARTITIONS_MIN, prepare_topic
+from exactlyonce.checkpoint.store.topic import PARTITIONS, PARTITIONS_MIN, find_topic, prepare_topic
+from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -30,7 +31,7 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StorageUnavailable, TopicError
 from exactlyonce.pipeline.failpoints import hit
 
 
@@ -48,6 +49,11 @@ def erase_condemned(config: ClientConfig, topic: TopicInfo, history: History, no
 def storages_of(history: History) -> dict[str, bool]:
     """Where blocks are kept outside of the topic, or were, and whether the newest checkpoint is."""
     return {each: each == history.storage for each in history.storages if each}
+
+
+def stores_of(history: History) -> list[str]:
+    """The sinks whose stores have a ledger of it."""
+    return sorted({sink for each in history.retained for sink, _, _ in each.ledger})
 
 
 def inputs_of(history: History) -> dict[str, list[int]]:
@@ -96,22 +102,34 @@ def erase(
 
 
 def _mark(config: ClientConfig, pipeline: str, topic: TopicInfo, incarnation: int) -> None:
-    """See `committable.erased_id`."""
-    with _Asking(config, pipeline, topic) as asking:
+    """See `committable.erased_id`. Whoever has deleted *topic* meanwhile has done so."""
+    with _Asking(config, pipeline, topic) as asking, _unless_gone(config, pipeline, topic):
         drive(TransactionalWriter(erased_id(pipeline, incarnation), topic.name, SystemClock()).open(), asking.perform)
 
 
 def _begin_anew(config: ClientConfig, pipeline: str, erased: TopicInfo | None, above: int, cancelled: str) -> None:
-    """In a topic with as many partitions as the one that was *erased*."""
+    """In a topic with as many partitions as the one that was *erased*; nothing is done where somebody was faster: where
+    an incarnation is there, or begins."""
     partitions = max(erased.partitions, PARTITIONS_MIN) if erased is not None else PARTITIONS
     topic = prepare_topic(config.confluent(), pipeline, partitions)
-    if read_history(config.confluent(), pipeline).incarnation_latest:
-        return  # somebody was faster
     log = DecisionLog(pipeline, topic, SystemClock())
-    with _Asking(config, pipeline, topic) as asking:
+    with _Asking(config, pipeline, topic) as asking, suppress(Fenced), _unless_gone(config, pipeline, topic):
+        if drive(last_look(pipeline, log.peek_at_stable, SystemClock()), asking.perform).incarnation_latest:
+            return
         drive(log.open(), asking.perform)
         drive(log.begin(socket.gethostname(), os.getpid(), above), asking.perform)
         drive(log.heartbeat(ended=True, cancelled=cancelled), asking.perform)
+
+
+@contextmanager
+def _unless_gone(config: ClientConfig, pipeline: str, topic: TopicInfo) -> Iterator[None]:
+    """While *topic* is written to: that it is not there any more is no halt, for who deletes it does the same."""
+    try:
+        yield
+    except (Halt, TopicError):
+        with suppress(TopicError):
+            if find_topic(config.confluent(), pipeline).topic_id == topic.topic_id:
+                raise
 
 
 class _Asking(ExitStack):

@@ -16,7 +16,14 @@ from typing import NamedTuple
 
 import pytest
 
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log_requests import LogRequests
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 MODULE = """\
@@ -160,6 +167,15 @@ class Orders:
         finally:
             process.kill()
             process.wait(LIMIT_S)
+
+    def begun_elsewhere(self) -> Callable[[], Outcome]:
+        """A run has begun on `other-host`. What is returned has it write a heartbeat, and raises `Fenced` if it was."""
+        config = ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
+        topic = find_topic(config.confluent(), self.name)
+        log, requests = DecisionLog(self.name, topic, SystemClock()), LogRequests(config, topic)
+        drive(log.open(), requests)
+        drive(log.begin("other-host", 1), requests)
+        return lambda: drive(log.heartbeat(), requests)
 
     def said(self) -> str:
         """What the newest of `running` has written on stderr."""

@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.log_reader import read_history, read_topic
+from exactlyonce.checkpoint.store.mailbox import Mailbox
 from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.cli import asking
 from exactlyonce.cli.leading import leading
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.erasing import erase
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Command
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Orders
+    from tests.cli.conftest import Here, Orders
 
 pytestmark = pytest.mark.broker
 
@@ -122,7 +128,8 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
     armed = {"EXACTLYONCE_FAILPOINTS": "erasing-topic=stop", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
     first = Command(orders.command.folder, {**orders.command.environment, **armed})
     with orders.running(*options) as process, ThreadPoolExecutor(1) as other:
-        living = asking.living_run(history(orders))  # as the other one has seen it, too
+        topic, seen = read_topic(config.confluent(), orders.name)  # as the other one has seen it, too
+        living = asking.living_run(seen)
         assert living is not None
         cancelling = first.start("cancel", orders.name, "--json")
         assert process.wait(LIMIT_S) == 0
@@ -130,7 +137,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
         while options and not (fired / "erasing-topic").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)  # a file of another process has no event to wait for
-        found = other.submit(asking.cancel, config, orders.name, living, LIMIT_S * 1000)
+        found = other.submit(asking.cancel, config, topic, seen, living, LIMIT_S * 1000)
         if options:
             with pytest.raises(TimeoutError):
                 found.result(5)
@@ -139,6 +146,70 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
         assert cancelling.returncode == 0, err
         assert json.loads(out)["deleted"] == bool(options)
         assert (found.result(LIMIT_S).latest is None) == bool(options)
+
+
+def condemned(orders: Orders) -> tuple[ClientConfig, TopicInfo, History]:
+    """A run was cancelled, and nobody has begun to delete its checkpoints."""
+    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
+    with orders.running(*DELETING) as process:
+        topic, seen = read_topic(config.confluent(), orders.name)
+        living = asking.living_run(seen)
+        assert living is not None
+        found = asking.cancel(config, topic, seen, living, LIMIT_S * 1000)
+        assert process.wait(LIMIT_S) == 0
+    assert found.condemned
+    return config, topic, found
+
+
+def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left in peace by whoever has made the new topic, and sleeps before it is to begin there."""
+    config, topic, found = condemned(orders)
+    begun: list[Callable[[], Outcome]] = []
+
+    def slow(*arguments: Any) -> DecisionLog:
+        begun.append(orders.begun_elsewhere())
+        return DecisionLog(*arguments)
+
+    monkeypatch.setattr(erase, "DecisionLog", slow)
+    erase.erase_condemned(config, topic, found, print)
+    assert begun[0]() is Outcome.DONE, "it was not fenced"
+
+
+def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one finds the topic gone, or made anew, and all as it was asked for."""
+    config, topic, found = condemned(orders)
+    faster = ["erasing-blocks", "erasing-topic"]
+
+    def meanwhile(place: str) -> None:
+        if place in faster:
+            faster.remove(place)
+            erase.erase_condemned(config, topic, found, print)
+
+    monkeypatch.setattr(erase, "hit", meanwhile)
+    erase.erase_condemned(config, topic, found, print)
+    left = history(orders)
+    assert (faster, left.retained, left.incarnation_latest) == ([], [], 2)
+
+
+def test_a_life_that_has_begun_since(orders: Orders, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who cancels with another is answered by the end of the run that was meant: what it says is of that one, and
+    the next is asked for nothing."""
+    cancel = asking.cancel
+    begun: list[Callable[[], Outcome]] = []
+
+    def slow(*arguments: Any) -> History:
+        assert orders.command("cancel", orders.name).code == 0
+        assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+        begun.append(orders.begun_elsewhere())
+        return cancel(*arguments)
+
+    with orders.running(*DELETING) as process:
+        monkeypatch.setattr(asking, "cancel", slow)
+        cancelled = here("cancel", orders.name)
+        assert process.wait(LIMIT_S) == 0
+    assert (cancelled.code, "Its checkpoints are deleted" in cancelled.out) == (0, True), cancelled
+    assert begun[0]() is Outcome.DONE, "it goes on"
+    assert history(orders).retained
 
 
 @pytest.mark.exhaustive
@@ -208,6 +279,49 @@ def test_a_run_that_does_not_answer(orders: Orders) -> None:
     process.communicate(timeout=LIMIT_S)
     asked = orders.command("cancel", orders.name, "--timeout", "1s")
     assert (asked.code, "has not done within 1.0 s" in " ".join(asked.err.split())) == (1, True), asked
+
+
+def test_a_command_that_is_interrupted(orders: Orders) -> None:
+    """It says what it has asked for, and that the run may still do it."""
+    process = orders.stopped_at("coordinator-triggered")
+    mailbox = Mailbox({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
+    try:
+        cancelling = orders.command.start("cancel", orders.name)
+        deadline = time.monotonic() + LIMIT_S
+        while mailbox.look() is None:
+            assert cancelling.poll() is None, cancelling.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # another process has no event to wait for
+        cancelling.send_signal(signal.SIGINT)
+        _, said = cancelling.communicate(timeout=LIMIT_S)
+        assert mailbox.look() is None, "it is taken back"
+    finally:
+        mailbox.close()
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+    assert (cancelling.returncode, "was asked to end as cancelled" in said) == (130, True), said
+    assert "may still do so" in said
+
+
+def test_what_the_next_run_halts_for(orders: Orders, tmp_path: Path) -> None:
+    """Where a store has a ledger, that is said, as a reset says it; what is said is so."""
+    module = orders.command.folder / "orders.py"
+    sink = f'FileSink("{tmp_path / "out"}", format="jsonl")'
+    text = (
+        module.read_text()
+        .replace("tuple[int, int]", "tuple[int, Order]")
+        .replace("return total, total", "return total, order")
+    )
+    module.write_text(
+        text.replace("import KafkaSink", "import FileSink").replace(f'KafkaSink("{orders.name}-totals")', sink)
+    )
+    with orders.running(*DELETING) as process:
+        cancelled = orders.command("cancel", orders.name)
+        assert cancelled.code == 0, cancelled.err
+        assert process.wait(LIMIT_S) == 0
+    assert "what out wrote stays, and its ledger: it halts until both are emptied" in cancelled.out
+    halted = orders.command("run", "orders:pipeline", "--until", "latest")
+    assert (halted.code, "ledger" in halted.err) == (6, True), halted
 
 
 def test_where_there_is_nothing_to_cancel(orders: Orders) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
-from exactlyonce.cli import asking
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.cli import asking, deleting
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.pipeline.errors import StorageUnavailable
+from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Command
 
@@ -72,6 +74,49 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
     assert len(orders.totals()) == 700
     state = orders.command("state", orders.name, "totals", "--at", str(last), "--json")
     assert [json.loads(line)["state"] for line in state.out.splitlines()] == [100] * 7
+
+
+def test_a_run_that_begins_while_one_is_deleted(orders: Orders, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left in peace: the command is refused, and says that it is to be repeated; nothing is changed."""
+    with orders.running() as process:
+        first = taken(orders)
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    alone = deleting._delete_alone
+    begun: list[Callable[[], Outcome]] = []
+
+    def slow(*arguments: Any) -> None:
+        begun.append(orders.begun_elsewhere())
+        alone(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(deleting, "_delete_alone", slow)
+        refused = here("savepoints", "delete", orders.name, str(first))
+    assert (refused.code, "(process 1 on other-host) has begun since" in refused.err) == (2, True), refused
+    assert begun[0]() is Outcome.DONE, "it was not fenced"
+    assert first in history(orders).savepoints
+
+
+@pytest.mark.exhaustive
+def test_several_that_are_deleted_at_once(orders: Orders) -> None:
+    """Each is deleted, or its command says that another was faster, and what to do; no command fences another that is
+    at work, but for the instant in which both begin. Repeated, they delete all."""
+    with orders.running() as process:
+        numbers = [taken(orders) for _ in range(3)]
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    ended: dict[int, int] = {}
+    while len(ended) < len(numbers):
+        left = [each for each in numbers if each not in ended]
+        commands = {each: orders.command.start("savepoints", "delete", orders.name, str(each)) for each in left}
+        for each, command in commands.items():
+            _, err = command.communicate(timeout=LIMIT_S)
+            assert command.returncode in (0, 2, Fenced.exit_code), err
+            if command.returncode == 0:
+                ended[each] = 0
+            elif command.returncode == 2:
+                assert "has begun since" in err or "a bounded command" in err
+        assert set(history(orders).savepoints) == set(numbers) - ended.keys()
 
 
 def test_two_who_ask_for_the_end(orders: Orders) -> None:

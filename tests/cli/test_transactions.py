@@ -6,16 +6,20 @@ import json
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.cli import traces
 from exactlyonce.cli.traces import find
-from exactlyonce.cli.transactions import aborting
+from exactlyonce.cli.transactions import aborting, committing
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
@@ -72,7 +76,7 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.killed_at("coordinator-checked")
     config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
-    traces = find(config, orders.name)
+    found = find(config, orders.name)
     settled = aborting._settled
 
     def begun(log: DecisionLog, requests: LogRequests) -> History:
@@ -84,7 +88,7 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(aborting, "_settled", begun)
         with pytest.raises(ConfigError, match=r"A new instance of .* has begun"):
-            aborting.abort_undecided(config, traces)
+            aborting.abort_undecided(config, found)
     assert readers_are_held(orders)
     ended = aborting.abort_undecided(config, find(config, orders.name))
     assert (len(ended.aborted), ended.left) == (1, [])
@@ -119,6 +123,60 @@ def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders, here: He
     orders.write(7)
     assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
     assert len(orders.totals()) == 707
+
+
+def test_a_run_that_begins_while_a_commit_is_under_way(
+    orders: Orders, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left in peace: the commit is refused, and so is an abort; nothing is changed."""
+    orders.kafka.create_topic(f"{orders.name}-totals", 2)
+    orders.killed_at("coordinator-decided")
+    unfinished, look = committing.unfinished, traces.find
+    begun: list[Callable[[], Outcome]] = []
+
+    def slow(*arguments: Any) -> Manifest | None:
+        found = unfinished(*arguments)
+        begun.append(orders.begun_elsewhere())
+        return found
+
+    def slow_look(*arguments: Any) -> traces.Traces:
+        found = look(*arguments)
+        begun.append(orders.begun_elsewhere())
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(committing, "unfinished", slow)
+        refused = here("transactions", "commit", orders.name, "--take-over")
+    assert (refused.code, "(process 1 on other-host) has begun since" in refused.err) == (2, True), refused
+    assert begun[-1]() is Outcome.DONE, "it was not fenced"
+    with monkeypatch.context() as patched:
+        patched.setattr(traces, "find", slow_look)
+        refused = here("transactions", "abort", orders.name, "--take-over")
+    assert (refused.code, "has begun meanwhile" in refused.err) == (2, True), refused
+    assert begun[-1]() is Outcome.DONE, "it was not fenced"
+    assert (orders.totals(), readers_are_held(orders)) == ([], True)
+    assert here("transactions", "commit", orders.name, "--take-over").code == 0
+    assert len(orders.totals()) == 700
+
+
+def test_a_run_that_finalizes_while_a_commit_is_under_way(
+    orders: Orders, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to be done, which is said, and nobody is fenced for it."""
+    orders.kafka.create_topic(f"{orders.name}-totals", 2)
+    sleeper = orders.stopped_at("coordinator-decided")
+    unfinished = committing.unfinished
+
+    def slow(*arguments: Any) -> Manifest | None:
+        found = unfinished(*arguments)
+        os.kill(sleeper.pid, signal.SIGCONT)
+        sleeper.communicate(timeout=LIMIT_S)
+        return found
+
+    monkeypatch.setattr(committing, "unfinished", slow)
+    refused = here("transactions", "commit", orders.name, "--take-over")
+    assert (refused.code, "was finalized meanwhile" in refused.err) == (2, True), refused
+    assert (sleeper.returncode, len(orders.totals())) == (0, 700)
 
 
 @pytest.mark.exhaustive

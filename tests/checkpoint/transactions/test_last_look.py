@@ -1,0 +1,62 @@
+"""The last look before a fence, at a real broker: it sees whoever is beginning, and fences nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.requests import Pause, Procedure, Request, relayed
+from exactlyonce.checkpoint.transactions import last_look
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.engines.system_clock import SystemClock
+from tests.checkpoint.conftest import Store
+
+pytestmark = pytest.mark.broker
+
+
+def looked(store: Store, meanwhile: Callable[[], Any]) -> History:
+    """What is found, where *meanwhile* is done whenever the look waits."""
+    log = store.log()
+
+    def answered(request: Request) -> Procedure[Any]:
+        if isinstance(request, Pause):
+            meanwhile()
+        return (yield request)
+
+    return log.do(relayed(last_look.last_look(store.pipeline, log.peek_at_stable, SystemClock()), answered))
+
+
+def test_one_that_is_beginning(store: Store) -> None:
+    """It has fenced, and not written yet who it is: that is waited for, and it goes on."""
+    store.living()
+    other = store.opened()
+    begun: list[int] = []
+
+    def begin() -> None:
+        if not begun:
+            begun.append(other.do(other.begin("there", 2)).incarnation)
+
+    found = looked(store, begin)
+    assert (begun, found.incarnation_latest) == ([2], 2)
+    assert other.beaten() is Outcome.DONE
+
+
+def test_nobody_who_begins(store: Store) -> None:
+    """It waits for nothing, whether or not one lives."""
+    assert looked(store, pytest.fail).incarnation_latest == 0
+    one = store.living()
+    assert looked(store, pytest.fail).incarnation_latest == 1
+    assert one.beaten() is Outcome.DONE
+
+
+def test_one_that_died_while_it_began(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for in vain, for a short time."""
+    monkeypatch.setattr(last_look, "BEGINNING_TIMEOUT_MS", 300)
+    store.living()
+    store.opened()
+    waited: list[None] = []
+    assert looked(store, lambda: waited.append(None)).incarnation_latest == 1
+    assert waited
