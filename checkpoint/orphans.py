@@ -11,8 +11,9 @@ finalized; an incarnation looks from there, and while the newest manifest is not
 before it notes, for what older incarnations knew of orphans ended with them; the transaction that finalizes a
 checkpoint drops all orphans that are known by then. Where checkpoints were moved to another storage, those that the
 pipeline has left are looked at as well, as long as a manifest or an incarnation that is remembered names them; one that
-cannot be looked at is let be for the rest of this life, for what manifests need of it is unknown then. Whatever asks is
-a procedure (see `requests`).
+cannot be looked at is let be for the rest of this life, for what manifests need of it is unknown then: it is asked
+nothing more, and nothing of it is dropped, though it comes back between two questions. Whatever asks is a procedure
+(see `requests`).
 """
 
 from __future__ import annotations
@@ -80,9 +81,10 @@ class KnownBlocks:
         if unknown := history.damaged_checkpoints():
             everything = yield from self._everything(beginning)
             for checkpoint in unknown:
-                self.ledger.completed(checkpoint, by_storage(everything))
+                self.ledger.completed(checkpoint, by_storage(everything), known=False)
         for manifest in history.retained:
-            found = yield FindReferences(manifest, needed=manifest is newest)
+            found = yield from self._references(manifest, needed=manifest is newest)
+            known = not isinstance(found, str)
             if isinstance(found, str):
                 if manifest is newest:
                     raise beyond_repair(newest, found)
@@ -90,7 +92,7 @@ class KnownBlocks:
                 blocks = by_storage((yield from self._scanned(beginning, manifest.storage)))
             else:
                 blocks = {manifest.storage: list(found)}
-            self.ledger.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
+            self.ledger.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint, known=known)
         yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
@@ -109,6 +111,13 @@ class KnownBlocks:
         self._seen_to = self._begun_at
         self._attempt, self._behind, self._look_again, self._own_too = attempt, newest.checkpoint, late, False
 
+    def _references(self, manifest: Manifest, *, needed: bool) -> Procedure[frozenset[BlockRef] | str]:
+        """Every block that *manifest* stands on, or why that is not known; see `FindReferences`."""
+        if not needed and manifest.storage in self.unreachable:
+            return self.unreachable[manifest.storage]
+        found: frozenset[BlockRef] | str = yield FindReferences(manifest, needed=needed)
+        return found
+
     def _everything(self, start: Offsets) -> Procedure[list[StoredBlock]]:
         """All that lies in any storage; in the topic, behind *start*."""
         found: list[StoredBlock] = []
@@ -122,6 +131,7 @@ class KnownBlocks:
         scanned = yield ScanBlocks(start, storage)
         if isinstance(scanned, str):
             self.unreachable[storage] = scanned
+            self.ledger.let_be(storage)
             return []
         if storage == TOPIC:
             self._begun_at = scanned.end_offsets

@@ -1,7 +1,9 @@
 """Retention: the manifests and blocks that are still needed.
 
 Invariant: a block is dropped only after the manifest that no longer needs it is durable, and never while a retained
-manifest, a pending checkpoint's base or a savepoint refers to it, whatever bytes are found at its place. Pure.
+manifest, a pending checkpoint's base or a savepoint refers to it, whatever bytes are found at its place. Of a
+checkpoint of which it is not known what it stands on, that is every block that may be of it: no checkpoint stands on a
+block that was written for a later one. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 
+from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 
 Place = tuple[int, int, str]
@@ -25,6 +28,15 @@ def by_storage(blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
     return found
 
 
+def may_be_of(checkpoint: int, key: str) -> bool:
+    """Whether *checkpoint* may stand on the block *key*: only on what was written for it or for one before it.
+
+    What a sink sets aside has the number after the last barrier that its subtask knew of, and none that came later.
+    """
+    parsed = BlockKey.parse(key)
+    return parsed is None or parsed.checkpoint <= checkpoint
+
+
 class Ledger:
     """Blocks by the manifests that refer to them, and those that were written but belong to none yet.
 
@@ -38,6 +50,10 @@ class Ledger:
         """By checkpoint and storage."""
         self._kept: set[int] = set()
         self._released: set[int] = set()
+        self._unknown: set[int] = set()
+        """Checkpoints that may stand on more than is known."""
+        self._let_be: set[str] = set()
+        """Storages of which nothing is dropped."""
         self._unclaimed = defaultdict[str, dict[Place, tuple[int, BlockRef]]](dict)
         """By storage."""
 
@@ -51,14 +67,22 @@ class Ledger:
         for storage, ref in blocks:
             self._unclaimed[storage].setdefault(_place(ref), (checkpoint, ref))
 
-    def completed(self, checkpoint: int, blocks: Mapping[str, Iterable[BlockRef]], *, keep: bool = False) -> None:
-        """The manifest of *checkpoint* is durable and refers to *blocks*, by storage; *keep* for a savepoint."""
+    def completed(
+        self, checkpoint: int, blocks: Mapping[str, Iterable[BlockRef]], *, keep: bool = False, known: bool = True
+    ) -> None:
+        """The manifest of *checkpoint* is durable and refers to *blocks*, by storage; *keep* for a savepoint. Unless
+        that is *known*, it may refer to any other that `may_be_of` it, too."""
         needs = {storage: tuple(refs) for storage, refs in blocks.items()}
         self._needs[checkpoint] = {
             storage: dict(zip(map(_place, refs), refs, strict=True)) for storage, refs in needs.items()
         }
         if keep:
             self._kept.add(checkpoint)
+        (self._unknown.discard if known else self._unknown.add)(checkpoint)
+
+    def let_be(self, storage: str) -> None:
+        """Nothing of *storage* is dropped any more: what is needed of it cannot be looked at."""
+        self._let_be.add(storage)
 
     def release(self, checkpoint: int) -> None:
         """A savepoint is wanted no more: it goes as soon as it is neither the newest checkpoint nor pinned."""
@@ -82,9 +106,11 @@ class Ledger:
         for each in dropped:
             for storage, needs in self._needs.pop(each).items():
                 candidates[storage] |= needs
+        self._unknown.difference_update(dropped)
         return tuple(dropped), tuple(
             StoredBlock(storage, found[place])
             for storage, found in sorted(candidates.items())
+            if storage not in self._let_be
             for place in sorted(self._dead(storage, found))
         )
 
@@ -97,4 +123,13 @@ class Ledger:
         for needs in reversed(self._needs.values()):  # the newest leaves few to ask the others, savepoints too, about
             needed = needs.get(storage, {})
             dead = [place for place in dead if place not in needed]
-        return dead
+        held = self._held(candidates[place] for place in dead)
+        unclaimed.update((place, (0, candidates[place])) for place in held)  # until it is known, or its manifest goes
+        return [place for place in dead if place not in held] if held else dead
+
+    def _held(self, blocks: Iterable[BlockRef]) -> set[Place]:
+        """Where those of *blocks* lie that a checkpoint may stand on of which that is not known."""
+        if not self._unknown:
+            return set()
+        newest = max(self._unknown)
+        return {_place(ref) for ref in blocks if may_be_of(newest, ref.key)}
