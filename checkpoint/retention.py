@@ -37,6 +37,11 @@ def may_be_of(checkpoint: int, key: str) -> bool:
     return parsed is None or parsed.checkpoint <= checkpoint
 
 
+def all_that_may_be_of(checkpoint: int, blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
+    """Those of *blocks* that *checkpoint* may stand on, by storage."""
+    return by_storage(each for each in blocks if may_be_of(checkpoint, each.ref.key))
+
+
 class Ledger:
     """Blocks by the manifests that refer to them, and those that were written but belong to none yet.
 

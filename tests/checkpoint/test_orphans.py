@@ -153,6 +153,23 @@ def test_what_is_missing_for_a_moment_is_kept_when_it_is_back() -> None:
     assert blocks.unrestorable == {1: GONE}
 
 
+@pytest.mark.parametrize("storage", [TOPIC, NEW])
+def test_a_damaged_savepoint_keeps_what_was_written_up_to_it(storage: str) -> None:
+    """No checkpoint stands on a block of a later one: what lies there beyond it goes as ever. Once the savepoint is let
+    go, so does what it has kept."""
+    own, others = [block(storage, 1), block(storage, 2)], [block(storage, 3), block(storage, 4), block(storage, 8)]
+    kept = Kept({storage: own + others}, {3: [block(storage, 3)], 4: [block(storage, 4)]})
+    kept.missing.add(2)
+    history = kept_in(storage, storage, storage, storage, savepoints=(2,))
+    history.forget(history.keys_of(1))
+    blocks = known(storage, num_retained=1)
+    assert kept.run(blocks.recover(history, 5)) == ((3,), (block(storage, 3), block(storage, 8)))
+    newest = history.latest
+    assert newest is not None
+    blocks.release(2)
+    assert kept.run(blocks.expire(newest)) == ((2,), tuple(own))
+
+
 def test_what_is_late_is_looked_for_behind_the_first_checkpoint_of_an_attempt() -> None:
     """Not before: a savepoint that is deleted while the workers restore their state uses up no look."""
     kept = Kept({OLD: [], NEW: [block(NEW, 2)]}, {1: [], 2: [block(NEW, 2)]})
